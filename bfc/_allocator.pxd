@@ -1,0 +1,91 @@
+"""Where the pool, a policy and a sub-allocator meet. docs/walk.md follows one call through here."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._buffer cimport Owner
+from bfc._core cimport Chunk, ChunkHandle, Growth, Pool, Region
+
+cdef extern from "_lock.hpp" namespace "bfc" nogil:
+    cdef cppclass Lock:
+        cbool try_acquire()
+        void wait_and_acquire()
+        void release()
+
+cdef struct Request:
+    uint64_t nbytes             # as asked
+    uint64_t rounded            # as the policy rounds it
+    uint64_t stream
+    uint64_t freed_before
+    cbool indexed               # whether its address must lead to it: not where the caller keeps the handle
+
+cdef struct Placement:
+    ChunkHandle handle          # NO_CHUNK: refused
+    int64_t allocation_id
+    uint64_t ptr
+
+cdef struct Orphan:             # a free that found the lock taken
+    ChunkHandle handle
+    int64_t allocation_id
+
+
+cdef class Allocator(Owner):
+    cdef Lock lock
+    cdef Pool pool
+    cdef readonly object sub_allocator
+    cdef readonly bint strict
+    cdef uint64_t home_stream
+    cdef uint64_t limit
+    cdef uint64_t being_asked           # bytes of calls to the sub-allocator under way
+    cdef bint is_closed
+    cdef uint64_t frees                 # counts frees; who waits for memory watches it
+    cdef int64_t live_buffers
+    cdef vector[Orphan] orphans         # guarded by the GIL
+    cdef dict streams_of                # handle -> the streams of record_stream
+    cdef list waiting                   # [(handle, fences)]: freed, but a stream may still use them
+    cdef str last_refusal
+    cdef object __weakref__
+
+    cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
+    cdef bint joins_regions
+    cdef readonly double retry_seconds
+
+    # What a policy answers.
+    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil
+    cdef ChunkHandle place(self, Request* request) noexcept nogil
+    cdef ChunkHandle place_after_miss(self, Request* request) except? 0xFFFFFFFE
+    cdef void regions_released(self) noexcept nogil
+
+    cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
+    cdef void acquire(self) noexcept
+    cdef int allocate_placement(self, uint64_t size, object stream, object freed_before, Placement* placed) except -1
+    cdef int wait_for_frees(self, Request* request, object freed_before, Placement* placed) except -1
+    cdef int try_allocate(self, Request* request, Placement* placed) except -1
+    cdef ChunkHandle after_miss(self, ChunkHandle handle, Request* request) except? 0xFFFFFFFE
+    cdef uint64_t address_from(self, object ptr) except? 0xFFFFFFFFFFFFFFFF
+    cdef int free_locked(self, ChunkHandle handle) except -1
+    cdef int free_shared(self, ChunkHandle handle) except -1
+    cdef int finish_waiting(self, ChunkHandle handle) except -1
+    cdef int mark_used_on(self, ChunkHandle handle, uint64_t stream) except -1
+    cdef int hand_over(self, ChunkHandle handle) except -1
+    cdef list fences_for(self, streams)
+    cdef int settle(self) except -1
+    cdef int wait_for_streams(self) except -1
+    cdef tuple ask(self, uint64_t nbytes)
+    cdef int take_region(self, tuple block, uint32_t bin_set) except -1
+    cdef int give_back(self, vector[Region]& regions) except -1
+    cdef Chunk chunk_at(self, object ptr) except *
+    cdef int raise_invalid_pointer(self, uint64_t address) except -1
+    cdef int raise_out_of_memory(self, uint64_t nbytes) except -1
+
+
+cdef class BFCAllocator(Allocator):
+    cdef Growth growth
+    cdef readonly bint allow_growth
+    cdef readonly bint garbage_collection
+    cdef readonly double fragmentation_fraction
+    cdef ChunkHandle find(self, Request* request) noexcept nogil
+    cdef uint64_t available(self) noexcept nogil
+    cdef bint extend(self, uint64_t rounded) except -1
+    cdef bint release_for(self, uint64_t rounded) except -1

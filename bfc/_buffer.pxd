@@ -1,0 +1,36 @@
+"""A buffer: one allocation with an owner, and the protocols by which other libraries take it."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+
+from bfc._core cimport ChunkHandle
+
+
+cdef class Owner:
+    """Who a buffer gives its chunk back to. The allocator derives from it, so no import points upwards."""
+
+    cdef readonly object device
+    cdef readonly bint host_accessible
+    cdef int64_t exports            # views of this memory that other libraries hold
+    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1
+    cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept
+    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept
+
+
+cdef class Buffer:
+    cdef Owner owner
+    cdef ChunkHandle handle
+    cdef int64_t allocation_id      # 0: freed, of 0 bytes, or a view
+    cdef uint64_t start
+    cdef uint64_t made_on
+    cdef int64_t exports
+    cdef readonly Py_ssize_t nbytes
+    cdef void become(self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start, Py_ssize_t nbytes,
+                     uint64_t stream) noexcept
+    cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF
+    cdef void hold(self, int views) noexcept
+
+
+cdef class BufferView(Buffer):
+    cdef readonly Buffer base
+    cdef readonly object dtype
+    cdef readonly tuple shape

@@ -1,0 +1,162 @@
+"""The pool's data layout: read this page first.
+
+A *region* is one block from a sub-allocator. *Chunks* tile it: in use or free, linked to their neighbours in address
+order, named by a *handle* (an index, never a pointer). Free chunks stand in a set of *bins* ordered by (size, address).
+A pool knows integers only. It calls no device, holds no Python object, and runs without the GIL; the compiler holds it
+to that. docs/walk.md follows one allocation and one free through here.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
+
+ctypedef uint32_t ChunkHandle
+
+cdef enum:
+    NO_CHUNK = 0xFFFFFFFF           # nothing fits, or no neighbour
+    NO_HOST_MEMORY = 0xFFFFFFFE     # the bookkeeping could not grow; nothing has changed
+    MINIMUM_SIZE = 256              # every chunk starts at a multiple of it
+
+cdef enum ChunkState:
+    DELETED                         # a record on the slot list
+    FREE                            # in one bin
+    IN_USE
+    WAITING                         # freed by its owner, while another stream may still use it
+
+cdef struct Chunk:                  # 64 bytes, one cache line
+    uint64_t ptr
+    uint64_t size
+    uint64_t requested_size         # what the caller asked for
+    int64_t allocation_id           # > 0 and never used twice; -1 where the chunk is not in use
+    uint64_t freed_at_count         # when it was freed, where a timing counter is attached; else 0
+    uint64_t stream
+    ChunkHandle prev                # the neighbours in the same region; in a deleted record `next` is the next slot
+    ChunkHandle next
+    uint32_t bin_set
+    uint32_t state                  # a ChunkState, USED_ELSEWHERE, INDEXED
+
+cdef enum:
+    STATE = 0xFF                    # the bits of Chunk.state that hold the ChunkState; the others:
+    USED_ELSEWHERE = 0x100          # a stream other than the chunk's own may use it: see record_stream
+    INDEXED = 0x200                 # its address is in the table of starts
+
+cdef struct Region:
+    uint64_t ptr
+    uint64_t end
+    ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
+
+cdef extern from "_bins.hpp" namespace "bfc" nogil:
+    cdef struct FreeChunk:
+        uint64_t size
+        uint64_t address
+        uint32_t handle
+
+    cdef cppclass Bins:
+        Bins() except +
+        cbool reserve()
+        void insert(uint64_t size, uint64_t address, uint32_t handle)
+        void erase(uint64_t size, uint64_t address)
+        const FreeChunk* lower_bound(uint64_t size, uint64_t address)
+        cbool pop_best_fit(uint64_t size, FreeChunk& out)
+        const FreeChunk* largest()
+        size_t count()
+        cbool list(vector[FreeChunk]& out)
+
+cdef extern from "_starts.hpp" namespace "bfc" nogil:
+    cdef cppclass Starts:
+        cbool reserve()
+        void insert(uint64_t address, uint32_t handle)
+        void erase(uint64_t address, uint32_t handle)
+        size_t count()
+        size_t bytes()
+
+cdef struct BinSet:                 # a policy's answer: where a request may look, and when it splits what it finds
+    Bins* bins
+    uint64_t split_remainder        # split where at least this much is left over
+    cbool split_at_twice            # and where the chunk is at least twice the request
+
+cdef struct Counters:               # TensorFlow's AllocatorStats
+    int64_t num_allocs
+    uint64_t bytes_in_use           # whole chunks, not what was asked for
+    uint64_t peak_bytes_in_use
+    uint64_t largest_alloc_size
+    uint64_t pool_bytes
+    uint64_t peak_pool_bytes
+    uint64_t bytes_waiting          # the part of bytes_in_use that is freed already and waits for a stream
+
+
+cdef class SharedCounter:
+    cdef int64_t value
+    cdef int64_t next_count(self) noexcept nogil
+
+
+cdef class Growth:
+    cdef readonly uint64_t limit
+    cdef readonly uint64_t next_region_size
+    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil
+    cdef void succeeded(self, cbool grew) noexcept nogil
+    cdef void reset(self) noexcept nogil
+    cdef void double(self) noexcept nogil
+    cdef uint64_t first_size
+
+
+cdef class Pool:
+    cdef void* chunk_block              # what realloc gave; `chunks` is its first cache line
+    cdef Chunk* chunks
+    cdef size_t chunk_count
+    cdef size_t chunk_capacity
+    cdef ChunkHandle free_slot
+    cdef Starts starts                  # the chunks in use, by address, but for those of a replay under way
+    cdef vector[BinSet] bin_sets
+    cdef cmap[uint64_t, Region] regions # by end address
+    cdef int64_t next_allocation_id
+    cdef Counters counters
+    cdef SharedCounter timing_counter   # None: frees carry no timestamp
+    cdef void* timing
+    cdef uint64_t safe_frontier
+    cdef vector[ChunkHandle] timestamped
+
+    cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
+
+    cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                    uint64_t freed_before, cbool indexed) noexcept nogil
+    cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
+    cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
+    cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil
+    cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
+    cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
+    cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
+    cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
+    cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil
+    cdef void free_regions(self, vector[Region]& out) noexcept nogil
+    cdef void remove_region(self, Region region) noexcept nogil
+    cdef void set_timing_counter(self, SharedCounter counter)
+    cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
+    cdef uint64_t largest_free(self) noexcept nogil
+    cdef void stop_using(self, ChunkHandle handle) noexcept nogil
+    cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
+    cdef void all_regions(self, vector[Region]& out) noexcept nogil
+    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts) noexcept nogil
+    cdef const char* fault(self) noexcept nogil
+
+    cdef const char* fault_in_regions(self, Counters* recount, size_t* reached) noexcept nogil
+    cdef const char* fault_in_chunk(self, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
+                                    Counters* recount) noexcept nogil
+    cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil
+    cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil
+    cdef cbool reserve(self, uint32_t bin_set) noexcept nogil
+    cdef cbool grow_chunks(self) noexcept nogil
+    cdef ChunkHandle take_slot(self) noexcept nogil
+    cdef void delete_chunk(self, ChunkHandle handle) noexcept nogil
+    cdef void insert_free_chunk_into_bin(self, ChunkHandle handle) noexcept nogil
+    cdef void remove_free_chunk_from_bin(self, ChunkHandle handle) noexcept nogil
+    cdef void split_chunk(self, ChunkHandle handle, uint64_t size) noexcept nogil
+    cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil
+    cdef ChunkHandle try_to_coalesce(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
+    cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
+
+
+cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil
+cdef uint64_t backpedal(uint64_t size) noexcept nogil

@@ -1,0 +1,610 @@
+"""The pool: best fit with coalescing over integers. `_core.pxd` has its data layout and its words."""
+
+from cython.operator cimport dereference as deref, postincrement
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove
+
+from bfc.errors import InvariantError
+
+cdef extern from *:
+    """
+    #include <cstdint>
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    // Large tables in 2 MiB pages: at a million live chunks the misses of the TLB cost more than those of the cache.
+    static void bfc_prefer_huge_pages(void* block, size_t bytes) {
+        const uintptr_t page = uintptr_t{2} << 20, first = (uintptr_t(block) + page - 1) & ~(page - 1);
+        const uintptr_t last = (uintptr_t(block) + bytes) & ~(page - 1);
+        if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    }
+    #else
+    static void bfc_prefer_huge_pages(void*, size_t) {}
+    #endif
+
+    // In single precision, as TensorFlow does it: 2 GiB becomes 1932735232, where a double would give 1932735488.
+    static inline uint64_t bfc_times_nine_tenths(uint64_t size) {
+        return static_cast<uint64_t>(static_cast<float>(size) * 0.9f);
+    }
+
+    #include "_starts.hpp"
+    // The chunk in use that starts at the address; Chunk is the struct of _core.pxd.
+    template <class Chunk>
+    static inline uint32_t bfc_find_start(const bfc::Starts& starts, const Chunk* chunks, uint64_t address) {
+        return starts.find(address, [=](uint32_t handle) { return chunks[handle].ptr == address; });
+    }
+    #define bfc_likely(x) __builtin_expect(!!(x), 1)
+    """
+    void bfc_prefer_huge_pages(void* block, size_t bytes) noexcept nogil
+    uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
+    uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
+    bint bfc_likely(bint x) noexcept nogil
+
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
+    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
+    cbool try_push_chunk "bfc::try_push_back"(vector[Chunk]& items, const Chunk& item) noexcept
+    cbool try_push_count "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
+    cbool try_copy(vector[ChunkHandle]& target, const vector[ChunkHandle]& source) noexcept
+    cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
+
+cdef enum:
+    CACHE_LINE = 64
+    FIRST_CHUNKS = 64
+
+
+cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
+    return (size + granularity - 1) & ~(granularity - 1)
+
+
+cdef uint64_t backpedal(uint64_t size) noexcept nogil:
+    """The next smaller size to ask for after a refusal. It always gets smaller: upstream circles for ever at 256·n."""
+    cdef uint64_t smaller = round_up(bfc_times_nine_tenths(size), MINIMUM_SIZE)
+    return smaller if smaller < size else size - MINIMUM_SIZE
+
+
+cdef inline const char* unless(cbool sound, const char* fault) noexcept nogil:
+    if sound:
+        return NULL
+    return fault
+
+
+cdef class SharedCounter:
+    """A clock of frees, shared by allocators that a device's queue orders (TensorFlow's `SharedCounter`).
+
+    >>> import bfc
+    >>> counter = bfc.SharedCounter()
+    >>> counter.next(), counter.next()
+    (1, 2)
+    """
+
+    def next(self) -> int:
+        """The next count: 1, 2, 3, ..."""
+        return self.next_count()
+
+    cdef int64_t next_count(self) noexcept nogil:
+        self.value += 1
+        return self.value
+
+
+cdef class Growth:
+    """How large the next region is: doubling from a first size, never past the limit (spec 2.4)."""
+
+    def __cinit__(self, uint64_t limit, uint64_t first_size):
+        self.limit = limit
+        self.first_size = round_up(first_size, MINIMUM_SIZE)
+        self.next_region_size = self.first_size
+
+    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil:
+        """The bytes to ask for. `grew` tells succeeded() that a large request has doubled the size already."""
+        grew[0] = False
+        while rounded > self.next_region_size:
+            self.double()
+            grew[0] = True
+        return min(self.next_region_size, available)
+
+    cdef void succeeded(self, cbool grew) noexcept nogil:
+        if not grew:
+            self.double()
+
+    cdef void reset(self) noexcept nogil:
+        self.next_region_size = self.first_size
+
+    cdef inline void double(self) noexcept nogil:
+        # Upstream doubles past 2**64 to 0 and then loops for ever.
+        if self.next_region_size <= (<uint64_t>1 << 62):
+            self.next_region_size *= 2
+
+
+cdef class Pool:
+    """Regions cut into chunks. Every method that takes a handle trusts it; the allocator checks what users pass."""
+
+    def __cinit__(self):
+        self.free_slot = NO_CHUNK
+        self.next_allocation_id = 1
+
+    def __dealloc__(self):
+        cdef BinSet bin_set
+        for bin_set in self.bin_sets:
+            del bin_set.bins
+        free(self.chunk_block)
+
+    cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF:
+        cdef BinSet bin_set
+        bin_set.bins = new Bins()
+        bin_set.split_remainder = split_remainder
+        bin_set.split_at_twice = split_at_twice
+        self.bin_sets.push_back(bin_set)
+        return <uint32_t>(self.bin_sets.size() - 1)
+
+    # -- allocate and free --------------------------------------------------------------------------------------------
+
+    cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                    uint64_t freed_before, cbool indexed) noexcept nogil:
+        """The best fit of `rounded` bytes, split where the policy says so. NO_CHUNK, or NO_HOST_MEMORY.
+
+        `freed_before` > 0 passes over chunks that were freed later (spec 2.9). `indexed` makes its address known to
+        handle_of; who keeps the handle can do without.
+        """
+        if not self.reserve(bin_set):
+            return NO_HOST_MEMORY
+        cdef BinSet* wanted = &self.bin_sets[bin_set]
+        cdef FreeChunk found
+        cdef ChunkHandle handle
+        if freed_before > 0:
+            handle = self.pop_freed_before(wanted.bins, rounded, freed_before)
+            if handle == NO_CHUNK:
+                return NO_CHUNK
+        elif wanted.bins.pop_best_fit(rounded, found):
+            handle = found.handle
+        else:
+            return NO_CHUNK
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef uint64_t left = chunk.size - rounded
+        if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
+            self.split_chunk(handle, rounded)
+        chunk.requested_size = requested
+        chunk.stream = stream
+        chunk.allocation_id = self.next_allocation_id
+        self.next_allocation_id += 1
+        chunk.state = IN_USE
+        if indexed:
+            chunk.state = IN_USE | INDEXED
+            self.starts.insert(chunk.ptr, handle)
+        self.counters.num_allocs += 1
+        self.counters.bytes_in_use += chunk.size
+        self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
+        self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, chunk.size)
+        return handle
+
+    cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil:
+        cdef const FreeChunk* found = bins.lower_bound(rounded, 0)
+        while found != NULL and freed_before < self.chunks[found.handle].freed_at_count:
+            found = bins.lower_bound(found.size, found.address + 1)
+        if found == NULL:
+            return NO_CHUNK
+        cdef ChunkHandle handle = found.handle
+        bins.erase(found.size, found.address)
+        return handle
+
+    cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil:
+        """Makes a chunk's address known to handle_of. False: the host is out of memory."""
+        if not self.starts.reserve():
+            return False
+        self.starts.insert(self.chunks[handle].ptr, handle)
+        self.chunks[handle].state |= INDEXED
+        return True
+
+    cdef inline void unindex_chunk(self, ChunkHandle handle) noexcept nogil:
+        if self.chunks[handle].state & INDEXED:
+            self.starts.erase(self.chunks[handle].ptr, handle)
+            self.chunks[handle].state &= ~<uint32_t>INDEXED
+
+    cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
+        """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        if not self.bin_sets[chunk.bin_set].bins.reserve():
+            return False
+        if self.timing != NULL and not try_push_back(self.timestamped, handle):
+            return False
+        self.unindex_chunk(handle)
+        if chunk.state & STATE == WAITING:
+            self.counters.bytes_waiting -= chunk.size
+        self.counters.bytes_in_use -= chunk.size
+        chunk.allocation_id = -1
+        chunk.state = FREE
+        if self.timing != NULL:
+            chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
+            self.insert_free_chunk_into_bin(handle)
+        else:
+            self.insert_free_chunk_into_bin(self.try_to_coalesce(handle, False))
+        return True
+
+    cdef void stop_using(self, ChunkHandle handle) noexcept nogil:
+        """The owner has freed it, another stream may still use it: no address of the user's any more, but not free."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        self.unindex_chunk(handle)
+        chunk.state = WAITING
+        chunk.allocation_id = -1
+        self.counters.bytes_waiting += chunk.size
+
+    cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
+        """Takes stop_using back. The table has room: its load is held at one half."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        self.starts.insert(chunk.ptr, handle)
+        chunk.state = IN_USE | INDEXED | USED_ELSEWHERE
+        chunk.allocation_id = allocation_id
+        self.counters.bytes_waiting -= chunk.size
+
+    cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
+        """The chunk in use that starts at `ptr`, or NO_CHUNK."""
+        return bfc_find_start(self.starts, self.chunks, ptr)
+
+    cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil:
+        """The chunk, free or not, that `ptr` lies in, or NO_CHUNK: a walk along its region, for messages."""
+        cdef cmap[uint64_t, Region].iterator found = self.regions.upper_bound(ptr)
+        if found == self.regions.end() or ptr < deref(found).second.ptr:
+            return NO_CHUNK
+        cdef ChunkHandle handle = deref(found).second.first
+        while ptr >= self.chunks[handle].ptr + self.chunks[handle].size:
+            handle = self.chunks[handle].next
+        return handle
+
+    cdef uint64_t largest_free(self) noexcept nogil:
+        cdef uint64_t largest = 0
+        cdef const FreeChunk* found
+        cdef size_t i
+        for i in range(self.bin_sets.size()):
+            found = self.bin_sets[i].bins.largest()
+            if found != NULL:
+                largest = max(largest, found.size)
+        return largest
+
+    # -- regions ------------------------------------------------------------------------------------------------------
+
+    cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil:
+        cdef cmap[uint64_t, Region].iterator above = self.regions.upper_bound(ptr)
+        return above != self.regions.end() and deref(above).second.ptr < ptr + size
+
+    cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil:
+        """Takes a block in as one free chunk, `join`ed to the region that ends where it starts, if there is one.
+
+        False: the host is out of memory, and nothing has changed.
+        """
+        if not self.reserve(bin_set):
+            return False
+        cdef cmap[uint64_t, Region].iterator before = self.regions.find(ptr)
+        cdef ChunkHandle last = NO_CHUNK
+        cdef Region region
+        region.ptr = ptr
+        region.end = ptr + size
+        region.first = NO_CHUNK
+        if join and before != self.regions.end():
+            region = deref(before).second
+            region.end = ptr + size
+            last = self.chunk_at_end(&deref(before).second)
+        if not try_store(self.regions, region.end, region):
+            return False
+        cdef ChunkHandle handle = self.take_slot()
+        if last == NO_CHUNK:
+            self.regions[region.end].first = handle
+        else:
+            self.regions.erase(ptr)
+            self.chunks[last].next = handle
+        cdef Chunk* chunk = &self.chunks[handle]
+        chunk.ptr = ptr
+        chunk.size = size
+        chunk.requested_size = 0
+        chunk.allocation_id = -1
+        chunk.freed_at_count = 0
+        chunk.stream = 0
+        chunk.prev = last
+        chunk.next = NO_CHUNK
+        chunk.bin_set = bin_set
+        chunk.state = FREE
+        self.counters.pool_bytes += size
+        self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
+        self.insert_free_chunk_into_bin(self.try_to_coalesce(handle, False))
+        return True
+
+    cdef void free_regions(self, vector[Region]& out) noexcept nogil:
+        """The regions without a chunk in use, in address order."""
+        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
+        cdef ChunkHandle handle
+        while it != self.regions.end():
+            handle = deref(it).second.first
+            while handle != NO_CHUNK and self.chunks[handle].state == FREE:
+                handle = self.chunks[handle].next
+            if handle == NO_CHUNK:
+                try_push_region(out, deref(it).second)
+            postincrement(it)
+
+    cdef void all_regions(self, vector[Region]& out) noexcept nogil:
+        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
+        while it != self.regions.end():
+            try_push_region(out, deref(it).second)
+            postincrement(it)
+
+    cdef void remove_region(self, Region region) noexcept nogil:
+        """Forgets a region and whatever chunks it holds."""
+        cdef ChunkHandle handle = region.first, following
+        cdef Chunk* chunk
+        while handle != NO_CHUNK:
+            chunk = &self.chunks[handle]
+            following = chunk.next
+            if chunk.state == FREE:
+                self.remove_free_chunk_from_bin(handle)
+            else:
+                self.counters.bytes_in_use -= chunk.size
+                self.unindex_chunk(handle)
+                if chunk.state & STATE == WAITING:
+                    self.counters.bytes_waiting -= chunk.size
+            self.delete_chunk(handle)
+            handle = following
+        self.counters.pool_bytes -= region.end - region.ptr
+        self.regions.erase(region.end)
+
+    cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil:
+        cdef ChunkHandle handle = region.first
+        while self.chunks[handle].next != NO_CHUNK:
+            handle = self.chunks[handle].next
+        return handle
+
+    # -- split, merge, coalesce ---------------------------------------------------------------------------------------
+
+    cdef void split_chunk(self, ChunkHandle handle, uint64_t size) noexcept nogil:
+        """Cuts the tail off as a free chunk of its own. It takes the timestamp along, and is not merged to the right:
+        without timestamps no two neighbours are free, with them upstream does not either."""
+        cdef ChunkHandle rest_handle = self.take_slot()
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef Chunk* rest = &self.chunks[rest_handle]
+        rest.ptr = chunk.ptr + size
+        rest.size = chunk.size - size
+        rest.requested_size = 0
+        rest.allocation_id = -1
+        rest.freed_at_count = chunk.freed_at_count
+        rest.stream = chunk.stream
+        rest.prev = handle
+        rest.next = chunk.next
+        rest.bin_set = chunk.bin_set
+        rest.state = FREE
+        chunk.size = size
+        chunk.next = rest_handle
+        if rest.next != NO_CHUNK:
+            self.chunks[rest.next].prev = rest_handle
+        self.insert_free_chunk_into_bin(rest_handle)
+
+    cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
+        cdef Chunk* survivor = &self.chunks[left]
+        cdef Chunk* merged = &self.chunks[right]
+        survivor.next = merged.next
+        if merged.next != NO_CHUNK:
+            self.chunks[merged.next].prev = left
+        survivor.size += merged.size
+        survivor.freed_at_count = max(survivor.freed_at_count, merged.freed_at_count)
+        self.delete_chunk(right)
+
+    cdef ChunkHandle try_to_coalesce(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
+        """Merges a free chunk that stands in no bin with the free neighbours on its right, then on its left."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        if not ignore_timestamps and chunk.freed_at_count > 0:
+            return handle
+        cdef ChunkHandle right = chunk.next, left = chunk.prev
+        if right != NO_CHUNK and self.chunks[right].state == FREE \
+                and (ignore_timestamps or self.chunks[right].freed_at_count == 0):
+            self.remove_free_chunk_from_bin(right)
+            self.merge(handle, right)
+        if left != NO_CHUNK and self.chunks[left].state == FREE \
+                and (ignore_timestamps or self.chunks[left].freed_at_count == 0):
+            self.remove_free_chunk_from_bin(left)
+            self.merge(left, handle)
+            return left
+        return handle
+
+    cdef void insert_free_chunk_into_bin(self, ChunkHandle handle) noexcept nogil:
+        cdef Chunk* chunk = &self.chunks[handle]
+        self.bin_sets[chunk.bin_set].bins.insert(chunk.size, chunk.ptr, handle)
+
+    cdef void remove_free_chunk_from_bin(self, ChunkHandle handle) noexcept nogil:
+        cdef Chunk* chunk = &self.chunks[handle]
+        self.bin_sets[chunk.bin_set].bins.erase(chunk.size, chunk.ptr)
+
+    # -- timestamped frees --------------------------------------------------------------------------------------------
+
+    cdef void set_timing_counter(self, SharedCounter counter):
+        self.timing_counter = counter
+        self.timing = <void*>counter if counter is not None else NULL
+
+    cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil:
+        """Coalesces what was freed before the safe frontier; with `required` > 0 also what was freed after it, until a
+        chunk of that size exists (spec 2.9, with upstream's exceptions: see there who stays queued)."""
+        cdef vector[ChunkHandle] queued, to_merge
+        cdef ChunkHandle handle
+        cdef Chunk* chunk
+        satisfied[0] = required == 0
+        if not try_copy(queued, self.timestamped) or not try_copy(to_merge, self.timestamped):
+            return
+        to_merge.clear()
+        self.timestamped.clear()    # keeps its room, so that nothing below can fail
+        for handle in queued:
+            chunk = &self.chunks[handle]
+            if chunk.state != FREE:
+                continue
+            if chunk.freed_at_count < self.safe_frontier:
+                chunk.freed_at_count = 0
+            if chunk.freed_at_count == 0 or required > 0:
+                to_merge.push_back(handle)
+            else:
+                self.timestamped.push_back(handle)
+        for handle in to_merge:
+            if self.chunks[handle].state != FREE:
+                continue  # merged into another of the list
+            if satisfied[0] and required > 0:
+                self.timestamped.push_back(handle)
+            elif self.merge_one(handle, required):
+                satisfied[0] = True
+
+    cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil:
+        self.remove_free_chunk_from_bin(handle)
+        cdef ChunkHandle merged = self.try_to_coalesce(handle, required > 0)
+        self.insert_free_chunk_into_bin(merged)
+        if required > 0 and merged != handle and self.chunks[merged].freed_at_count > 0:
+            self.timestamped.push_back(merged)
+        return required > 0 and self.chunks[merged].size >= required
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    cdef inline cbool reserve(self, uint32_t bin_set) noexcept nogil:
+        """Room for one more chunk everywhere, so that nothing can fail half-way. False: out of host memory."""
+        if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
+            return False
+        return self.bin_sets[bin_set].bins.reserve() and self.starts.reserve()
+
+    cdef cbool grow_chunks(self) noexcept nogil:
+        cdef size_t capacity = max(<size_t>FIRST_CHUNKS, self.chunk_capacity + self.chunk_capacity // 2)
+        capacity = min(capacity, <size_t>NO_HOST_MEMORY)
+        if capacity == self.chunk_capacity:
+            return False
+        cdef size_t skipped = <char*>self.chunks - <char*>self.chunk_block
+        cdef size_t bytes = capacity * sizeof(Chunk) + CACHE_LINE
+        cdef char* block = <char*>realloc(self.chunk_block, bytes)
+        if block == NULL:
+            return False
+        cdef char* aligned = <char*>round_up(<uint64_t>block, CACHE_LINE)
+        if self.chunk_count and <size_t>(aligned - block) != skipped:
+            memmove(aligned, block + skipped, self.chunk_count * sizeof(Chunk))
+        bfc_prefer_huge_pages(block, bytes)
+        self.chunk_block = block
+        self.chunks = <Chunk*>aligned
+        self.chunk_capacity = capacity
+        return True
+
+    cdef inline ChunkHandle take_slot(self) noexcept nogil:
+        """A record, most recently deleted first. Needs a reserve() before it."""
+        cdef ChunkHandle handle = self.free_slot
+        if handle != NO_CHUNK:
+            self.free_slot = self.chunks[handle].next
+            return handle
+        self.chunk_count += 1
+        return <ChunkHandle>(self.chunk_count - 1)
+
+    cdef inline void delete_chunk(self, ChunkHandle handle) noexcept nogil:
+        self.chunks[handle].state = DELETED
+        self.chunks[handle].allocation_id = -1
+        self.chunks[handle].next = self.free_slot
+        self.free_slot = handle
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts) noexcept nogil:
+        """Every region, and every chunk in address order; region i has the chunks firsts[i] to firsts[i + 1]."""
+        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
+        cdef ChunkHandle handle
+        cdef cbool copied = try_push_count(firsts, 0)
+        while it != self.regions.end():
+            handle = deref(it).second.first
+            while copied and handle != NO_CHUNK:
+                copied = try_push_chunk(chunks, self.chunks[handle])
+                handle = self.chunks[handle].next
+            copied = copied and try_push_region(regions, deref(it).second) and try_push_count(firsts, chunks.size())
+            postincrement(it)
+        return copied
+
+    cdef const char* fault(self) noexcept nogil:
+        """The first broken invariant of docs/design.md, or NULL. Recounts everything."""
+        cdef Counters recount
+        cdef size_t reached = 0, slots = 0
+        cdef ChunkHandle handle = self.free_slot
+        recount.num_allocs = 0
+        recount.bytes_in_use = 0
+        recount.pool_bytes = 0
+        recount.bytes_waiting = 0
+        cdef const char* found = self.fault_in_regions(&recount, &reached)
+        if found != NULL:
+            return found
+        while handle != NO_CHUNK and slots <= self.chunk_count:
+            if self.chunks[handle].state != DELETED:
+                return b"I9: a record on the slot list is in use"
+            slots += 1
+            handle = self.chunks[handle].next
+        if reached + slots != self.chunk_count:
+            return b"I9: a record is neither in a region nor on the slot list, or in both"
+        if <size_t>recount.num_allocs != self.starts.count():
+            return b"I6: the table of starts holds another number of chunks than are indexed"
+        if recount.bytes_in_use != self.counters.bytes_in_use:
+            return b"I10: bytes_in_use differs from a recount"
+        if recount.pool_bytes != self.counters.pool_bytes:
+            return b"I10: pool_bytes differs from a recount"
+        if recount.bytes_waiting != self.counters.bytes_waiting:
+            return b"I10: the bytes that wait for streams differ from a recount"
+        return NULL
+
+    cdef const char* fault_in_regions(self, Counters* recount, size_t* reached) noexcept nogil:
+        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
+        cdef Region region
+        cdef ChunkHandle handle, prev
+        cdef uint64_t ptr, below = 0
+        cdef size_t free_chunks = 0
+        cdef const char* found
+        while it != self.regions.end():
+            region = deref(it).second
+            if region.ptr < below or region.end <= region.ptr or deref(it).first != region.end:
+                return b"I7: regions overlap, or one is not keyed by its end"
+            below = region.end
+            recount.pool_bytes += region.end - region.ptr
+            ptr = region.ptr
+            prev = NO_CHUNK
+            handle = region.first
+            while handle != NO_CHUNK and reached[0] <= self.chunk_count:
+                found = self.fault_in_chunk(handle, prev, ptr, recount)
+                if found != NULL:
+                    return found
+                free_chunks += self.chunks[handle].state == FREE
+                ptr += self.chunks[handle].size
+                reached[0] += 1
+                prev = handle
+                handle = self.chunks[handle].next
+            if ptr != region.end:
+                return b"I1: the chunks of a region do not tile it"
+            postincrement(it)
+        return self.fault_in_bins(free_chunks)
+
+    cdef const char* fault_in_chunk(self, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
+                                    Counters* recount) noexcept nogil:
+        cdef Chunk chunk = self.chunks[handle]
+        cdef uint32_t state = chunk.state & STATE
+        cdef Chunk before
+        if chunk.ptr != ptr or chunk.size == 0:
+            return b"I1: a chunk does not start where the one before it ends"
+        if chunk.prev != prev:
+            return b"I2: next.prev is not self"
+        if chunk.ptr % MINIMUM_SIZE or (state != FREE and chunk.requested_size > chunk.size):
+            return b"I8: a chunk is not aligned, or smaller than what was asked for"
+        if state == FREE:
+            before = self.chunks[prev if prev != NO_CHUNK else handle]
+            if prev != NO_CHUNK and before.state == FREE and self.timing == NULL:
+                return b"I3: two neighbours are free"
+            return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
+        recount.bytes_in_use += chunk.size
+        if state == WAITING:
+            recount.bytes_waiting += chunk.size
+            return unless(chunk.allocation_id == -1, b"I5: a chunk that waits has an allocation id")
+        recount.num_allocs += chunk.state & INDEXED != 0
+        if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= self.next_allocation_id:
+            return b"I5: a chunk in use has no valid allocation id"
+        return unless((self.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0), b"I6: a chunk in use is not found by its address")
+
+    cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil:
+        cdef vector[FreeChunk] listed
+        cdef FreeChunk entry
+        cdef Chunk chunk
+        cdef size_t total = 0, i
+        for i in range(self.bin_sets.size()):
+            listed.clear()
+            if not self.bin_sets[i].bins.list(listed):
+                return b"I4: a bin is out of order"
+            total += listed.size()
+            for entry in listed:
+                chunk = self.chunks[entry.handle]
+                if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
+                    return b"I4: a bin holds a chunk under another size, address or state than its own"
+        return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")

@@ -1,0 +1,40 @@
+// Standard containers, asked so that "the host is out of memory" comes back as false: the engine runs without the GIL,
+// where a C++ exception cannot become a Python one.
+#pragma once
+
+#include <map>
+#include <vector>
+
+namespace bfc {
+
+template <class T>
+bool try_push_back(std::vector<T>& items, const typename std::vector<T>::value_type& item) noexcept {
+    try {
+        items.push_back(item);
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+template <class T>
+bool try_copy(std::vector<T>& target, const std::vector<T>& source) noexcept {
+    try {
+        target = source;
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+template <class Key, class T>
+bool try_store(std::map<Key, T>& items, const Key& key, const T& item) noexcept {
+    try {
+        items[key] = item;
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+}  // namespace bfc

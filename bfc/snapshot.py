@@ -1,0 +1,161 @@
+"""What an allocator looks like at one moment: plain, frozen values that outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+#: TensorFlow's bins: bin b holds the chunks from 256 << b bytes, the last all from 256 MiB.
+BIN_COUNT = 21
+MINIMUM_BITS = 8
+INVALID_BIN = -1
+
+
+def bin_index(size: int) -> int:
+    """The number of TensorFlow's bin for a size in bytes.
+
+    >>> bin_index(256), bin_index(1 << 20), bin_index(1 << 40)
+    (0, 12, 20)
+    """
+    return min(BIN_COUNT - 1, max((size >> MINIMUM_BITS).bit_length() - 1, 0))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """TensorFlow's AllocatorStats, field for field, and what it leaves out. Sizes are bytes.
+
+    `bytes_in_use` and `largest_alloc_size` count whole chunks: what was asked for, rounded, and what was not split off.
+    `bytes_reserved` and `peak_bytes_reserved` are always 0, as in TensorFlow; what has been taken from the
+    sub-allocator is `pool_bytes`. `largest_free_block_bytes` is always filled in (TensorFlow 2.21 leaves it 0).
+    """
+
+    num_allocs: int = 0
+    bytes_in_use: int = 0
+    peak_bytes_in_use: int = 0
+    largest_alloc_size: int = 0
+    bytes_limit: int = 0
+    bytes_reserved: int = 0
+    peak_bytes_reserved: int = 0
+    bytes_reservable_limit: int | None = None
+    largest_free_block_bytes: int = 0
+    pool_bytes: int = 0
+    peak_pool_bytes: int = 0
+    #: The part of bytes_in_use that is freed already and waits for another stream.
+    bytes_waiting_for_streams: int = 0
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the free bytes that lies outside the largest free block; NaN where nothing is free."""
+        free = self.pool_bytes - self.bytes_in_use
+        return (free - self.largest_free_block_bytes) / free if free else float("nan")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, and `fragmentation` (None where nothing is free), ready for JSON."""
+        fragmentation = self.fragmentation
+        whole = fragmentation == fragmentation
+        return {**asdict(self), "fragmentation": fragmentation if whole else None}
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInfo:
+    """A piece of a region. `state` is "free", "in use", or "waiting" (freed, but another stream may still use it)."""
+
+    ptr: int
+    size: int
+    requested_size: int
+    allocation_id: int
+    state: str
+    stream: int = 0
+    freed_at_count: int = 0
+
+    @property
+    def in_use(self) -> bool:
+        return self.state != "free"
+
+    @property
+    def bin_num(self) -> int:
+        """TensorFlow's bin of a free chunk, -1 of one in use."""
+        return INVALID_BIN if self.in_use else bin_index(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """One block from the sub-allocator, and the chunks that tile it in address order."""
+
+    ptr: int
+    size: int
+    chunks: tuple[ChunkInfo, ...]
+
+    @property
+    def end(self) -> int:
+        return self.ptr + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class BinInfo:
+    """TensorFlow's BinSummary: the chunks of one bin's sizes, in use or not."""
+
+    bin: int
+    total_bytes_in_use: int
+    total_bytes_in_bin: int
+    total_chunks_in_use: int
+    total_chunks_in_bin: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Every region and chunk of an allocator, in address order. `print()` draws it."""
+
+    device: str
+    stats: Stats
+    regions: tuple[RegionInfo, ...]
+
+    def chunks(self) -> Iterator[ChunkInfo]:
+        """Every chunk in address order."""
+        for region in self.regions:
+            yield from region.chunks
+
+    def free_chunks(self) -> list[ChunkInfo]:
+        """The free chunks in address order."""
+        return [chunk for chunk in self.chunks() if not chunk.in_use]
+
+    def live_chunks(self) -> list[ChunkInfo]:
+        """The chunks in use, waiting ones included, in address order."""
+        return [chunk for chunk in self.chunks() if chunk.in_use]
+
+    @cached_property
+    def bins(self) -> tuple[BinInfo, ...]:
+        """TensorFlow's 21 bin summaries, as its memory map has them: chunks in use are counted by their size too."""
+        totals = [[0, 0, 0, 0] for _ in range(BIN_COUNT)]
+        for chunk in self.chunks():
+            row = totals[bin_index(chunk.size)]
+            row[1] += chunk.size
+            row[3] += 1
+            if chunk.in_use:
+                row[0] += chunk.size
+                row[2] += 1
+        return tuple(BinInfo(number, *row) for number, row in enumerate(totals))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain dicts and lists, ready for JSON."""
+        return {
+            "device": self.device,
+            "stats": self.stats.as_dict(),
+            "regions": [
+                {"ptr": region.ptr, "size": region.size, "chunks": [asdict(chunk) for chunk in region.chunks]}
+                for region in self.regions
+            ],
+        }
+
+    def occupancy(self, width: int = 100) -> str:
+        """One line over all regions: `*` asked for, `x` slack, `_` free (TensorFlow's RenderOccupancy at 100)."""
+        from bfc.viz.text import occupancy
+
+        return occupancy(self, width)
+
+    def __str__(self) -> str:
+        from bfc.viz.text import picture
+
+        return picture(self)

@@ -1,0 +1,36 @@
+"""What a user may pass as a stream: an int (a CUDA stream handle, 0 the default), or an object that knows its own."""
+
+from __future__ import annotations
+
+from typing import Protocol, SupportsIndex, runtime_checkable
+
+
+@runtime_checkable
+class SupportsCudaStream(Protocol):
+    """The `__cuda_stream__` protocol of cuda.core: returns (version, handle)."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+StreamLike = SupportsIndex | SupportsCudaStream
+
+
+def stream_handle(stream: object) -> int:
+    """The handle of a stream as an int between 0 and 2**64 - 1.
+
+    >>> stream_handle(7)
+    7
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        try:
+            _version, stream = protocol()
+        except (TypeError, ValueError):
+            raise TypeError("__cuda_stream__() must return (version, handle)") from None
+    index = getattr(stream, "__index__", None)
+    if index is None:
+        raise TypeError(f"a stream is an int or has __cuda_stream__, not {type(stream).__name__}")
+    handle = int(index())
+    if not 0 <= handle < 2**64:
+        raise ValueError(f"a stream handle lies between 0 and 2**64 - 1, not {handle}")
+    return handle

@@ -1,0 +1,72 @@
+"""The contract between an allocator and whatever its regions come from.
+
+A sub-allocator is plain Python and is called once a region, never once an allocation, so clarity is worth more than
+speed. An outside package can write one: subclass `SubAllocator`, implement `alloc` and `free`, and run
+`bfc.suballocators.contract.check_contract` on it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol
+
+#: DLPack's numbers for the kinds of memory that it knows.
+DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_managed": 13}
+
+
+class Device(NamedTuple):
+    """Where memory lies: a kind ("cpu", "cuda", "cuda_managed", "cuda_host", "opencl", "simulated") and an ordinal."""
+
+    kind: str
+    ordinal: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.ordinal}"
+
+
+class Fence(Protocol):
+    """A mark in a stream's queue."""
+
+    def done(self) -> bool:
+        """Whether everything queued before the mark has finished. Does not block."""
+
+    def wait(self) -> None:
+        """Blocks until it has."""
+
+
+class SubAllocator(ABC):
+    """A source of regions.
+
+    An allocator calls it without holding a lock, from any thread, and possibly from several at once. Every block that
+    `alloc` returned goes back through `free` exactly once.
+    """
+
+    #: What it has in all, in bytes: the default memory limit of an allocator.
+    total_bytes: int
+    #: Where its memory lies.
+    device: Device = Device("simulated")
+    #: Whether `free` may be given one range that spans several blocks which lie end to end. With it an allocator joins
+    #: such blocks into one region. Memory that the driver frees block by block must say False.
+    supports_coalescing: bool = False
+    #: Whether work queued on a stream can be unfinished. False: an allocator never asks for a fence.
+    asynchronous: bool = False
+
+    @abstractmethod
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        """A block of at least `nbytes`, as (address, bytes received), or None where there is no room for it.
+
+        The address is a multiple of `alignment` (256), and overlaps no other block. None is the ordinary answer of a
+        full device: an allocator then asks for less. Anything else that goes wrong is raised as SubAllocatorError.
+        """
+
+    @abstractmethod
+    def free(self, address: int, nbytes: int) -> None:
+        """Takes a block back: the address and the bytes received, as `alloc` returned them."""
+
+    def fence(self, stream: int) -> Fence | None:
+        """A mark behind all that is queued on the stream now; None where nothing is."""
+        return None
+
+    def allocation_limit(self) -> int:
+        """The memory limit of an allocator that was given none, in bytes."""
+        return self.total_bytes

@@ -1,0 +1,74 @@
+"""Real host memory, straight from the operating system."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from typing import SupportsIndex
+
+from bfc.errors import SubAllocatorError
+from bfc.suballocators.base import Device, SubAllocator
+from bfc.units import format_bytes, parse_bytes
+
+HUGE_PAGE = 2 << 20
+
+
+class HostSubAllocator(SubAllocator):
+    """Pageable host memory: anonymous mappings, on huge pages where the system grants them.
+
+    Pages become resident when they are first written, and go back to the system with `free`. `capacity` (bytes, or a
+    text) bounds what is live; None is the machine's physical memory.
+
+    >>> host = HostSubAllocator("64 MiB")
+    >>> address, received = host.alloc(256, 1 << 20)
+    >>> host.free(address, received)
+    """
+
+    device = Device("cpu")
+
+    def __init__(self, capacity: SupportsIndex | str | None = None) -> None:
+        self.total_bytes = _physical_memory() if capacity is None else parse_bytes(capacity)
+        self.live_bytes = 0
+        self._mappings: dict[int, tuple[mmap.mmap, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"HostSubAllocator({format_bytes(self.total_bytes)}, {format_bytes(self.live_bytes)} live)"
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        if self.live_bytes + nbytes > self.total_bytes:
+            return None
+        step = max(alignment, HUGE_PAGE if nbytes >= HUGE_PAGE else mmap.PAGESIZE)
+        try:
+            mapping = mmap.mmap(-1, nbytes + step, flags=_flags())
+        except (OSError, OverflowError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN):
+                raise SubAllocatorError(f"mmap of {format_bytes(nbytes)} failed: {error}") from error
+            return None
+        if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= HUGE_PAGE:
+            try:
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without huge pages: only slower
+        start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        address = (start + step - 1) // step * step
+        self._mappings[address] = (mapping, nbytes)
+        self.live_bytes += nbytes
+        return address, nbytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        mapping, received = self._mappings.get(address, (None, 0))
+        if mapping is None or received != nbytes:
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+        del self._mappings[address]
+        self.live_bytes -= nbytes
+        mapping.close()
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _flags() -> int:
+    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)

@@ -1,0 +1,129 @@
+"""A GPU made of integers: addresses that nobody touches, for tests, replays and a laptop."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import SupportsIndex
+
+from bfc.errors import SubAllocatorError
+from bfc.streams import StreamLike, stream_handle
+from bfc.suballocators.base import Device, SubAllocator
+from bfc.units import format_bytes, parse_bytes
+
+
+class SimulatedFence:
+    """Done once its stream's `finish` has been called, or once somebody has waited for it."""
+
+    def __init__(self, device: SimulatedSubAllocator, stream: int) -> None:
+        self._device = device
+        self._stream = stream
+        self._round = device._rounds[stream]
+
+    def done(self) -> bool:
+        return self._stream not in self._device._held or self._device._rounds[self._stream] > self._round
+
+    def wait(self) -> None:
+        """Waiting is what lets a simulated stream finish: nothing else would run it."""
+        if not self.done():
+            self._device.finish(self._stream)
+
+
+class SimulatedSubAllocator(SubAllocator):
+    """Hands out rising addresses from `base`, each rounded up to `alignment`, with `gap` bytes between blocks.
+
+    It refuses what would take the bytes live past `capacity`, and any one call above `max_bytes`. Addresses are never
+    used twice. `calls` is the log: ("alloc" or "free", bytes, address, or None for a refusal).
+
+    >>> device = SimulatedSubAllocator("1 GiB")
+    >>> device.alloc(256, 4096), device.alloc(256, 2 << 30)
+    ((1099511627776, 4096), None)
+    >>> device.calls
+    [('alloc', 4096, 1099511627776), ('alloc', 2147483648, None)]
+    """
+
+    device = Device("simulated")
+
+    def __init__(
+        self,
+        capacity: SupportsIndex | str,
+        *,
+        base: int = 1 << 40,
+        alignment: int = 2 << 20,
+        gap: int = 0,
+        supports_coalescing: bool = False,
+        max_bytes: SupportsIndex | str | None = None,
+    ) -> None:
+        self.total_bytes = parse_bytes(capacity)
+        self.max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
+        if base < 0 or gap < 0 or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError("base and gap are at least 0, and alignment is a power of two")
+        self.alignment = alignment
+        self.gap = gap
+        self.supports_coalescing = supports_coalescing
+        self.calls: list[tuple[str, int, int | None]] = []
+        self.live: dict[int, int] = {}
+        self.live_bytes = 0
+        self._next = base
+        self._fail_in = 0
+        self._held: set[int] = set()
+        self._rounds: defaultdict[int, int] = defaultdict(int)
+
+    def __repr__(self) -> str:
+        return f"SimulatedSubAllocator({format_bytes(self.total_bytes)}, {format_bytes(self.live_bytes)} live)"
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        if self._refuses(nbytes):
+            self.calls.append(("alloc", nbytes, None))
+            return None
+        step = max(alignment, self.alignment)
+        address = (self._next + step - 1) // step * step
+        self._next = address + nbytes + self.gap
+        self.live[address] = nbytes
+        self.live_bytes += nbytes
+        self.calls.append(("alloc", nbytes, address))
+        return address, nbytes
+
+    def _refuses(self, nbytes: int) -> bool:
+        if self._fail_in:
+            self._fail_in -= 1
+            if not self._fail_in:
+                return True
+        if self.max_bytes is not None and nbytes > self.max_bytes:
+            return True
+        return self.live_bytes + nbytes > self.total_bytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        start, left = address, nbytes
+        blocks = []
+        while left > 0 and start in self.live and (start == address or self.supports_coalescing):
+            blocks.append(start)
+            left -= self.live[start]
+            start += self.live[start]
+        if left or not blocks:
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block, or no run of blocks, that is live")
+        for block in blocks:
+            self.live_bytes -= self.live.pop(block)
+        self.calls.append(("free", nbytes, address))
+
+    def fail_at(self, n: int) -> None:
+        """Refuse the n-th alloc from now (1 is the next), however small. 0 takes that back."""
+        if n < 0:
+            raise ValueError("fail_at counts from 1; 0 takes it back")
+        self._fail_in = n
+
+    @property
+    def asynchronous(self) -> bool:  # type: ignore[override]
+        return bool(self._held)
+
+    def hold(self, stream: StreamLike) -> None:
+        """What is queued on the stream from now on stays unfinished until `finish`."""
+        self._held.add(stream_handle(stream))
+
+    def finish(self, stream: StreamLike) -> None:
+        """Everything queued on the stream has finished, and nothing more is held there."""
+        handle = stream_handle(stream)
+        self._held.discard(handle)
+        self._rounds[handle] += 1
+
+    def fence(self, stream: int) -> SimulatedFence | None:
+        return SimulatedFence(self, stream) if stream in self._held else None

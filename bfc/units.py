@@ -1,0 +1,53 @@
+"""Sizes as people write them: "4 GiB" is 4294967296."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import SupportsIndex
+
+MAX_BYTES = 2**63 - 1
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(size: SupportsIndex | str) -> int:
+    """A number of bytes from an int or a text. KiB, MiB, GiB, TiB count by 1024; KB, MB, GB, TB by 1000.
+
+    Raises TypeError for anything that is neither, ValueError for what is malformed, negative or above 2**63 - 1.
+
+    >>> parse_bytes("3 MiB"), parse_bytes(700), parse_bytes("1.5 GB")
+    (3145728, 700, 1500000000)
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError(f"{size!r} is not a size: write a number and B, KiB, MiB, GiB or TiB, such as '4 GiB'")
+        scale = _UNITS[match[2].lower()]
+        value = int(match[1]) * scale if match[1].isdigit() else round(float(match[1]) * scale)
+    else:
+        try:
+            value = operator.index(size)
+        except TypeError:
+            raise TypeError(f"a size is an int or a text such as '4 GiB', not {type(size).__name__}") from None
+    if not 0 <= value <= MAX_BYTES:
+        raise ValueError(f"a size lies between 0 and 2**63 - 1 bytes, not {value}")
+    return value
+
+
+def format_bytes(nbytes: int) -> str:
+    """A number of bytes for people, as TensorFlow writes it: KiB with one decimal, MiB and above with two.
+
+    >>> format_bytes(700), format_bytes(1 << 20), format_bytes(3 << 29)
+    ('700 B', '1.00 MiB', '1.50 GiB')
+    """
+    if abs(nbytes) < 1 << 10:
+        return f"{nbytes} B"
+    if abs(nbytes) < 1 << 20:
+        return f"{nbytes / (1 << 10):.1f} KiB"
+    for unit, shift in (("MiB", 20), ("GiB", 30), ("TiB", 40)):
+        if abs(nbytes) < 1 << (shift + 10):
+            return f"{nbytes / (1 << shift):.2f} {unit}"
+    return f"{nbytes / (1 << 50):.2f} PiB"

@@ -1,0 +1,1 @@
+"""Drawings of snapshots. They read a snapshot only, never a live allocator."""

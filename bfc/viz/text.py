@@ -1,0 +1,78 @@
+"""Snapshots as text."""
+
+from __future__ import annotations
+
+from bfc.snapshot import RegionInfo, Snapshot
+from bfc.units import format_bytes
+
+FREE, SLACK, ASKED = "_", "x", "*"
+MOST_REGIONS = 16
+WIDTH = 72
+
+
+def occupancy(snapshot: Snapshot, width: int = 100) -> str:
+    """One line over all regions end to end; what was asked for wins a cell over slack, slack over free memory.
+
+    Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (spec 2.13).
+    """
+    return _line(snapshot.regions, width) or "The allocator contains no memory."
+
+
+def _line(regions: tuple[RegionInfo, ...], width: int) -> str:
+    total = sum(region.size for region in regions)
+    if not total:
+        return ""
+    cells = [FREE] * width
+
+    def draw(mark: str, offset: int, size: int) -> None:
+        if size:
+            first, last = offset * width // total, (offset + size - 1) * width // total
+            cells[first : last + 1] = mark * (last + 1 - first)
+
+    start = 0
+    for region in regions:
+        for chunk in region.chunks:
+            if chunk.in_use:
+                offset = start + chunk.ptr - region.ptr
+                draw(SLACK, offset + chunk.requested_size, chunk.size - chunk.requested_size)
+                draw(ASKED, offset, chunk.requested_size)
+        start += region.size
+    return "".join(cells)
+
+
+def picture(snapshot: Snapshot) -> str:
+    """The figures, then a line a region: the largest ones where there are many.
+
+    >>> import bfc
+    >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
+    >>> kept = allocator.allocate_raw(20000)
+    >>> print(allocator.snapshot())
+    simulated:0  19.8 KiB in use (1 chunk), 64.0 KiB reserved, limit 64.0 KiB
+    free 44.2 KiB in 1 chunk, the largest 44.2 KiB, fragmentation 0.0%
+    0x10000000000   64.0 KiB |**********************x_________________________________________________|
+                             * asked for   x slack   _ free
+    """
+    stats = snapshot.stats
+    live, free = snapshot.live_chunks(), snapshot.free_chunks()
+    free_bytes = sum(chunk.size for chunk in free)
+    lines = [
+        f"{snapshot.device}  {format_bytes(stats.bytes_in_use)} in use ({_count(len(live), 'chunk')}), "
+        f"{format_bytes(stats.pool_bytes)} reserved, limit {format_bytes(stats.bytes_limit)}"
+    ]
+    if free:
+        lines.append(
+            f"free {format_bytes(free_bytes)} in {_count(len(free), 'chunk')}, the largest "
+            f"{format_bytes(max(chunk.size for chunk in free))}, fragmentation {stats.fragmentation:.1%}"
+        )
+    shown = sorted(snapshot.regions, key=lambda region: -region.size)[:MOST_REGIONS]
+    for region in sorted(shown, key=lambda region: region.ptr):
+        lines.append(f"{region.ptr:#013x} {format_bytes(region.size):>10} |{_line((region,), WIDTH)}|")
+    if len(snapshot.regions) > len(shown):
+        lines.append(f"and {_count(len(snapshot.regions) - len(shown), 'smaller region')}")
+    if shown:
+        lines.append(f"{'':24} {ASKED} asked for   {SLACK} slack   {FREE} free")
+    return "\n".join(lines)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

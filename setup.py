@@ -1,0 +1,45 @@
+"""The extension modules. Everything else about the package stands in pyproject.toml.
+
+BFC_DEBUG=1 compiles the O(1) assertions in, BFC_DEBUG=2 also a whole check() after each change (`make check`).
+"""
+
+import os
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("BFC_DEBUG", "0")
+if DEBUG not in ("0", "1", "2"):
+    raise SystemExit(f"BFC_DEBUG is 0, 1 or 2, not {DEBUG!r}")
+
+HEADERS = ["bfc/_bins.hpp", "bfc/_starts.hpp", "bfc/_lock.hpp", "bfc/_nothrow.hpp", "bfc/_debug.h", "bfc/dlpack.h"]
+MODULES = ["_core", "_buffer", "_allocator", "trace/_replay"]
+
+
+def extension(module: str) -> Extension:
+    return Extension(
+        f"bfc.{module.replace('/', '.')}",
+        [f"bfc/{module}.pyx"],
+        language="c++",
+        include_dirs=["bfc"],
+        depends=[header for header in HEADERS if os.path.exists(header)],
+        extra_compile_args=["-std=c++17", "-O3", "-fno-plt", "-fvisibility=hidden"],
+        define_macros=[("BFC_DEBUG", DEBUG)],
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [extension(module) for module in MODULES],
+        build_dir=f"build/cython-{DEBUG}",
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": False,
+            "embedsignature": True,
+            "annotation_typing": False,
+        },
+    ),
+)
