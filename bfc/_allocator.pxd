@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._buffer cimport Owner
-from bfc._core cimport Chunk, ChunkHandle, Growth, Pool, Region
+from bfc._core cimport Chunk, ChunkHandle, Counters, Growth, Pool, Region
 
 cdef extern from "_lock.hpp" namespace "bfc" nogil:
     cdef cppclass Lock:
@@ -68,6 +68,8 @@ cdef class Allocator(Owner):
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef int finish_waiting(self, ChunkHandle handle) except -1
     cdef int mark_used_on(self, ChunkHandle handle, uint64_t stream) except -1
+    cdef Counters start_peaks(self) noexcept
+    cdef Counters end_peaks(self, Counters before) noexcept
     cdef int hand_over(self, ChunkHandle handle) except -1
     cdef list fences_for(self, streams)
     cdef int settle(self) except -1

@@ -391,6 +391,25 @@ cdef class Allocator(Owner):
         self.streams_of.setdefault(handle, set()).add(stream)
         return 0
 
+    cdef Counters start_peaks(self) noexcept:
+        """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""
+        self.acquire()
+        cdef Counters before = self.pool.counters
+        self.pool.counters.peak_bytes_in_use = before.bytes_in_use
+        self.pool.counters.peak_pool_bytes = before.pool_bytes
+        self.lock.release()
+        return before
+
+    cdef Counters end_peaks(self, Counters before) noexcept:
+        """The peaks since start_peaks."""
+        cdef Counters* counters = &self.pool.counters
+        self.acquire()
+        cdef Counters since = counters[0]
+        counters.peak_bytes_in_use = max(since.peak_bytes_in_use, before.peak_bytes_in_use)
+        counters.peak_pool_bytes = max(since.peak_pool_bytes, before.peak_pool_bytes)
+        self.lock.release()
+        return since
+
     cdef int hand_over(self, ChunkHandle handle) except -1:
         """Makes a chunk that was allocated by handle known by its address, and its stream respected."""
         self.acquire()

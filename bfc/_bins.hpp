@@ -1,8 +1,9 @@
 // The free chunks of one set, in order of (size, address): exact best fit in O(log n), whatever the sizes are.
 //
-// Sizes fall into fine bins, 32 to a doubling, and two bitmaps find the next bin that is not empty. A bin is a small
-// B+ tree that is one flat leaf until 24 chunks of nearly the same size are free at once. Entries stand in *descending*
-// order, so that the best fit of a bin is the last entry of a leaf and an allocation takes it without moving another.
+// Sizes fall into fine bins, 32 to a doubling, and two bitmaps find the next bin that is not empty. On real traces nine
+// of ten are found empty, so a bin holds its smallest chunk itself; the others stand in a B+ tree behind it, which is
+// one flat leaf until there are more than 24. Slots stand in *descending* order, so that the smallest is the last of
+// its leaf and leaves without moving another.
 //
 // TensorFlow's 21 bins partition sizes too, so a search upwards through either finds the same chunk: the smallest that
 // is large enough, the lowest address among equals. docs/design.md tells why it is not std::set (measured).
@@ -13,6 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <vector>
+
+#define BFC_HOT __attribute__((always_inline)) inline
+#define BFC_COLD __attribute__((noinline))
 
 namespace bfc {
 
@@ -44,8 +48,8 @@ public:
     Bins(const Bins&) = delete;
     Bins& operator=(const Bins&) = delete;
     ~Bins() {
-        for (Tree& tree : trees_)
-            if (tree.root) destroy(tree.root, tree.height);
+        for (Bin& bin : bins_)
+            if (bin.rest) destroy(bin.rest);
         while (spare_) {
             Node* next = spare_->child[0];
             std::free(spare_);
@@ -54,133 +58,128 @@ public:
     }
 
     // Sets enough nodes aside for the next insertion. False: the host is out of memory, and nothing has changed.
-    bool reserve() {
-        while (spares_ < kSpareNodes) {
-            Node* node = static_cast<Node*>(std::malloc(sizeof(Node)));
-            if (!node) return false;
-            recycle(node);
-        }
-        return true;
-    }
+    bool reserve() { return spares_ >= kSpareNodes || refill(); }
 
     // Needs a reserve() before it.
-    void insert(uint64_t size, uint64_t address, uint32_t handle) {
-        const int bin = bin_of(size);
-        Tree& tree = trees_[bin];
-        const FreeChunk entry{size, address, handle};
+    BFC_HOT void insert(uint64_t size, uint64_t address, uint32_t handle) {
+        const int number = bin_of(size);
+        Bin& bin = bins_[number];
         ++count_;
-        if (!tree.root) {
-            tree.root = take_spare();
-            tree.root->count = 1;
-            tree.root->slot[0] = entry;
-            words_[bin >> 6] |= uint64_t{1} << (bin & 63);
-            summary_ |= uint64_t{1} << (bin >> 6);
-            return;
-        }
-        if (tree.height == 0 && tree.root->count < kFanOut) return insert_in_leaf(tree.root, entry);
-        insert_in_tree(tree, entry);
+        if (bin.count++ > 0) return insert_another(bin, FreeChunk{size, address, handle});
+        bin.size = size;
+        bin.address = address;
+        bin.handle = handle;
+        words_[number >> 6] |= uint64_t{1} << (number & 63);
+        summary_ |= uint64_t{1} << (number >> 6);
     }
 
-    void erase(uint64_t size, uint64_t address) {
-        const int bin = bin_of(size);
-        Tree& tree = trees_[bin];
-        if (tree.height == 0)
-            erase_from_leaf(tree.root, address);
-        else
-            erase_from_tree(tree, size, address);
-        shrunk(bin);
+    BFC_HOT void erase(uint64_t size, uint64_t address) {
+        const int number = bin_of(size);
+        Bin& bin = bins_[number];
+        if (bin.address == address) return pop_first(number);
+        --count_;
+        --bin.count;
+        erase_from_rest(bin, size, address);
     }
 
-    // The first entry at or after (size, address), or null.
-    const FreeChunk* lower_bound(uint64_t size, uint64_t address) const {
-        const int bin = bin_of(size);
-        const Tree& tree = trees_[bin];
-        if (tree.root) {
-            const FreeChunk* found = lower_bound_in(tree.root, tree.height, size, address);
-            if (found) return found;
-        }
-        const int next = next_bin(bin + 1);
-        return next < 0 ? nullptr : smallest(trees_[next].root, trees_[next].height);
-    }
-
-    // Removes the best fit: the first entry of at least this size, the lowest address among equals. False: none.
-    bool pop_best_fit(uint64_t size, FreeChunk& out) {
-        int bin = bin_of(size);
-        if (trees_[bin].root && trees_[bin].height == 0) {
-            Node* leaf = trees_[bin].root;
-            uint32_t i = leaf->count;
-            while (i > 0 && leaf->slot[i - 1].size < size) --i;
-            if (i > 0) {
-                out = leaf->slot[i - 1];
-                close_gap(leaf, i - 1);
-                shrunk(bin);
-                return true;
+    // Removes the best fit: the first entry of at least this size, the lowest address among equals. Returns its
+    // handle, or none.
+    BFC_HOT uint32_t pop_best_fit(uint64_t size, uint32_t none) {
+        int number = bin_of(size);
+        const Bin& bin = bins_[number];
+        if (bin.count == 0 || bin.size < size) {
+            if (bin.count > 1) {
+                const FreeChunk* found = lower_bound_in(bin.rest, size, 0);
+                if (found) return pop_other(*found);
             }
-        } else if (trees_[bin].root) {
-            const FreeChunk* found = lower_bound_in(trees_[bin].root, trees_[bin].height, size, 0);
+            number = next_bin(number + 1);
+            if (number < 0) return none;
+        }
+        const uint32_t handle = bins_[number].handle;
+        pop_first(number);
+        return handle;
+    }
+
+    // The first entry at or after (size, address). False: none.
+    bool lower_bound(uint64_t size, uint64_t address, FreeChunk& out) const {
+        int number = bin_of(size);
+        const Bin& bin = bins_[number];
+        if (bin.count > 0) {
+            out = bin.first();
+            if (!precedes(out, size, address)) return true;
+            const FreeChunk* found = bin.count > 1 ? lower_bound_in(bin.rest, size, address) : nullptr;
             if (found) {
                 out = *found;
-                erase(out.size, out.address);
                 return true;
             }
         }
-        bin = next_bin(bin + 1);
-        if (bin < 0) return false;
-        Tree& tree = trees_[bin];
-        out = *smallest(tree.root, tree.height);
-        if (tree.height > 0) {
-            erase(out.size, out.address);
-        } else {
-            --tree.root->count;
-            shrunk(bin);
-        }
+        number = next_bin(number + 1);
+        if (number < 0) return false;
+        out = bins_[number].first();
         return true;
     }
 
-    const FreeChunk* largest() const {
-        if (!summary_) return nullptr;
+    // The size of the largest entry, or 0.
+    uint64_t largest() const {
+        if (!summary_) return 0;
         const int word = 63 - __builtin_clzll(summary_);
-        const int bin = (word << 6) + 63 - __builtin_clzll(words_[word]);
-        const Node* node = trees_[bin].root;
-        for (int height = trees_[bin].height; height > 0; --height) node = node->child[0];
-        return &node->slot[0];
+        const Bin& bin = bins_[(word << 6) + 63 - __builtin_clzll(words_[word])];
+        if (bin.count == 1) return bin.size;
+        const Node* node = bin.rest;
+        while (node->height > 0) node = node->child[0];
+        return node->slot[0].size;
     }
 
     size_t count() const { return count_; }
 
     // Every entry in rising order; false where an entry is out of order or in the wrong place. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
-        bool sound = true;
-        for (int bin = 0; bin < kBins; ++bin) {
-            const bool marked = (words_[bin >> 6] >> (bin & 63)) & 1;
-            if (marked != (trees_[bin].root != nullptr)) return false;
+        for (int number = 0; number < kBins; ++number) {
+            const Bin& bin = bins_[number];
+            const bool marked = (words_[number >> 6] >> (number & 63)) & 1;
+            if (marked != (bin.count > 0)) return false;
             if (!marked) continue;
-            const size_t first = out.size();
-            append(trees_[bin].root, trees_[bin].height, out);
-            for (size_t i = first; i < out.size(); ++i) {
-                sound &= bin_of(out[i].size) == bin;
-                sound &= i == 0 || precedes(out[i - 1], out[i].size, out[i].address);
-                sound &= lower_bound(out[i].size, out[i].address)->handle == out[i].handle;
+            const size_t start = out.size();
+            out.push_back(bin.first());
+            if (bin.rest) append(bin.rest, out);
+            if (out.size() - start != bin.count) return false;
+            for (size_t i = start; i < out.size(); ++i) {
+                if (bin_of(out[i].size) != number) return false;
+                if (i > 0 && !precedes(out[i - 1], out[i].size, out[i].address)) return false;
+                FreeChunk found;
+                if (!lower_bound(out[i].size, out[i].address, found) || found.handle != out[i].handle) return false;
             }
         }
-        return sound && out.size() == count_;
+        return out.size() == count_;
     }
 
 private:
     // A leaf's slots are entries. An inner node's slot i is a lower bound of what child i holds (the last one's is
-    // the least key there is), so a key belongs to the first child whose slot does not lie above it.
+    // never looked at), so a key belongs to the first child whose slot does not lie above it.
     struct Node {
         uint32_t count;
+        uint32_t height;        // 0: a leaf
         FreeChunk slot[kFanOut];
         Node* child[kFanOut];   // in a leaf never touched; in a spare node child[0] is the next spare
     };
 
-    struct Tree {
-        Node* root = nullptr;
-        int height = 0;
+    // Most bins hold one chunk or none, so the smallest stands in the bin itself and the others in a tree behind it.
+    struct alignas(32) Bin {    // half a cache line
+        uint64_t size = 0;
+        uint64_t address = 0;
+        uint32_t handle = 0;
+        uint32_t count = 0;
+        Node* rest = nullptr;   // kept, empty, when the last of the others goes: it will be wanted again
+
+        FreeChunk first() const { return FreeChunk{size, address, handle}; }
+        void set_first(const FreeChunk& chunk) {
+            size = chunk.size;
+            address = chunk.address;
+            handle = chunk.handle;
+        }
     };
 
-    Tree trees_[kBins];
+    Bin bins_[kBins];
     uint64_t words_[kWords] = {};
     uint64_t summary_ = 0;
     size_t count_ = 0;
@@ -196,17 +195,6 @@ private:
         return (shift << kMantissaBits) + static_cast<int>(granules >> shift);
     }
 
-    // A bin has lost an entry.
-    void shrunk(int bin) {
-        --count_;
-        Tree& tree = trees_[bin];
-        if (tree.root->count > 0) return;
-        recycle(tree.root);
-        tree.root = nullptr;
-        words_[bin >> 6] &= ~(uint64_t{1} << (bin & 63));
-        if (!words_[bin >> 6]) summary_ &= ~(uint64_t{1} << (bin >> 6));
-    }
-
     int next_bin(int bin) const {
         int word = bin >> 6;
         if (word >= kWords) return -1;
@@ -218,10 +206,51 @@ private:
         return (word << 6) + __builtin_ctzll(words_[word]);
     }
 
-    Node* take_spare() {
+    // Removes a bin's smallest entry.
+    BFC_HOT void pop_first(int number) {
+        Bin& bin = bins_[number];
+        --count_;
+        if (--bin.count == 0) {
+            words_[number >> 6] &= ~(uint64_t{1} << (number & 63));
+            if (!words_[number >> 6]) summary_ &= ~(uint64_t{1} << (number >> 6));
+            return;
+        }
+        Node* leaf = bin.rest;
+        if (leaf->height == 0) return bin.set_first(leaf->slot[--leaf->count]);
+        bin.set_first(*smallest(leaf));
+        erase_from_rest(bin, bin.size, bin.address);
+    }
+
+    BFC_COLD uint32_t pop_other(FreeChunk chunk) {
+        erase(chunk.size, chunk.address);
+        return chunk.handle;
+    }
+
+    // The bin holds one at least, and counts this one already.
+    BFC_COLD void insert_another(Bin& bin, FreeChunk entry) {
+        const FreeChunk first = bin.first();
+        if (precedes(entry, first.size, first.address)) {
+            bin.set_first(entry);
+            entry = first;
+        }
+        insert_in_rest(bin, entry);
+    }
+
+    BFC_COLD bool refill() {
+        while (spares_ < kSpareNodes) {
+            Node* node = static_cast<Node*>(std::malloc(sizeof(Node)));
+            if (!node) return false;
+            recycle(node);
+        }
+        return true;
+    }
+
+    Node* take_spare(uint32_t height) {
         Node* node = spare_;
         spare_ = node->child[0];
         --spares_;
+        node->count = 0;
+        node->height = height;
         return node;
     }
 
@@ -232,23 +261,23 @@ private:
         ++spares_;
     }
 
-    static void destroy(Node* node, int height) {
-        if (height > 0)
-            for (uint32_t i = 0; i < node->count; ++i) destroy(node->child[i], height - 1);
+    static void destroy(Node* node) {
+        if (node->height > 0)
+            for (uint32_t i = 0; i < node->count; ++i) destroy(node->child[i]);
         std::free(node);
     }
 
-    static void append(const Node* node, int height, std::vector<FreeChunk>& out) {
+    static void append(const Node* node, std::vector<FreeChunk>& out) {
         for (uint32_t i = node->count; i-- > 0;) {
-            if (height > 0)
-                append(node->child[i], height - 1, out);
+            if (node->height > 0)
+                append(node->child[i], out);
             else
                 out.push_back(node->slot[i]);
         }
     }
 
-    static const FreeChunk* smallest(const Node* node, int height) {
-        for (; height > 0; --height) node = node->child[node->count - 1];
+    static const FreeChunk* smallest(const Node* node) {
+        while (node->height > 0) node = node->child[node->count - 1];
         return &node->slot[node->count - 1];
     }
 
@@ -258,16 +287,16 @@ private:
         return i;
     }
 
-    static const FreeChunk* lower_bound_in(const Node* node, int height, uint64_t size, uint64_t address) {
-        if (height == 0) {
+    BFC_COLD static const FreeChunk* lower_bound_in(const Node* node, uint64_t size, uint64_t address) {
+        if (node->height == 0) {
             uint32_t i = node->count;
             while (i > 0 && precedes(node->slot[i - 1], size, address)) --i;
             return i > 0 ? &node->slot[i - 1] : nullptr;
         }
         const uint32_t i = route(node, size, address);
-        const FreeChunk* found = lower_bound_in(node->child[i], height - 1, size, address);
+        const FreeChunk* found = lower_bound_in(node->child[i], size, address);
         if (found || i == 0) return found;
-        return smallest(node->child[i - 1], height - 1);
+        return smallest(node->child[i - 1]);
     }
 
     static void insert_in_leaf(Node* leaf, const FreeChunk& entry) {
@@ -287,32 +316,33 @@ private:
         for (; i < leaf->count; ++i) leaf->slot[i] = leaf->slot[i + 1];
     }
 
-    void insert_in_tree(Tree& tree, const FreeChunk& entry) {
-        Node* sibling = insert_below(tree.root, tree.height, entry);
+    void insert_in_rest(Bin& bin, const FreeChunk& entry) {
+        if (!bin.rest) bin.rest = take_spare(0);
+        if (bin.rest->height == 0 && bin.rest->count < kFanOut) return insert_in_leaf(bin.rest, entry);
+        Node* sibling = insert_below(bin.rest, entry);
         if (!sibling) return;
-        Node* root = take_spare();
+        Node* root = take_spare(bin.rest->height + 1);
         root->count = 2;
-        root->slot[0] = tree.root->slot[tree.root->count - 1];
-        root->child[0] = tree.root;
+        root->slot[0] = bin.rest->slot[bin.rest->count - 1];
+        root->child[0] = bin.rest;
         root->child[1] = sibling;
-        tree.root = root;
-        ++tree.height;
+        bin.rest = root;
     }
 
     // Returns the node that was split off below this one, or null. After a split the last slot of the upper half is
     // the bound between the two: in a leaf its smallest entry, in an inner node the bound of its last child.
-    Node* insert_below(Node* node, int height, const FreeChunk& entry) {
-        if (height == 0) {
-            Node* sibling = node->count == kFanOut ? split(node, 0) : nullptr;
+    Node* insert_below(Node* node, const FreeChunk& entry) {
+        if (node->height == 0) {
+            Node* sibling = node->count == kFanOut ? split(node) : nullptr;
             const FreeChunk& bound = node->slot[node->count - 1];
             const bool below = sibling && precedes(entry, bound.size, bound.address);
             insert_in_leaf(below ? sibling : node, entry);
             return sibling;
         }
         const uint32_t i = route(node, entry.size, entry.address);
-        Node* grown = insert_below(node->child[i], height - 1, entry);
+        Node* grown = insert_below(node->child[i], entry);
         if (!grown) return nullptr;
-        Node* sibling = node->count == kFanOut ? split(node, height) : nullptr;
+        Node* sibling = node->count == kFanOut ? split(node) : nullptr;
         if (sibling && i >= node->count)
             insert_child(sibling, i - node->count, grown);
         else
@@ -320,11 +350,11 @@ private:
         return sibling;
     }
 
-    Node* split(Node* node, int height) {
-        Node* sibling = take_spare();
+    Node* split(Node* node) {
+        Node* sibling = take_spare(node->height);
         const uint32_t kept = node->count / 2, moved = node->count - kept;
         std::memcpy(sibling->slot, node->slot + kept, moved * sizeof(FreeChunk));
-        if (height > 0) std::memcpy(sibling->child, node->child + kept, moved * sizeof(Node*));
+        if (node->height > 0) std::memcpy(sibling->child, node->child + kept, moved * sizeof(Node*));
         sibling->count = moved;
         node->count = kept;
         return sibling;
@@ -341,42 +371,47 @@ private:
         ++parent->count;
     }
 
-    void erase_from_tree(Tree& tree, uint64_t size, uint64_t address) {
-        erase_below(tree.root, tree.height, size, address);
-        while (tree.height > 0 && tree.root->count == 1) {
-            Node* child = tree.root->child[0];
-            recycle(tree.root);
-            tree.root = child;
-            --tree.height;
+    BFC_COLD void erase_from_rest(Bin& bin, uint64_t size, uint64_t address) {
+        erase_below(bin.rest, size, address);
+        while (bin.rest->height > 0 && bin.rest->count == 1) {
+            Node* child = bin.rest->child[0];
+            recycle(bin.rest);
+            bin.rest = child;
         }
     }
 
-    void erase_below(Node* node, int height, uint64_t size, uint64_t address) {
-        if (height == 0) return erase_from_leaf(node, address);
+    void erase_below(Node* node, uint64_t size, uint64_t address) {
+        if (node->height == 0) return erase_from_leaf(node, address);
         const uint32_t i = route(node, size, address);
-        erase_below(node->child[i], height - 1, size, address);
-        if (node->child[i]->count >= kFanOut / 4) return;
-        if (i > 0) try_to_merge(node, i - 1, height - 1);
-        if (i + 1 < node->count) try_to_merge(node, i, height - 1);
+        erase_below(node->child[i], size, address);
+        const uint32_t left = node->child[i]->count;
+        if (left == 0) return remove_child(node, i);
+        if (left >= kFanOut / 4) return;
+        if (i > 0 && try_to_merge(node, i - 1)) return;
+        if (i + 1 < node->count) try_to_merge(node, i);
     }
 
-    // Joins child i with the one after it where both together half fill a node; so no node but a root stays empty.
-    void try_to_merge(Node* parent, uint32_t i, int child_height) {
+    void remove_child(Node* parent, uint32_t i) {
+        recycle(parent->child[i]);
+        const uint32_t after = --parent->count - i;
+        std::memmove(parent->slot + i, parent->slot + i + 1, after * sizeof(FreeChunk));
+        std::memmove(parent->child + i, parent->child + i + 1, after * sizeof(Node*));
+    }
+
+    // Joins child i with the one after it where both together fill half a node at most: so no tree grows sparse.
+    bool try_to_merge(Node* parent, uint32_t i) {
         Node* upper = parent->child[i];
         Node* lower = parent->child[i + 1];
-        if (upper->count && lower->count && upper->count + lower->count > kFanOut / 2) return;
-        if (child_height > 0) {
-            if (upper->count) upper->slot[upper->count - 1] = parent->slot[i];
+        if (upper->count + lower->count > kFanOut / 2) return false;
+        if (upper->height > 0) {
+            upper->slot[upper->count - 1] = parent->slot[i];
             std::memcpy(upper->child + upper->count, lower->child, lower->count * sizeof(Node*));
         }
         std::memcpy(upper->slot + upper->count, lower->slot, lower->count * sizeof(FreeChunk));
         upper->count += lower->count;
-        recycle(lower);
-        const uint32_t after = parent->count - i - 2;
         parent->slot[i] = parent->slot[i + 1];
-        std::memmove(parent->slot + i + 1, parent->slot + i + 2, after * sizeof(FreeChunk));
-        std::memmove(parent->child + i + 1, parent->child + i + 2, after * sizeof(Node*));
-        --parent->count;
+        remove_child(parent, i + 1);
+        return true;
     }
 };
 

@@ -6,8 +6,9 @@ A pool knows integers only. It calls no device, holds no Python object, and runs
 to that. docs/walk.md follows one allocation and one free through here.
 """
 
+cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
@@ -58,9 +59,9 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
         cbool reserve()
         void insert(uint64_t size, uint64_t address, uint32_t handle)
         void erase(uint64_t size, uint64_t address)
-        const FreeChunk* lower_bound(uint64_t size, uint64_t address)
-        cbool pop_best_fit(uint64_t size, FreeChunk& out)
-        const FreeChunk* largest()
+        cbool lower_bound(uint64_t size, uint64_t address, FreeChunk& out)
+        uint32_t pop_best_fit(uint64_t size, uint32_t none)
+        uint64_t largest()
         size_t count()
         cbool list(vector[FreeChunk]& out)
 
@@ -87,6 +88,24 @@ cdef struct Counters:               # TensorFlow's AllocatorStats
     uint64_t bytes_waiting          # the part of bytes_in_use that is freed already and waits for a stream
 
 
+cdef struct Events:                 # a trace, and where its replay writes
+    const uint8_t* op               # ALLOCATE or DEALLOCATE
+    const uint32_t* number          # of the allocation, an index into `handles`
+    const uint64_t* size
+    const uint16_t* stream
+    ChunkHandle* handles            # what is live; else NO_CHUNK
+    uint64_t* addresses             # one an event
+    size_t count
+
+cdef enum:
+    ALLOCATE = 0
+    DEALLOCATE = 1
+
+cdef struct Tally:                  # bytes asked for, of a replay
+    uint64_t live
+    uint64_t peak_live
+
+
 cdef class SharedCounter:
     cdef int64_t value
     cdef int64_t next_count(self) noexcept nogil
@@ -102,6 +121,7 @@ cdef class Growth:
     cdef uint64_t first_size
 
 
+@cython.final
 cdef class Pool:
     cdef void* chunk_block              # what realloc gave; `chunks` is its first cache line
     cdef Chunk* chunks
@@ -126,6 +146,7 @@ cdef class Pool:
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
+    cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
@@ -146,15 +167,16 @@ cdef class Pool:
                                     Counters* recount) noexcept nogil
     cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil
     cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil
-    cdef cbool reserve(self, uint32_t bin_set) noexcept nogil
+    cdef Bins* bins_of(self, ChunkHandle handle) noexcept nogil
+    cdef cbool reserve(self, Bins* bins) noexcept nogil
     cdef cbool grow_chunks(self) noexcept nogil
     cdef ChunkHandle take_slot(self) noexcept nogil
     cdef void delete_chunk(self, ChunkHandle handle) noexcept nogil
-    cdef void insert_free_chunk_into_bin(self, ChunkHandle handle) noexcept nogil
-    cdef void remove_free_chunk_from_bin(self, ChunkHandle handle) noexcept nogil
-    cdef void split_chunk(self, ChunkHandle handle, uint64_t size) noexcept nogil
+    cdef void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
+    cdef void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
+    cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size) noexcept nogil
     cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil
-    cdef ChunkHandle try_to_coalesce(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
+    cdef ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
 
 

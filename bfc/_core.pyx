@@ -1,5 +1,6 @@
 """The pool: best fit with coalescing over integers. `_core.pxd` has its data layout and its words."""
 
+cimport cython
 from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
@@ -32,12 +33,14 @@ cdef extern from *:
     static inline uint32_t bfc_find_start(const bfc::Starts& starts, const Chunk* chunks, uint64_t address) {
         return starts.find(address, [=](uint32_t handle) { return chunks[handle].ptr == address; });
     }
-    #define bfc_likely(x) __builtin_expect(!!(x), 1)
+
+    // Without the empty asm GCC takes a function that only prefetches for one that does nothing, and drops the call.
+    #define bfc_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
     """
     void bfc_prefer_huge_pages(void* block, size_t bytes) noexcept nogil
     uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
-    bint bfc_likely(bint x) noexcept nogil
+    void prefetch "bfc_prefetch"(const void* address) noexcept nogil
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
@@ -50,6 +53,8 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
 cdef enum:
     CACHE_LINE = 64
     FIRST_CHUNKS = 64
+    LOOK_AHEAD = 6                  # events
+    FITS_THE_CACHE = 8192           # chunks: half a megabyte of records
 
 
 cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
@@ -115,6 +120,30 @@ cdef class Growth:
             self.next_region_size *= 2
 
 
+cdef inline void look_ahead(Events* events, Chunk* chunks, size_t i) noexcept nogil:
+    """Fetches what later frees will touch: their entry in the table, then the chunk, then its neighbours. With a
+    million live chunks each of these is a cache miss, and a trace tells them in advance."""
+    cdef size_t j = i + 3 * LOOK_AHEAD
+    cdef ChunkHandle handle
+    if j >= events.count:
+        return
+    if events.op[j] == DEALLOCATE:
+        prefetch(&events.handles[events.number[j]])
+    j -= LOOK_AHEAD
+    if events.op[j] == DEALLOCATE:
+        handle = events.handles[events.number[j]]
+        if handle < NO_HOST_MEMORY:
+            prefetch(&chunks[handle])
+    j -= LOOK_AHEAD
+    if events.op[j] == DEALLOCATE:
+        handle = events.handles[events.number[j]]
+        if handle < NO_HOST_MEMORY:
+            # A stale handle or a missing neighbour gives an address that is only fetched from, never read.
+            prefetch(&chunks[chunks[handle].prev])
+            prefetch(&chunks[chunks[handle].next])
+
+
+@cython.final
 cdef class Pool:
     """Regions cut into chunks. Every method that takes a handle trusts it; the allocator checks what users pass."""
 
@@ -138,30 +167,27 @@ cdef class Pool:
 
     # -- allocate and free --------------------------------------------------------------------------------------------
 
-    cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+    cdef inline ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     uint64_t freed_before, cbool indexed) noexcept nogil:
         """The best fit of `rounded` bytes, split where the policy says so. NO_CHUNK, or NO_HOST_MEMORY.
 
         `freed_before` > 0 passes over chunks that were freed later (spec 2.9). `indexed` makes its address known to
         handle_of; who keeps the handle can do without.
         """
-        if not self.reserve(bin_set):
-            return NO_HOST_MEMORY
         cdef BinSet* wanted = &self.bin_sets[bin_set]
-        cdef FreeChunk found
         cdef ChunkHandle handle
-        if freed_before > 0:
-            handle = self.pop_freed_before(wanted.bins, rounded, freed_before)
-            if handle == NO_CHUNK:
-                return NO_CHUNK
-        elif wanted.bins.pop_best_fit(rounded, found):
-            handle = found.handle
+        if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
+            return NO_HOST_MEMORY
+        if freed_before == 0:
+            handle = wanted.bins.pop_best_fit(rounded, NO_CHUNK)
         else:
+            handle = self.pop_freed_before(wanted.bins, rounded, freed_before)
+        if handle == NO_CHUNK:
             return NO_CHUNK
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
-            self.split_chunk(handle, rounded)
+            self.split_chunk(wanted.bins, handle, rounded)
         chunk.requested_size = requested
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
@@ -177,14 +203,14 @@ cdef class Pool:
         return handle
 
     cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil:
-        cdef const FreeChunk* found = bins.lower_bound(rounded, 0)
-        while found != NULL and freed_before < self.chunks[found.handle].freed_at_count:
-            found = bins.lower_bound(found.size, found.address + 1)
-        if found == NULL:
+        cdef FreeChunk found
+        cdef cbool some = bins.lower_bound(rounded, 0, found)
+        while some and freed_before < self.chunks[found.handle].freed_at_count:
+            some = bins.lower_bound(found.size, found.address + 1, found)
+        if not some:
             return NO_CHUNK
-        cdef ChunkHandle handle = found.handle
         bins.erase(found.size, found.address)
-        return handle
+        return found.handle
 
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil:
         """Makes a chunk's address known to handle_of. False: the host is out of memory."""
@@ -199,10 +225,11 @@ cdef class Pool:
             self.starts.erase(self.chunks[handle].ptr, handle)
             self.chunks[handle].state &= ~<uint32_t>INDEXED
 
-    cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
+    cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
         cdef Chunk* chunk = &self.chunks[handle]
-        if not self.bin_sets[chunk.bin_set].bins.reserve():
+        cdef Bins* bins = self.bin_sets[chunk.bin_set].bins
+        if not bins.reserve():
             return False
         if self.timing != NULL and not try_push_back(self.timestamped, handle):
             return False
@@ -214,9 +241,9 @@ cdef class Pool:
         chunk.state = FREE
         if self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
-            self.insert_free_chunk_into_bin(handle)
+            self.insert_free_chunk_into_bin(bins, handle)
         else:
-            self.insert_free_chunk_into_bin(self.try_to_coalesce(handle, False))
+            self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
         return True
 
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil:
@@ -251,13 +278,43 @@ cdef class Pool:
 
     cdef uint64_t largest_free(self) noexcept nogil:
         cdef uint64_t largest = 0
-        cdef const FreeChunk* found
-        cdef size_t i
-        for i in range(self.bin_sets.size()):
-            found = self.bin_sets[i].bins.largest()
-            if found != NULL:
-                largest = max(largest, found.size)
+        cdef BinSet bin_set
+        for bin_set in self.bin_sets:
+            largest = max(largest, bin_set.bins.largest())
         return largest
+
+    # -- replay -------------------------------------------------------------------------------------------------------
+
+    cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+        """Runs events from `start` on, up to the first that it cannot serve, whose number it returns, or `end`.
+
+        It answers as BFC does: all chunks stand in one set of bins, and a size is rounded to 256.
+        """
+        cdef size_t i
+        cdef ChunkHandle handle
+        cdef uint64_t size
+        for i in range(start, end):
+            if self.chunk_count > FITS_THE_CACHE:
+                look_ahead(events, self.chunks, i)
+            if events.op[i] == ALLOCATE:
+                size = events.size[i]
+                handle = self.allocate_chunk(0, round_up(size, MINIMUM_SIZE), size, events.stream[i], 0, False)
+                if handle >= NO_HOST_MEMORY:
+                    return i
+                events.handles[events.number[i]] = handle
+                events.addresses[i] = self.chunks[handle].ptr
+                tally.live += size
+                tally.peak_live = max(tally.peak_live, tally.live)
+            else:
+                handle = events.handles[events.number[i]]
+                if handle == NO_CHUNK:
+                    continue
+                size = self.chunks[handle].requested_size
+                if not self.free_chunk(handle):
+                    return i
+                tally.live -= size
+                events.handles[events.number[i]] = NO_CHUNK
+        return end
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
@@ -270,7 +327,8 @@ cdef class Pool:
 
         False: the host is out of memory, and nothing has changed.
         """
-        if not self.reserve(bin_set):
+        cdef Bins* bins = self.bin_sets[bin_set].bins
+        if not self.reserve(bins):
             return False
         cdef cmap[uint64_t, Region].iterator before = self.regions.find(ptr)
         cdef ChunkHandle last = NO_CHUNK
@@ -303,7 +361,7 @@ cdef class Pool:
         chunk.state = FREE
         self.counters.pool_bytes += size
         self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
-        self.insert_free_chunk_into_bin(self.try_to_coalesce(handle, False))
+        self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
         return True
 
     cdef void free_regions(self, vector[Region]& out) noexcept nogil:
@@ -332,7 +390,7 @@ cdef class Pool:
             chunk = &self.chunks[handle]
             following = chunk.next
             if chunk.state == FREE:
-                self.remove_free_chunk_from_bin(handle)
+                self.remove_free_chunk_from_bin(self.bins_of(handle), handle)
             else:
                 self.counters.bytes_in_use -= chunk.size
                 self.unindex_chunk(handle)
@@ -351,7 +409,7 @@ cdef class Pool:
 
     # -- split, merge, coalesce ---------------------------------------------------------------------------------------
 
-    cdef void split_chunk(self, ChunkHandle handle, uint64_t size) noexcept nogil:
+    cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size) noexcept nogil:
         """Cuts the tail off as a free chunk of its own. It takes the timestamp along, and is not merged to the right:
         without timestamps no two neighbours are free, with them upstream does not either."""
         cdef ChunkHandle rest_handle = self.take_slot()
@@ -371,9 +429,9 @@ cdef class Pool:
         chunk.next = rest_handle
         if rest.next != NO_CHUNK:
             self.chunks[rest.next].prev = rest_handle
-        self.insert_free_chunk_into_bin(rest_handle)
+        self.insert_free_chunk_into_bin(bins, rest_handle)
 
-    cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
+    cdef inline void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
         cdef Chunk* survivor = &self.chunks[left]
         cdef Chunk* merged = &self.chunks[right]
         survivor.next = merged.next
@@ -383,7 +441,7 @@ cdef class Pool:
         survivor.freed_at_count = max(survivor.freed_at_count, merged.freed_at_count)
         self.delete_chunk(right)
 
-    cdef ChunkHandle try_to_coalesce(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
+    cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
         """Merges a free chunk that stands in no bin with the free neighbours on its right, then on its left."""
         cdef Chunk* chunk = &self.chunks[handle]
         if not ignore_timestamps and chunk.freed_at_count > 0:
@@ -391,22 +449,23 @@ cdef class Pool:
         cdef ChunkHandle right = chunk.next, left = chunk.prev
         if right != NO_CHUNK and self.chunks[right].state == FREE \
                 and (ignore_timestamps or self.chunks[right].freed_at_count == 0):
-            self.remove_free_chunk_from_bin(right)
+            self.remove_free_chunk_from_bin(bins, right)
             self.merge(handle, right)
         if left != NO_CHUNK and self.chunks[left].state == FREE \
                 and (ignore_timestamps or self.chunks[left].freed_at_count == 0):
-            self.remove_free_chunk_from_bin(left)
+            self.remove_free_chunk_from_bin(bins, left)
             self.merge(left, handle)
             return left
         return handle
 
-    cdef void insert_free_chunk_into_bin(self, ChunkHandle handle) noexcept nogil:
-        cdef Chunk* chunk = &self.chunks[handle]
-        self.bin_sets[chunk.bin_set].bins.insert(chunk.size, chunk.ptr, handle)
+    cdef inline void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil:
+        bins.insert(self.chunks[handle].size, self.chunks[handle].ptr, handle)
 
-    cdef void remove_free_chunk_from_bin(self, ChunkHandle handle) noexcept nogil:
-        cdef Chunk* chunk = &self.chunks[handle]
-        self.bin_sets[chunk.bin_set].bins.erase(chunk.size, chunk.ptr)
+    cdef inline void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil:
+        bins.erase(self.chunks[handle].size, self.chunks[handle].ptr)
+
+    cdef inline Bins* bins_of(self, ChunkHandle handle) noexcept nogil:
+        return self.bin_sets[self.chunks[handle].bin_set].bins
 
     # -- timestamped frees --------------------------------------------------------------------------------------------
 
@@ -444,20 +503,21 @@ cdef class Pool:
                 satisfied[0] = True
 
     cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil:
-        self.remove_free_chunk_from_bin(handle)
-        cdef ChunkHandle merged = self.try_to_coalesce(handle, required > 0)
-        self.insert_free_chunk_into_bin(merged)
+        cdef Bins* bins = self.bins_of(handle)
+        self.remove_free_chunk_from_bin(bins, handle)
+        cdef ChunkHandle merged = self.try_to_coalesce(bins, handle, required > 0)
+        self.insert_free_chunk_into_bin(bins, merged)
         if required > 0 and merged != handle and self.chunks[merged].freed_at_count > 0:
             self.timestamped.push_back(merged)
         return required > 0 and self.chunks[merged].size >= required
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    cdef inline cbool reserve(self, uint32_t bin_set) noexcept nogil:
-        """Room for one more chunk everywhere, so that nothing can fail half-way. False: out of host memory."""
+    cdef inline cbool reserve(self, Bins* bins) noexcept nogil:
+        """Room for one more chunk, so that nothing can fail half-way. False: the host is out of memory."""
         if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
             return False
-        return self.bin_sets[bin_set].bins.reserve() and self.starts.reserve()
+        return bins.reserve()
 
     cdef cbool grow_chunks(self) noexcept nogil:
         cdef size_t capacity = max(<size_t>FIRST_CHUNKS, self.chunk_capacity + self.chunk_capacity // 2)

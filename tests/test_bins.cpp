@@ -9,7 +9,7 @@
 #include <map>
 #include <random>
 #include <set>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "_bins.hpp"
@@ -35,12 +35,14 @@ uint64_t below(Random& random, uint64_t limit) { return random() % limit; }
 class Twins {
 public:
     void insert(uint64_t size, uint64_t address) {
-        if (!model_.emplace(Key{size, address}, ++handle_).second) return;
+        if (!addresses_.insert(address).second) return;  // no two chunks start at one address
+        model_.emplace(Key{size, address}, ++handle_);
         require(bins_.reserve(), "reserve");
         bins_.insert(size, address, handle_);
     }
     void erase(std::map<Key, uint32_t>::iterator entry) {
         bins_.erase(entry->first.first, entry->first.second);
+        addresses_.erase(entry->first.second);
         model_.erase(entry);
     }
     void compare_lower_bound(uint64_t size, uint64_t address) const {
@@ -79,6 +81,7 @@ public:
 private:
     bfc::Bins bins_;
     std::map<Key, uint32_t> model_;
+    std::set<uint64_t> addresses_;
     uint32_t handle_ = 0;
     uint64_t random_size_ = 0;
 };

@@ -215,17 +215,24 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "replay": (c_double, (c_void_p,) * 5 + (c_uint64, c_uint64, c_void_p)),
 }
 
+# Both are read while the library loads, so they need not stay for the process's other libraries.
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
 _loaded: dict[Path, ctypes.CDLL] = {}
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    """The shim as a library. Upstream reads the level of its log once, so it is set before."""
+    """The shim as a library, with upstream's warnings and its greeting off unless asked for."""
     if path not in _loaded:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        ours = {name: value for name, value in _QUIET.items() if name not in os.environ}
+        os.environ.update(ours)
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
             raise PeerUnavailable(f"loading the shim failed: {error}") from error
+        finally:
+            for name in ours:
+                del os.environ[name]
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, f"bfc_tf_{name}")
             function.restype, function.argtypes = result, arguments
@@ -349,13 +356,16 @@ class TensorFlowBFC:
         return dict(zip(STATS, values, strict=True))
 
     def clear_stats(self) -> None:
+        """Zero the number of allocations and the largest; the peak falls to what is in use."""
         self._library.bfc_tf_clear_stats(self._open)
 
     def requested_size(self, ptr: int) -> int:
+        """The bytes asked for; for a free chunk, those of its last user."""
         size: int = self._library.bfc_tf_requested_size(self._open, _u64(ptr))
         return size
 
     def allocated_size(self, ptr: int) -> int:
+        """The bytes of the whole chunk."""
         size: int = self._library.bfc_tf_allocated_size(self._open, _u64(ptr))
         return size
 

@@ -1,0 +1,68 @@
+"""Fixtures for every test, and the account that is drawn up after each one."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import bfc
+
+Simulated = Callable[..., bfc.SimulatedSubAllocator]
+MakeAllocator = Callable[..., bfc.BFCAllocator]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "peers: compares with compiled upstreams; needs their wheels")
+    config.addinivalue_line("markers", "slow: takes more than a few seconds")
+
+
+def pytest_report_header() -> str | None:
+    debug = getattr(bfc, "BFC_DEBUG", getattr(bfc._allocator, "BFC_DEBUG", None))
+    return None if debug is None else f"bfc: built with BFC_DEBUG={debug}"
+
+
+@pytest.fixture
+def simulated() -> Iterator[Simulated]:
+    """Makes simulated devices. After the test nothing may be live on any of them."""
+    devices: list[bfc.SimulatedSubAllocator] = []
+
+    def make(capacity: int | str = "64 MiB", **options: object) -> bfc.SimulatedSubAllocator:
+        devices.append(bfc.SimulatedSubAllocator(capacity, **options))
+        return devices[-1]
+
+    yield make
+    for device in devices:
+        assert (device.live, device.live_bytes) == ({}, 0), "regions were leaked"
+
+
+@pytest.fixture
+def make_allocator(simulated: Simulated) -> Iterator[MakeAllocator]:
+    """Makes allocators: over what is passed, or over a new simulated device of that capacity.
+
+    After the test each one is checked and closed, and its source must have all of its memory back.
+    """
+    allocators: list[bfc.BFCAllocator] = []
+
+    def make(source: object = "64 MiB", **options: object) -> bfc.BFCAllocator:
+        sub_allocator = simulated(source) if isinstance(source, int | str) else source
+        allocators.append(bfc.BFCAllocator(sub_allocator, **options))
+        return allocators[-1]
+
+    yield make
+    gc.collect()
+    for allocator in allocators:
+        allocator.check()
+        allocator.close()
+        allocator.check()
+        assert allocator.stats().bytes_in_use == 0
+    for allocator in allocators:
+        assert getattr(allocator.sub_allocator, "live_bytes", 0) == 0, "regions were leaked"
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers, the same in every run of a test."""
+    return random.Random(request.node.name)

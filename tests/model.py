@@ -1,0 +1,303 @@
+"""The slow, obvious twin of `bfc.BFCAllocator`: lists, `min()` and no bins.
+
+It calls any sub-allocator as the allocator does, so that the same history over two equal sub-allocators must give the
+same addresses, calls, chunks and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy
+
+import bfc
+
+GRANULE = 256
+FIRST_REGION = 2 << 20
+DEFAULT_SLACK_CAP = 128 << 20
+LAST_DOUBLING = 1 << 62
+
+
+def round_up(size: int, granule: int = GRANULE) -> int:
+    return -(-size // granule) * granule
+
+
+def backpedal(size: int) -> int:
+    """0.9 of a size in single precision, rounded up to 256, and always smaller than the size."""
+    smaller = round_up(int(numpy.float32(size) * numpy.float32(0.9)))
+    return smaller if smaller < size else size - GRANULE
+
+
+@dataclass(eq=False)
+class Chunk:
+    """`allocation_id` is -1 where it is free; `merged` says that another chunk has swallowed it."""
+
+    ptr: int
+    size: int
+    freed_at: int = 0
+    requested: int = 0
+    allocation_id: int = -1
+    merged: bool = False
+
+    @property
+    def in_use(self) -> bool:
+        return self.allocation_id > 0
+
+
+Region = list[Chunk]
+
+
+def span(region: Region) -> tuple[int, int]:
+    """The address of a region and its bytes."""
+    return region[0].ptr, sum(chunk.size for chunk in region)
+
+
+class Model:
+    """The rules of TensorFlow's allocator, with bfc's answers where TensorFlow hangs or corrupts itself."""
+
+    def __init__(
+        self,
+        device: bfc.SubAllocator,
+        *,
+        memory_limit: int,
+        allow_growth: bool = False,
+        garbage_collection: bool = True,
+        fragmentation_fraction: float = 0.0,
+        strict: bool = False,
+    ) -> None:
+        self.device = device
+        self.limit = memory_limit
+        self.first_size = round_up(min(memory_limit, FIRST_REGION) if allow_growth else memory_limit)
+        self.next_region_size = self.first_size
+        self.garbage_collection = garbage_collection
+        self.slack_cap = max(int(fragmentation_fraction * memory_limit), GRANULE)
+        if not fragmentation_fraction:
+            self.slack_cap = DEFAULT_SLACK_CAP
+        self.strict = strict
+        self.regions: list[Region] = []
+        self.queue: list[Chunk] = []  # freed with a timestamp
+        self.counter: Iterator[int] | None = None
+        self.frontier = 0
+        self.ids = count(1)
+        self.num_allocs = self.peak_in_use = self.largest_alloc = self.peak_pool = 0
+
+    # -- allocate and free ---------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, freed_before: int = 0) -> int | None:
+        """The address; None where it is refused; 0 for 0 bytes."""
+        if nbytes == 0:
+            return 0
+        rounded = round_up(nbytes)
+        if self.queue:
+            self.merge_pass()
+        found = self.best_fit(rounded, freed_before)
+        if found is None and self.extend(rounded):
+            found = self.best_fit(rounded, freed_before)
+        if found is None and not freed_before and self.queue and self.merge_pass(rounded):
+            found = self.best_fit(rounded, freed_before)
+        if found is None and self.garbage_collection and self.collect(rounded) and self.extend(rounded):
+            found = self.best_fit(rounded, freed_before)
+        return None if found is None else self.hand_out(found, rounded, nbytes)
+
+    def best_fit(self, rounded: int, freed_before: int) -> Chunk | None:
+        """The smallest that is large enough, the lowest address among equals."""
+        fitting = [chunk for chunk in self.chunks() if not chunk.in_use and chunk.size >= rounded]
+        if freed_before:
+            fitting = [chunk for chunk in fitting if chunk.freed_at <= freed_before]
+        return min(fitting, key=lambda chunk: (chunk.size, chunk.ptr), default=None)
+
+    def hand_out(self, chunk: Chunk, rounded: int, nbytes: int) -> int:
+        left = chunk.size - rounded
+        if chunk.size >= 2 * rounded or left >= self.slack_cap:
+            region = self.region_of(chunk.ptr)
+            region.insert(region.index(chunk) + 1, Chunk(chunk.ptr + rounded, left, chunk.freed_at))
+            chunk.size = rounded
+        chunk.requested = nbytes
+        chunk.allocation_id = next(self.ids)
+        self.num_allocs += 1
+        self.peak_in_use = max(self.peak_in_use, self.bytes_in_use)
+        self.largest_alloc = max(self.largest_alloc, chunk.size)
+        return chunk.ptr
+
+    def free(self, ptr: int) -> None:
+        chunk = next(chunk for chunk in self.region_of(ptr) if chunk.ptr == ptr and chunk.in_use)
+        chunk.allocation_id, chunk.requested = -1, 0
+        if self.counter is None:
+            self.coalesce(chunk)
+        else:
+            chunk.freed_at = next(self.counter)
+            self.queue.append(chunk)
+
+    def coalesce(self, chunk: Chunk, ignore_timestamps: bool = False) -> Chunk:
+        """Merges it with its right neighbour, then with its left one. Returns the chunk that is left."""
+
+        def mergeable(other: Chunk) -> bool:
+            return not other.in_use and (ignore_timestamps or other.freed_at == 0)
+
+        region = self.region_of(chunk.ptr)
+        at = region.index(chunk)
+        if not mergeable(chunk):
+            return chunk
+        if at + 1 < len(region) and mergeable(region[at + 1]):
+            swallow(region, at)
+        if at > 0 and mergeable(region[at - 1]):
+            swallow(region, at - 1)
+            return region[at - 1]
+        return chunk
+
+    # -- regions -------------------------------------------------------------------------------------------------
+
+    def extend(self, rounded: int) -> bool:
+        available = max(self.limit - self.pool_bytes, 0) // GRANULE * GRANULE
+        if rounded > available:
+            return False
+        grew = rounded > self.next_region_size
+        while rounded > self.next_region_size:
+            self.double()
+        size = min(self.next_region_size, available)
+        block = self.device.alloc(GRANULE, size)
+        while block is None and size > rounded:
+            size = backpedal(size)
+            if size < rounded and self.strict:
+                return False
+            size = max(size, rounded)
+            block = self.device.alloc(GRANULE, size)
+        if block is None:
+            return False
+        if not grew:
+            self.double()
+        self.add_region(*block)
+        return True
+
+    def double(self) -> None:
+        if self.next_region_size <= LAST_DOUBLING:
+            self.next_region_size *= 2
+
+    def add_region(self, ptr: int, size: int) -> None:
+        chunk = Chunk(ptr, size)
+        below = [region for region in self.regions if sum(span(region)) == ptr]
+        if below and self.device.supports_coalescing:
+            below[0].append(chunk)
+        else:
+            self.regions.append([chunk])
+            self.regions.sort(key=span)
+        self.peak_pool = max(self.peak_pool, self.pool_bytes)
+        self.coalesce(chunk)
+
+    def collect(self, rounded: int) -> bool:
+        """Gives the free regions back, all of them, if that makes room for `rounded` bytes under the limit."""
+        total = sum(span(region)[1] for region in self.free_regions())
+        if total == 0 or rounded > self.limit - self.pool_bytes + total:
+            return False
+        self.give_back(self.free_regions())
+        return True
+
+    def free_regions(self) -> list[Region]:
+        return [region for region in self.regions if not any(chunk.in_use for chunk in region)]
+
+    def give_back(self, regions: list[Region]) -> int:
+        gone = {id(chunk) for region in regions for chunk in region}
+        self.queue = [chunk for chunk in self.queue if id(chunk) not in gone]
+        self.regions = [region for region in self.regions if region not in regions]
+        for region in regions:
+            self.device.free(*span(region))
+        return sum(span(region)[1] for region in regions)
+
+    def release_free_regions(self) -> int:
+        self.next_region_size = self.first_size
+        return self.give_back(self.free_regions())
+
+    def close(self) -> None:
+        self.give_back(self.regions)
+
+    # -- timestamps ----------------------------------------------------------------------------------------------
+
+    def set_timing_counter(self) -> None:
+        self.counter = count(1)
+
+    def set_safe_frontier(self, frontier: int) -> None:
+        self.frontier = max(self.frontier, frontier)
+
+    def merge_pass(self, required: int = 0) -> bool:
+        """Coalesces what is safe; with `required` also what is not, until a chunk of that size exists."""
+        queue, self.queue, listed = self.queue, [], []
+        for chunk in queue:
+            if chunk.in_use or chunk.merged:
+                continue
+            if chunk.freed_at < self.frontier:
+                chunk.freed_at = 0
+            (listed if required or chunk.freed_at == 0 else self.queue).append(chunk)
+        satisfied = False
+        for chunk in listed:
+            if chunk.merged:
+                continue
+            if satisfied:
+                self.queue.append(chunk)
+                continue
+            survivor = self.coalesce(chunk, ignore_timestamps=required > 0)
+            if required and survivor is not chunk and survivor.freed_at:
+                self.queue.append(survivor)
+            satisfied = 0 < required <= survivor.size
+        return satisfied
+
+    # -- what can be seen ----------------------------------------------------------------------------------------
+
+    def chunks(self) -> Iterator[Chunk]:
+        for region in self.regions:
+            yield from region
+
+    def region_of(self, ptr: int) -> Region:
+        return next(region for region in self.regions if 0 <= ptr - span(region)[0] < span(region)[1])
+
+    @property
+    def pool_bytes(self) -> int:
+        return sum(chunk.size for chunk in self.chunks())
+
+    @property
+    def bytes_in_use(self) -> int:
+        return sum(chunk.size for chunk in self.chunks() if chunk.in_use)
+
+    def clear_stats(self) -> None:
+        self.num_allocs = self.largest_alloc = 0
+        self.peak_in_use = self.bytes_in_use
+
+    def stats(self) -> bfc.Stats:
+        return bfc.Stats(
+            num_allocs=self.num_allocs,
+            bytes_in_use=self.bytes_in_use,
+            peak_bytes_in_use=self.peak_in_use,
+            largest_alloc_size=self.largest_alloc,
+            bytes_limit=self.limit,
+            largest_free_block_bytes=max((c.size for c in self.chunks() if not c.in_use), default=0),
+            pool_bytes=self.pool_bytes,
+            peak_pool_bytes=self.peak_pool,
+        )
+
+    def layout(self) -> list[tuple]:
+        """Every region with its chunks, as `layout_of` gives it for a real allocator."""
+        return [
+            (*span(region), [(c.ptr, c.size, c.requested, c.allocation_id, c.freed_at) for c in region])
+            for region in self.regions
+        ]
+
+
+def swallow(region: Region, at: int) -> None:
+    """The chunk at an index takes in its right neighbour."""
+    right = region.pop(at + 1)
+    right.merged = True
+    region[at].size += right.size
+    region[at].freed_at = max(region[at].freed_at, right.freed_at)
+
+
+def layout_of(allocator: bfc.BFCAllocator) -> list[tuple]:
+    """Every region of an allocator with its chunks, as plain tuples in address order."""
+    return [
+        (
+            region.ptr,
+            region.size,
+            [(c.ptr, c.size, c.requested_size, c.allocation_id, c.freed_at_count) for c in region.chunks],
+        )
+        for region in allocator.snapshot().regions
+    ]

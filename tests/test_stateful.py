@@ -1,0 +1,167 @@
+"""The allocator beside its slow twin, over all options: Hypothesis histories, and plain random ones that are longer.
+
+A random history that fails prints the one line that repeats it. BFC_SEED=n runs the one history of that seed;
+BFC_HISTORIES=n runs n of them, from fresh seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from strategies import Policy, Source, Twins, draw_policy, draw_source, setups
+
+HISTORIES = 150
+STEPS = 150
+
+histories = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+class AllocatorBesideItsModel(RuleBasedStateMachine):
+    twins: Twins
+
+    @initialize(setup=setups(), counted=st.booleans())
+    def build(self, setup: tuple[Policy, Source], counted: bool) -> None:
+        self.twins = Twins(*setup)
+        if counted:
+            self.twins.set_timing_counter()
+
+    @rule(nbytes=st.integers(0, 5000))
+    def allocate_little(self, nbytes: int) -> None:
+        self.twins.allocate(nbytes)
+
+    @rule(share=st.integers(1, 1050), extra=st.integers(-300, 300))
+    def allocate_a_share_of_the_limit(self, share: int, extra: int) -> None:
+        self.twins.allocate(max(0, self.twins.limit * share // 1000 + extra))
+
+    @rule(power=st.integers(8, 24), extra=st.integers(-1, 1))
+    def allocate_near_a_power_of_two(self, power: int, extra: int) -> None:
+        self.twins.allocate((1 << power) + extra)
+
+    @precondition(lambda self: self.twins.live)
+    @rule(index=st.integers(0, 1000))
+    def free(self, index: int) -> None:
+        self.twins.free(index)
+
+    @precondition(lambda self: len(self.twins.live) > 4)
+    @rule()
+    def free_every_second(self) -> None:
+        for index in range(len(self.twins.live) // 2):
+            self.twins.free(index)
+
+    @rule(number=st.integers(1, 4))
+    def refuse_a_call(self, number: int) -> None:
+        self.twins.fail_at(number)
+
+    @rule()
+    def release_free_regions(self) -> None:
+        self.twins.release_free_regions()
+
+    @rule()
+    def clear_stats(self) -> None:
+        self.twins.clear_stats()
+
+    @precondition(lambda self: self.twins.model.counter is None)
+    @rule()
+    def attach_a_timing_counter(self) -> None:
+        self.twins.set_timing_counter()
+
+    @precondition(lambda self: self.twins.model.counter is not None)
+    @rule(behind=st.integers(0, 6))
+    def raise_the_frontier(self, behind: int) -> None:
+        self.twins.set_safe_frontier(max(0, self.twins.frees + 1 - behind))
+
+    @precondition(lambda self: self.twins.model.counter is not None)
+    @rule(share=st.integers(1, 400), behind=st.integers(0, 6))
+    def allocate_with_a_constraint(self, share: int, behind: int) -> None:
+        self.twins.allocate(self.twins.limit * share // 1000, max(0, self.twins.frees - behind))
+
+    @invariant()
+    def both_look_the_same(self) -> None:
+        if hasattr(self, "twins"):
+            self.twins.allocator.check()
+            self.twins.compare()
+
+    def teardown(self) -> None:
+        if hasattr(self, "twins"):
+            self.twins.close()
+
+
+TestAllocatorBesideItsModel = AllocatorBesideItsModel.TestCase
+TestAllocatorBesideItsModel.settings = histories
+
+
+# -- plain random histories ----------------------------------------------------------------------------------------------
+
+
+def seeds() -> list[int]:
+    if "BFC_SEED" in os.environ:
+        return [int(os.environ["BFC_SEED"])]
+    return [secrets.randbits(32) for _ in range(int(os.environ.get("BFC_HISTORIES", HISTORIES)))]
+
+
+def test_random_histories_agree_with_the_model() -> None:
+    for seed in seeds():
+        try:
+            play(random.Random(seed))
+        except Exception as error:
+            line = f"BFC_SEED={seed} python -m pytest tests/test_stateful.py -k random_histories"
+            pytest.fail(f"{error!r}\nthis history again: {line}", pytrace=True)
+
+
+def play(rng: random.Random) -> None:
+    """One history: its set-up, then steps that fill the pool, churn, and drain it by turns."""
+    policy = draw_policy(rng.choice)
+    twins = Twins(policy, draw_source(rng.choice, policy.memory_limit))
+    counted = rng.random() < 0.4
+    if counted:
+        twins.set_timing_counter()
+    scale = rng.choice((2, 8, 40, 300))
+    for step in range(STEPS):
+        wanted = rng.choice((0.3, 0.5, 0.8)) if step % 30 == 0 else wanted
+        if twins.live and rng.random() > wanted:
+            twins.free(rng.randrange(len(twins.live)))
+        else:
+            constraint = rng.choice((0, 0, max(0, twins.frees - rng.randrange(5)))) if counted else 0
+            twins.allocate(draw_size(rng, policy.memory_limit, scale), constraint)
+        disturb(rng, twins, counted)
+        twins.compare()
+        if step % 10 == 0:
+            twins.allocator.check()
+    twins.close()
+
+
+def draw_size(rng: random.Random, limit: int, scale: int) -> int:
+    """Mostly up to a share of the limit; now and then 256s, near a power of two, or most of the limit."""
+    kind = rng.random()
+    if kind < 0.15:
+        return 256 * rng.randrange(1, 5)
+    if kind < 0.3:
+        return max(1, (1 << rng.randrange(8, max(9, limit.bit_length()))) + rng.randrange(-1, 2))
+    if kind < 0.35:
+        return rng.randrange(limit // 2, limit + 2)
+    return rng.randrange(1, max(2, limit // scale))
+
+
+def disturb(rng: random.Random, twins: Twins, counted: bool) -> None:
+    kind = rng.random()
+    if kind < 0.03:
+        twins.fail_at(rng.randrange(1, 5))
+    elif kind < 0.05:
+        twins.release_free_regions()
+    elif kind < 0.06:
+        twins.clear_stats()
+    elif counted and kind < 0.2:
+        twins.set_safe_frontier(max(0, twins.frees + 1 - rng.randrange(6)))
