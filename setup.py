@@ -23,7 +23,7 @@ def extension(module: str) -> Extension:
         language="c++",
         include_dirs=["bfc"],
         depends=[header for header in HEADERS if os.path.exists(header)],
-        extra_compile_args=["-std=c++17", "-O3", "-fno-plt", "-fvisibility=hidden"],
+        extra_compile_args=["-std=c++17", "-O3", "-fno-plt", "-fvisibility=hidden", "-fno-semantic-interposition", "--param=max-inline-insns-single=2000", "--param=max-inline-insns-auto=400", "--param=inline-unit-growth=400","--param=large-function-growth=1000"],
         define_macros=[("BFC_DEBUG", DEBUG)],
     )
 
