@@ -59,7 +59,7 @@ cdef class Allocator(Owner):
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef void acquire(self) noexcept
-    cdef int allocate_placement(self, uint64_t size, object stream, object freed_before, Placement* placed) except -1
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object freed_before, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, Placement* placed) except -1
     cdef int try_allocate(self, Request* request, Placement* placed) except -1
     cdef ChunkHandle after_miss(self, ChunkHandle handle, Request* request) except? 0xFFFFFFFE

@@ -64,9 +64,15 @@ cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF:
-    if stream is None:
-        return 0
-    return stream_handle(stream)
+    cdef long long value
+    if PyLong_CheckExact(stream):
+        try:
+            value = PyLong_AsLongLong(stream)
+        except OverflowError:
+            value = -1
+        if value >= 0:
+            return <uint64_t>value
+    return 0 if stream is None else stream_handle(stream)
 
 
 def memory_limit_of(memory_limit, sub_allocator):
@@ -131,7 +137,7 @@ cdef class Allocator(Owner):
         ('0x10000000000', '0x10000000400')
         """
         cdef Placement placed
-        self.allocate_placement(size_from(nbytes), stream, freed_before, &placed)
+        self.allocate_placement(size_from(nbytes), stream_from(stream), freed_before, &placed)
         return placed.ptr
 
     def allocate(self, nbytes, stream=None):
@@ -146,15 +152,13 @@ cdef class Allocator(Owner):
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
-        if stream is None:
-            stream = self.home_stream
-        self.allocate_placement(size, stream, None, &placed)
-        buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, stream_from(stream))
+        cdef uint64_t on = self.home_stream if stream is None else stream_from(stream)
+        self.allocate_placement(size, on, None, &placed)
+        buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
 
-    cdef int allocate_placement(self, uint64_t size, object stream, object freed_before, Placement* placed) except -1:
-        cdef uint64_t on = 0 if PyLong_CheckExact(stream) and stream == 0 else stream_from(stream)
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object freed_before, Placement* placed) except -1:
         cdef Request request = self.request(size, on)
         if freed_before is not None:
             request.freed_before = count_from(freed_before)
@@ -249,9 +253,10 @@ cdef class Allocator(Owner):
         cdef uint64_t[::1] out = addresses
         cdef Py_ssize_t done = 0, i
         cdef Placement placed
+        cdef uint64_t on = stream_from(stream)
         try:
             for size in wanted:
-                self.allocate_placement(size, stream, None, &placed)
+                self.allocate_placement(size, on, None, &placed)
                 out[done] = placed.ptr
                 done += 1
         except BaseException:
@@ -316,6 +321,7 @@ cdef class Allocator(Owner):
         cdef bint freed
         if self.pool.chunks[handle].state & USED_ELSEWHERE:
             return self.free_shared(handle)
+        self.pool.prefetch_neighbours(handle)
         freed = self.pool.free_chunk(handle)
         self.frees += 1
         self.lock.release()
@@ -662,6 +668,14 @@ cdef class Allocator(Owner):
             largest_free_block_bytes=largest_free,
             bytes_waiting_for_streams=counters.bytes_waiting,
         )
+
+    @property
+    def bookkeeping_bytes(self):
+        """The host memory that the allocator's records take, in bytes."""
+        self.acquire()
+        cdef uint64_t total = self.pool.bookkeeping_bytes()
+        self.lock.release()
+        return total
 
     def reset_peak_stats(self):
         """Peaks start anew from what is in use and reserved now."""

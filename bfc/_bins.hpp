@@ -131,6 +131,7 @@ public:
     }
 
     size_t count() const { return count_; }
+    size_t bytes() const { return sizeof(*this) + nodes_ * sizeof(Node); }
 
     // Every entry in rising order; false where an entry is out of order or in the wrong place. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
@@ -183,6 +184,7 @@ private:
     uint64_t words_[kWords] = {};
     uint64_t summary_ = 0;
     size_t count_ = 0;
+    size_t nodes_ = 0;
     Node* spare_ = nullptr;
     int spares_ = 0;
 
@@ -240,6 +242,7 @@ private:
         while (spares_ < kSpareNodes) {
             Node* node = static_cast<Node*>(std::malloc(sizeof(Node)));
             if (!node) return false;
+            ++nodes_;
             recycle(node);
         }
         return true;
@@ -255,7 +258,10 @@ private:
     }
 
     void recycle(Node* node) {
-        if (spares_ == kMostSpareNodes) return std::free(node);
+        if (spares_ == kMostSpareNodes) {
+            --nodes_;
+            return std::free(node);
+        }
         node->child[0] = spare_;
         spare_ = node;
         ++spares_;

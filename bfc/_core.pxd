@@ -62,7 +62,7 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
         cbool lower_bound(uint64_t size, uint64_t address, FreeChunk& out)
         uint32_t pop_best_fit(uint64_t size, uint32_t none)
         uint64_t largest()
-        size_t count()
+        size_t bytes()
         cbool list(vector[FreeChunk]& out)
 
 cdef extern from "_starts.hpp" namespace "bfc" nogil:
@@ -145,6 +145,7 @@ cdef class Pool:
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil
+    cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
@@ -156,6 +157,7 @@ cdef class Pool:
     cdef void set_timing_counter(self, SharedCounter counter)
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil
+    cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef void all_regions(self, vector[Region]& out) noexcept nogil

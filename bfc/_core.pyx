@@ -10,17 +10,6 @@ from bfc.errors import InvariantError
 cdef extern from *:
     """
     #include <cstdint>
-    #if defined(__linux__)
-    #include <sys/mman.h>
-    // Large tables in 2 MiB pages: at a million live chunks the misses of the TLB cost more than those of the cache.
-    static void bfc_prefer_huge_pages(void* block, size_t bytes) {
-        const uintptr_t page = uintptr_t{2} << 20, first = (uintptr_t(block) + page - 1) & ~(page - 1);
-        const uintptr_t last = (uintptr_t(block) + bytes) & ~(page - 1);
-        if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-    }
-    #else
-    static void bfc_prefer_huge_pages(void*, size_t) {}
-    #endif
 
     // In single precision, as TensorFlow does it: 2 GiB becomes 1932735232, where a double would give 1932735488.
     static inline uint64_t bfc_times_nine_tenths(uint64_t size) {
@@ -33,14 +22,13 @@ cdef extern from *:
     static inline uint32_t bfc_find_start(const bfc::Starts& starts, const Chunk* chunks, uint64_t address) {
         return starts.find(address, [=](uint32_t handle) { return chunks[handle].ptr == address; });
     }
-
-    // Without the empty asm GCC takes a function that only prefetches for one that does nothing, and drops the call.
-    #define bfc_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
     """
-    void bfc_prefer_huge_pages(void* block, size_t bytes) noexcept nogil
     uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
-    void prefetch "bfc_prefetch"(const void* address) noexcept nogil
+
+cdef extern from "_memory.hpp" namespace "bfc" nogil:
+    void prefer_huge_pages(void* block, size_t bytes) noexcept
+    void prefetch(const void* address) noexcept
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
@@ -222,6 +210,12 @@ cdef class Pool:
             self.starts.erase(self.chunks[handle].ptr, handle)
             self.chunks[handle].state &= ~<uint32_t>INDEXED
 
+    cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil:
+        """Fetches what a free of this chunk is about to look at, both sides at once."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        prefetch(&self.chunks[chunk.prev if chunk.prev != NO_CHUNK else handle])
+        prefetch(&self.chunks[chunk.next if chunk.next != NO_CHUNK else handle])
+
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -243,6 +237,14 @@ cdef class Pool:
             self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
         return True
 
+    cdef uint64_t bookkeeping_bytes(self) noexcept nogil:
+        """The host memory that it keeps: records ever used, the table of starts, the bins."""
+        cdef uint64_t total = self.chunk_count * sizeof(Chunk) + self.starts.bytes()
+        cdef BinSet bin_set
+        for bin_set in self.bin_sets:
+            total += bin_set.bins.bytes()
+        return total
+
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil:
         """The owner has freed it, another stream may still use it: no address of the user's any more, but not free."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -252,7 +254,7 @@ cdef class Pool:
         self.counters.bytes_waiting += chunk.size
 
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
-        """Takes stop_using back. The table has room: its load is held at one half."""
+        """Takes stop_using back. The table has room: its load is held at two thirds."""
         cdef Chunk* chunk = &self.chunks[handle]
         self.starts.insert(chunk.ptr, handle)
         chunk.state = IN_USE | INDEXED | USED_ELSEWHERE
@@ -529,7 +531,7 @@ cdef class Pool:
         cdef char* aligned = <char*>round_up(<uint64_t>block, CACHE_LINE)
         if self.chunk_count and <size_t>(aligned - block) != skipped:
             memmove(aligned, block + skipped, self.chunk_count * sizeof(Chunk))
-        bfc_prefer_huge_pages(block, bytes)
+        prefer_huge_pages(block, bytes)
         self.chunk_block = block
         self.chunks = <Chunk*>aligned
         self.chunk_capacity = capacity

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "_memory.hpp"
+
 namespace bfc {
 
 class Starts {
@@ -22,7 +24,7 @@ public:
     ~Starts() { std::free(slots_); }
 
     // Makes room for one more. False: the host is out of memory, and nothing has changed.
-    bool reserve() { return 2 * (count_ + 1) <= size() || grow(); }
+    bool reserve() { return 3 * (count_ + 1) <= 2 * size() || grow(); }
 
     // Needs a reserve() before it.
     void insert(uint64_t address, uint32_t handle) {
@@ -87,6 +89,7 @@ private:
         if (bits > 31) return false;
         Slot* fresh = static_cast<Slot*>(std::malloc((size_t{1} << bits) * sizeof(Slot)));
         if (!fresh) return false;
+        prefer_huge_pages(fresh, (size_t{1} << bits) * sizeof(Slot));
         std::memset(fresh, 0xFF, (size_t{1} << bits) * sizeof(Slot));
         Slot* old = slots_;
         const size_t old_size = size();

@@ -51,7 +51,7 @@ STATS = (
 U64 = 1 << 64
 
 
-class PeerUnavailable(RuntimeError):
+class PeerUnavailable(RuntimeError):  # noqa: N818 - what is the case, not what went wrong
     """The compiled original cannot be had here; the text says in one line what failed."""
 
 

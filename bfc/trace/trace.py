@@ -83,6 +83,25 @@ class Trace:
     def __repr__(self) -> str:
         return f"<bfc.Trace, {len(self)} events>"
 
+    def __getitem__(self, events: slice) -> Trace:
+        """The first events: `trace[:n]`. Another part would free what it does not allocate."""
+        if not isinstance(events, slice) or events.start not in (None, 0) or events.step not in (None, 1):
+            raise TypeError("a trace is cut as trace[:n] only")
+        return Trace(self.op[events], self.id[events], self.size[events], self.stream[events], meta=self.meta)
+
+    def fullest_event(self) -> int:
+        """The event after which most bytes are live, as asked for; -1 of an empty trace."""
+        import numpy as np
+
+        if len(self) == 0:
+            return -1
+        # In a stable sort by id each free stands right behind its allocation.
+        order = np.argsort(self._numbers, kind="stable")
+        change = self.size.astype(np.int64)
+        frees = self.op[order] == FREE
+        change[order[frees]] = -change[order[np.flatnonzero(frees) - 1]]
+        return int(np.cumsum(change).argmax())
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Reads an `.npz` with these arrays, and a JSON text `meta` if it has one. Nothing in it is executed.
@@ -92,9 +111,10 @@ class Trace:
         import numpy as np
 
         try:
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
+            with open(path, "rb") as raw:
+                if not zipfile.is_zipfile(raw):
                     raise TraceError("it is no .npz archive")
+            with np.load(path, allow_pickle=False) as file:
                 columns = {name: _member(file, name) for name in ("op", "id", "size")}
                 stream = _member(file, "stream") if "stream" in file.files else None
                 meta = _meta(file)
@@ -103,10 +123,9 @@ class Trace:
             raise TraceError(f"{os.fspath(path)}: {error}") from None
         except OSError:
             raise
-        except (ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, NotImplementedError) as error:
-            raise TraceError(f"{os.fspath(path)}: it is no readable .npz archive ({error})") from None
-        except Exception as error:  # zlib.error and what else a damaged archive provokes
-            raise TraceError(f"{os.fspath(path)}: it is damaged ({type(error).__name__}: {error})") from None
+        except Exception as error:  # BadZipFile, zlib.error, and what else a damaged archive provokes
+            fault = " ".join(f"{type(error).__name__}: {error}".split())
+            raise TraceError(f"{os.fspath(path)}: it is damaged ({fault})") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an `.npz` that `load`, or any NumPy, reads."""

@@ -6,7 +6,7 @@ from bfc.snapshot import RegionInfo, Snapshot
 from bfc.units import format_bytes
 
 FREE, SLACK, ASKED = "_", "x", "*"
-MOST_REGIONS = 16
+ROWS = 16
 WIDTH = 72
 
 
@@ -15,10 +15,10 @@ def occupancy(snapshot: Snapshot, width: int = 100) -> str:
 
     Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (spec 2.13).
     """
-    return _line(snapshot.regions, width) or "The allocator contains no memory."
+    return _cells(snapshot.regions, width) or "The allocator contains no memory."
 
 
-def _line(regions: tuple[RegionInfo, ...], width: int) -> str:
+def _cells(regions: tuple[RegionInfo, ...], width: int) -> str:
     total = sum(region.size for region in regions)
     if not total:
         return ""
@@ -41,7 +41,7 @@ def _line(regions: tuple[RegionInfo, ...], width: int) -> str:
 
 
 def picture(snapshot: Snapshot) -> str:
-    """The figures, then a line a region: the largest ones where there are many.
+    """The figures, then the regions, the largest ones where there are many. A large region takes several lines.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
@@ -49,8 +49,8 @@ def picture(snapshot: Snapshot) -> str:
     >>> print(allocator.snapshot())
     simulated:0  19.8 KiB in use (1 chunk), 64.0 KiB reserved, limit 64.0 KiB
     free 44.2 KiB in 1 chunk, the largest 44.2 KiB, fragmentation 0.0%
-    0x10000000000   64.0 KiB |**********************x_________________________________________________|
-                             * asked for   x slack   _ free
+    0x10000000000    64.0 KiB |**********************x_________________________________________________|
+                              * asked for   x slack   _ free
     """
     stats = snapshot.stats
     live, free = snapshot.live_chunks(), snapshot.free_chunks()
@@ -64,14 +64,26 @@ def picture(snapshot: Snapshot) -> str:
             f"free {format_bytes(free_bytes)} in {_count(len(free), 'chunk')}, the largest "
             f"{format_bytes(max(chunk.size for chunk in free))}, fragmentation {stats.fragmentation:.1%}"
         )
-    shown = sorted(snapshot.regions, key=lambda region: -region.size)[:MOST_REGIONS]
+    shown = sorted(snapshot.regions, key=lambda region: -region.size)[:ROWS]
+    total = sum(region.size for region in shown)
     for region in sorted(shown, key=lambda region: region.ptr):
-        lines.append(f"{region.ptr:#013x} {format_bytes(region.size):>10} |{_line((region,), WIDTH)}|")
+        lines += _rows(region, max(1, ROWS * region.size // total) if region.size > ROWS * WIDTH * 256 else 1)
     if len(snapshot.regions) > len(shown):
         lines.append(f"and {_count(len(snapshot.regions) - len(shown), 'smaller region')}")
     if shown:
-        lines.append(f"{'':24} {ASKED} asked for   {SLACK} slack   {FREE} free")
+        lines.append(f"{'':25} {ASKED} asked for   {SLACK} slack   {FREE} free")
     return "\n".join(lines)
+
+
+def _rows(region: RegionInfo, rows: int) -> list[str]:
+    """A region over one or more lines of equal bytes; the first bears its size."""
+    cells = _cells((region,), rows * WIDTH)
+    lines = []
+    for row in range(rows):
+        address = region.ptr + region.size * row // rows
+        size = format_bytes(region.size) if row == 0 else ""
+        lines.append(f"{address:#013x} {size:>11} |{cells[row * WIDTH : (row + 1) * WIDTH]}|")
+    return lines
 
 
 def _count(n: int, noun: str) -> str:

@@ -1,0 +1,58 @@
+# Every target makes what it needs, a virtual environment first. PYTHON=python3.12 make test takes another Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := setup.py pyproject.toml $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx)
+
+.DEFAULT_GOAL := help
+.PHONY: help dev demo test peers check bench lint clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+dev: $(VENV)/built ## make the virtual environment, and build the package into it
+
+demo: $(VENV)/built ## replay the recorded training runs: the main job, in seconds
+	$(BIN)/bfc replay bench/traces/unet_buckets.npz --device simulated:26GiB
+	@echo
+	$(BIN)/bfc replay bench/traces --no-picture
+
+test: $(VENV)/built ## run the tests
+	$(BIN)/pytest -m "not peers"
+
+peers: $(VENV)/built ## compare with TensorFlow's compiled BFC (downloads its wheel, 260 MB, once)
+	$(BIN)/pytest -m peers
+
+check: .venv-check/built ## run the tests on a debug build: every invariant after every step
+	.venv-check/bin/pytest -m "not peers"
+
+bench: $(VENV)/built ## measure, TensorFlow's compiled BFC beside ours (downloads its wheel once)
+	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.scale
+	$(BIN)/python -m bench.calls
+
+lint: $(VENV)/linters ## format and lint: ruff, mypy, cython-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/cython-lint bfc
+	$(BIN)/mypy
+
+clean: ## remove what was built; the virtual environments too
+	rm -rf build *.egg-info $(VENV) .venv-check
+	find bfc -name '*.so' -delete
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/built: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[cli,test]'
+	@touch $@
+
+$(VENV)/linters: $(VENV)/built
+	$(BIN)/python -m pip install --quiet --editable '.[lint]'
+	@touch $@
+
+.venv-check/built: $(SOURCES) $(wildcard bfc/*.py bfc/*/*.py)
+	$(PYTHON) -m venv .venv-check
+	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --force-reinstall '.[cli,test]'
+	@touch $@

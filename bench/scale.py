@@ -1,0 +1,157 @@
+"""What grows and what does not: `python -m bench.scale`.
+
+An event around more and more live blocks; a bin crowded with chunks just too small; an 80 GiB region; the host memory
+that a chunk costs.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import bfc
+from bench.histories import churn
+from bench.peers.tensorflow import PeerUnavailable, TensorFlowBFC, build
+from bench.report import machine, resident_bytes, say, spread
+
+MANY = 1 << 44
+CROWD = 100_000
+
+
+def main() -> None:
+    say(machine())
+    slope_of_replay()
+    slope_of_calls()
+    crowded_bin()
+    large_region()
+    bookkeeping()
+
+
+def slope_of_replay() -> None:
+    say("\nns an event of a replay, by the blocks live (min / median / max over quarter millions of events)")
+    first = 0.0
+    for live in (1_000, 10_000, 100_000, 1_000_000):
+        trace = churn(live, 2_000_000)
+        marks: list[tuple[int, float]] = []
+        begun = time.perf_counter()
+        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+            trace.replay(allocator, progress=lambda done: marks.append((done, time.perf_counter() - begun)))
+        samples = [
+            (after[1] - before[1]) * 1e9 / (after[0] - before[0])
+            for before, after in zip(marks, marks[1:], strict=False)
+            if before[0] >= live
+        ]
+        first = first or statistics.median(samples)
+        say(f"  {live:>9} live {spread(samples)}   {statistics.median(samples) / first:.2f} times")
+
+
+def slope_of_calls() -> None:
+    say("\nns an event of Python calls in random order, which nothing can look ahead in (bare loop taken off)")
+    first = 0.0
+    for live in (1_000, 1_000_000):
+        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+            addresses = allocator.allocate_many([256 * random.randrange(1, 4096) for _ in range(live)]).tolist()
+            samples = [time_calls(allocator, addresses) for _ in range(9)]
+        first = first or statistics.median(samples)
+        say(f"  {live:>9} live {spread(samples)}   {statistics.median(samples) / first:.2f} times")
+
+
+def time_calls(allocator: bfc.BFCAllocator, addresses: list[int], pairs: int = 50_000) -> float:
+    picks = [random.randrange(len(addresses)) for _ in range(pairs)]
+    sizes = [256 * random.randrange(1, 4096) for _ in range(pairs)]
+    allocate, deallocate = allocator.allocate_raw, allocator.deallocate_raw
+    begun = time.perf_counter()
+    for pick, size in zip(picks, sizes, strict=True):
+        deallocate(addresses[pick])
+        addresses[pick] = allocate(size)
+    taken = time.perf_counter() - begun
+    begun = time.perf_counter()
+    for pick, _size in zip(picks, sizes, strict=True):
+        addresses[pick] = addresses[pick]
+    return (taken - (time.perf_counter() - begun)) * 1e9 / (2 * pairs)
+
+
+def crowded_bin() -> None:
+    say(f"\nus a pair (allocate, free) with {CROWD} free chunks just too small in its bin, and with none")
+    limit = 64 << 30
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(limit)) as allocator:
+        quiet = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
+        crowd(allocator.allocate_raw, allocator.deallocate_raw)
+        say(f"  bfc        {spread(quiet)}   crowded "
+            f"{spread(time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000))}")  # fmt: skip
+    try:
+        build()
+    except PeerUnavailable as error:
+        say(f"  without TensorFlow: {error}")
+        return
+    with TensorFlowBFC(memory_limit=limit, capacity=limit) as peer:
+        quiet = time_pairs(peer.allocate_raw, peer.deallocate_raw, 2_000)
+        crowd(peer.allocate_raw, peer.deallocate_raw)
+        say(f"  TensorFlow {spread(quiet)}   crowded {spread(time_pairs(peer.allocate_raw, peer.deallocate_raw, 200))}")
+
+
+def crowd(allocate: Callable[[int], int], deallocate: Callable[[int], None]) -> None:
+    """Fills the request's bin with chunks one granule smaller than it."""
+    small = []
+    for _ in range(CROWD):
+        small.append(allocate(300_000))
+        allocate(256)
+    for address in small:
+        deallocate(address)
+
+
+def time_pairs(allocate: Callable[[int], int], deallocate: Callable[[int], None], pairs: int) -> list[float]:
+    samples = []
+    for _ in range(9):
+        begun = time.perf_counter()
+        for _ in range(pairs):
+            deallocate(allocate(300_300))
+        samples.append((time.perf_counter() - begun) * 1e6 / pairs)
+    return samples
+
+
+def large_region() -> None:
+    say("\nan 80 GiB region: the first allocation")
+    for label, make in makers(80 << 30):
+        before, begun = resident_bytes(), time.perf_counter()
+        close = make()
+        taken = time.perf_counter() - begun
+        say(f"  {label:10} {taken * 1e3:9.3f} ms {max(0, resident_bytes() - before) / (1 << 20):9.2f} MiB")
+        close()
+
+
+def makers(limit: int) -> list[tuple[str, Callable[[], Callable[[], None]]]]:
+    def ours() -> Callable[[], None]:
+        allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator(limit))
+        allocator.allocate_raw(1)
+        return allocator.close
+
+    def theirs() -> Callable[[], None]:
+        peer = TensorFlowBFC(memory_limit=limit, capacity=limit)
+        peer.allocate_raw(1)
+        return peer.close
+
+    try:
+        build()
+    except PeerUnavailable:
+        return [("bfc", ours)]
+    return [("bfc", ours), ("TensorFlow", theirs)]
+
+
+def bookkeeping() -> None:
+    say("\nhost memory of the bookkeeping, bytes a live chunk (records, table of starts, bins)")
+    for live in (100_000, 700_000, 1_000_000, 1_400_000):
+        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+            allocator.allocate_many([4096] * live)
+            say(f"  {live:>9} live, none free      {allocator.bookkeeping_bytes / live:6.1f}")
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+        churn(1_000_000, 1_000_000).replay(allocator)
+        snapshot = allocator.snapshot()
+        live, free = len(snapshot.live_chunks()), len(snapshot.free_chunks())
+        say(f"  {live:>9} live, {free:>7} free   {allocator.bookkeeping_bytes / live:6.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""`python -m bfc` is the command `bfc`."""
+
+import sys
+
+from bfc.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

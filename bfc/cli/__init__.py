@@ -1,0 +1,36 @@
+"""The command `bfc`, which is `python -m bfc` too. One file a subcommand: `add_to(subparsers)` and `run(arguments)`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from bfc.cli import replay
+
+#: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
+OK, DOES_NOT_FIT, WRONG = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused, 2 a wrong call or file."""
+    parser = argparse.ArgumentParser(
+        prog="bfc", description="A GPU memory allocator that you can use, see into and trust."
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    replay.add_to(subparsers)
+    parsed = parser.parse_args(arguments)
+    try:
+        fits: bool = parsed.run(parsed)
+    except BrokenPipeError:
+        # The reader (head, a pager) has gone. Give the interpreter nothing to complain about when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        print(f"bfc: {error}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print("bfc: interrupted", file=sys.stderr)
+        return 130
+    return OK if fits else DOES_NOT_FIT

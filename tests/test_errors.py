@@ -1,0 +1,200 @@
+"""What bfc says when something goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+import bfc
+
+MIB = 1 << 20
+GIB = 1 << 30
+LINES, COLUMNS = 24, 120
+
+
+def refusal(allocator: bfc.BFCAllocator, nbytes: int) -> bfc.OutOfMemoryError:
+    with pytest.raises(bfc.OutOfMemoryError) as caught:
+        allocator.allocate_raw(nbytes)
+    return caught.value
+
+
+def full(make_allocator: Callable) -> bfc.OutOfMemoryError:
+    allocator = make_allocator("1 MiB")
+    allocator.allocate_raw(MIB)
+    return refusal(allocator, 1000)
+
+
+def fragmented(make_allocator: Callable) -> bfc.OutOfMemoryError:
+    allocator = make_allocator("1 MiB")
+    ptrs = [allocator.allocate_raw(4096) for _ in range(256)]
+    allocator.deallocate_many(ptrs[::2])
+    return refusal(allocator, 8192)
+
+
+def limited(make_allocator: Callable) -> bfc.OutOfMemoryError:
+    return refusal(make_allocator("8 GiB", memory_limit="1 GiB"), 2 * GIB)
+
+
+def waiting(make_allocator: Callable) -> bfc.OutOfMemoryError:
+    allocator = make_allocator(NeverDone("1 MiB"))
+    allocator.deallocate_raw(allocator.allocate_raw(MIB // 2, stream=3))
+    return refusal(allocator, MIB)
+
+
+def refused(make_allocator: Callable, simulated: Callable) -> bfc.OutOfMemoryError:
+    return refusal(make_allocator(simulated("8 GiB", max_bytes=1000)), GIB)
+
+
+class Never:
+    def done(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        pass
+
+
+class NeverDone(bfc.SimulatedSubAllocator):
+    """A device whose streams do not finish, however long anybody waits."""
+
+    asynchronous = True
+
+    def fence(self, stream: int) -> Never:
+        return Never()
+
+    def free(self, address: int, nbytes: int) -> None:
+        super().free(address, nbytes)
+
+
+SITUATIONS = [full, fragmented, limited]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_text_fits_one_screen(make_allocator, situation: Callable) -> None:
+    lines = str(situation(make_allocator)).splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+    assert lines[0].startswith("out of memory: asked for ")
+    assert any(line.startswith("  try: ") for line in lines)
+
+
+def test_the_text_fits_one_screen_at_the_worst(make_allocator) -> None:
+    source = bfc.SimulatedSubAllocator(2**63 - 1)
+    allocator = make_allocator(source, memory_limit=2**62 + 12345 * 256, allow_growth=True)
+    allocator.allocate_raw(2**61 + 777)
+    error = refusal(allocator, 2**63 - 1)
+    assert len(str(error).splitlines()) <= LINES
+    assert max(map(len, str(error).splitlines())) <= COLUMNS
+
+
+def test_a_full_device_says_so(make_allocator) -> None:
+    error = full(make_allocator)
+    assert (error.requested, error.in_use, error.reserved, error.limit) == (1000, MIB, MIB, MIB)
+    assert error.largest_free == 0
+    assert math.isnan(error.fragmentation)
+    assert str(error).splitlines() == [
+        "out of memory: asked for 1000 B (1000 bytes)",
+        "  in use        1.00 MiB",
+        "  reserved      1.00 MiB of a limit of 1.00 MiB",
+        "  free inside   0 B, the largest block 0 B",
+        "  refused by    the memory limit, of which 0 B are not taken yet",
+        "  try: freeing something first: print(allocator.snapshot()) shows what is live",
+    ]
+
+
+def test_fragmentation_is_named_with_its_figure(make_allocator) -> None:
+    error = fragmented(make_allocator)
+    assert error.largest_free == 4096
+    assert error.fragmentation == pytest.approx(127 / 128)
+    assert "fragmentation 99.2%" in str(error)
+    assert "less fragmentation" in str(error)
+
+
+def test_a_limit_below_the_device_is_named(make_allocator) -> None:
+    text = str(limited(make_allocator))
+    assert "above the limit of 1.00 GiB" in text
+    assert "a higher memory_limit: the device has 8.00 GiB" in text
+
+
+def test_waiting_streams_are_named(make_allocator) -> None:
+    error = waiting(make_allocator)
+    assert "512.0 KiB wait for other streams" in str(error)
+    assert error.in_use == MIB // 2
+
+
+def test_who_refused_is_named(make_allocator, simulated) -> None:
+    text = str(refused(make_allocator, simulated))
+    assert "refused by    SimulatedSubAllocator(8.00 GiB, 0 B live), asked last for 1.00 GiB" in text
+
+
+def test_advice_is_about_this_request_and_not_the_one_before(make_allocator) -> None:
+    allocator = make_allocator("8 GiB", memory_limit="1 GiB")
+    assert "smaller request" in str(refusal(allocator, 2 * GIB))
+    allocator.allocate_raw(GIB)
+    assert "smaller request" not in str(refusal(allocator, 1000))
+
+
+def test_buffers_and_many_raise_the_same_error(make_allocator) -> None:
+    allocator = make_allocator("1 MiB")
+    with pytest.raises(bfc.OutOfMemoryError) as one:
+        allocator.allocate("2 MiB")
+    with pytest.raises(bfc.OutOfMemoryError) as many:
+        allocator.allocate_many([2 * MIB])
+    assert one.value.requested == many.value.requested == 2 * MIB
+
+
+def test_out_of_memory_is_a_memory_error(make_allocator) -> None:
+    with pytest.raises(MemoryError):
+        make_allocator("1 MiB").allocate_raw(2 * MIB)
+
+
+FIGURES = ("requested", "in_use", "reserved", "limit", "largest_free")
+
+
+@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("situation", [full, fragmented, limited])
+def test_an_error_survives_pickling_word_for_word(make_allocator, again: Callable, situation) -> None:
+    error = situation(make_allocator)
+    same = again(error)
+    assert type(same) is bfc.OutOfMemoryError
+    assert [getattr(same, name) for name in FIGURES] == [getattr(error, name) for name in FIGURES]
+    assert same.fragmentation == pytest.approx(error.fragmentation, nan_ok=True)
+    assert str(same) == str(error)
+
+
+def test_an_error_can_be_made_by_hand() -> None:
+    error = bfc.OutOfMemoryError(5)
+    assert (error.requested, error.in_use, str(error).count("\n")) == (5, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (bfc.OutOfMemoryError, MemoryError),
+        (bfc.InvalidPointerError, ValueError),
+        (bfc.SubAllocatorError, RuntimeError),
+        (bfc.DeviceUnavailableError, RuntimeError),
+        (bfc.ClosedError, RuntimeError),
+        (bfc.InvariantError, AssertionError),
+        (bfc.TraceError, ValueError),
+    ],
+)
+def test_every_error_has_a_base_that_callers_know(error: type, base: type) -> None:
+    assert issubclass(error, base)
+    assert error.__doc__
+    assert error.__module__ == "bfc.errors"
+    if error is not bfc.OutOfMemoryError:
+        assert str(pickle.loads(pickle.dumps(error("why")))) == "why"
+
+
+def test_an_error_in_a_source_keeps_its_cause(make_allocator) -> None:
+    class Broken(bfc.SimulatedSubAllocator):
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            raise OSError(5, "the driver fell over")
+
+    with pytest.raises(bfc.SubAllocatorError, match="fell over") as caught:
+        make_allocator(Broken("1 MiB")).allocate_raw(1)
+    assert isinstance(caught.value.__cause__, OSError)

@@ -1,0 +1,80 @@
+"""`import bfc` is light, and every module stands on its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bfc
+
+ROOT = Path(bfc.__file__).parent
+HEAVY = ["numpy", "cuda", "pyopencl", "cupy", "numba", "torch", "tqdm", "rmm", "matplotlib"]
+SOURCES = sorted(path for path in ROOT.rglob("*.py*") if path.suffix in (".py", ".pyx"))
+#: Modules that need an extra package: they may fail to import, but only by saying that it is missing.
+EXTRAS = ("integrations",)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def run_python(code: str, *options: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_importing_bfc_imports_nothing_heavy() -> None:
+    run = run_python(f"import sys, bfc; print([n for n in {HEAVY} if n in sys.modules])", "-W", "error")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n", "")
+
+
+def test_using_raw_memory_imports_nothing_heavy() -> None:
+    run = run_python(
+        "import sys, bfc\n"
+        "with bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 MiB')) as a:\n"
+        "    a.allocate(5).free(); a.deallocate_raw(a.allocate_raw(9)); str(a.snapshot()); a.check()\n"
+        f"print([n for n in {HEAVY} if n in sys.modules])"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_every_module_imports_alone_and_without_a_warning(path: Path) -> None:
+    name = module_name(path)
+    if name.endswith("__main__"):
+        return
+    run = run_python(f"import {name}", "-W", "error")
+    if run.returncode and path.relative_to(ROOT).parts[0] in EXTRAS:
+        assert "ModuleNotFoundError" in run.stderr or "DeviceUnavailableError" in run.stderr, run.stderr
+        return
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_every_public_name_exists_and_is_listed_once() -> None:
+    assert [name for name in bfc.__all__ if not hasattr(bfc, name)] == []
+    assert len(set(bfc.__all__)) == len(bfc.__all__)
+    namespace: dict[str, object] = {}
+    exec("from bfc import *", namespace)
+    assert set(bfc.__all__) <= set(namespace)
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    assert [name for name in bfc.__all__ if not getattr(bfc, name).__doc__] == []
+
+
+def test_the_version_is_the_distributions() -> None:
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    assert bfc.__version__ == project["version"]
+
+
+def test_the_package_lists_each_of_its_folders() -> None:
+    setuptools = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    if not isinstance(setuptools.get("packages"), list):
+        return  # found by setuptools itself
+    folders = {module_name(path) for path in ROOT.rglob("__init__.py")}
+    assert set(setuptools["packages"]) == folders

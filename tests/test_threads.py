@@ -1,0 +1,405 @@
+"""Many threads on one allocator."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import bfc
+
+MIB = 1 << 20
+THREADS = 6
+
+
+@pytest.fixture(autouse=True)
+def restless() -> Iterator[None]:
+    """Threads take turns far more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+class SlowDevice(bfc.SimulatedSubAllocator):
+    """Takes its time, as a driver does, and lets other threads run meanwhile.
+
+    It reads and writes its own books under a lock, and remembers the most that was live at once.
+    """
+
+    alloc_seconds = 0.0
+    free_seconds = 0.0
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.books = threading.Lock()
+        self.most_live = 0
+        self.asked = threading.Event()
+        self.answer = threading.Event()
+        self.answer.set()
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self.asked.set()
+        time.sleep(self.alloc_seconds)
+        self.answer.wait(10)
+        with self.books:
+            block = super().alloc(alignment, nbytes)
+            self.most_live = max(self.most_live, self.live_bytes)
+        return block
+
+    def free(self, address: int, nbytes: int) -> None:
+        self.asked.set()
+        time.sleep(self.free_seconds)
+        with self.books:
+            super().free(address, nbytes)
+
+
+def run_all(works: list[Callable[[], object]], seconds: float = 60) -> list[BaseException]:
+    """Runs every piece of work in a thread of its own, all at once. Returns what they raised."""
+    start = threading.Barrier(len(works))
+    faults: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            work()
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return faults
+
+
+def hammer_raw(allocator: bfc.BFCAllocator, seed: int, steps: int) -> None:
+    dice = random.Random(seed)
+    live: dict[int, int] = {}
+    for _ in range(steps):
+        if live and (dice.random() < 0.5 or len(live) > 40):
+            ptr, size = live.popitem()
+            assert allocator.requested_size(ptr) == size
+            allocator.deallocate_raw(ptr)
+        else:
+            size = dice.choice([1, 256, 1000, 5000, 100_000])
+            ptr = allocator.allocate_raw(size)
+            assert ptr not in live
+            live[ptr] = size
+    for ptr in live:
+        allocator.deallocate_raw(ptr)
+
+
+def hammer_buffers(allocator: bfc.BFCAllocator, seed: int, steps: int) -> None:
+    dice = random.Random(seed)
+    live: list[bfc.Buffer] = []
+    for _ in range(steps):
+        if live and (dice.random() < 0.5 or len(live) > 40):
+            buffer = live.pop(dice.randrange(len(live)))
+            if dice.random() < 0.5:
+                buffer.free()
+        else:
+            live.append(allocator.allocate(dice.choice([1, 256, 1000, 5000, 100_000])))
+            assert not live[-1].freed
+
+
+def hammer_questions(allocator: bfc.BFCAllocator, seed: int, steps: int) -> None:
+    for step in range(steps // 20):
+        allocator.check()
+        stats = allocator.stats()
+        assert 0 <= stats.bytes_in_use <= stats.pool_bytes <= stats.bytes_limit
+        if step % 10 == seed % 10:
+            allocator.release_free_regions()
+
+
+def assert_empty(allocator: bfc.BFCAllocator) -> None:
+    """Nothing in use to the byte, and everything whole again."""
+    allocator.release_free_regions()  # also takes in what finalisers left behind
+    allocator.check()
+    stats = allocator.stats()
+    assert (stats.bytes_in_use, stats.pool_bytes) == (0, 0)
+    assert allocator.snapshot().regions == ()
+
+
+@pytest.mark.parametrize("hammers", ["raw", "buffers", "mixed"])
+def test_many_threads_leave_the_books_in_order(make_allocator, hammers: str) -> None:
+    allocator = make_allocator(SlowDevice("256 MiB"), allow_growth=True)
+    kinds = {
+        "raw": [hammer_raw],
+        "buffers": [hammer_buffers],
+        "mixed": [hammer_raw, hammer_buffers, hammer_questions],
+    }[hammers]
+    works = [
+        lambda seed=seed: kinds[seed % len(kinds)](allocator, seed, 3000) for seed in range(THREADS)
+    ]
+    assert run_all(works) == []
+    assert_empty(allocator)
+
+
+def test_one_thread_frees_what_another_allocated(make_allocator) -> None:
+    allocator = make_allocator("256 MiB")
+    handed: list[int] = []
+    total = 5000
+
+    def produce() -> None:
+        for number in range(total):
+            handed.append(allocator.allocate_raw(number % 3000 + 1))
+
+    def consume() -> None:
+        for _ in range(total):
+            while not handed:
+                time.sleep(0)
+            allocator.deallocate_raw(handed.pop())
+
+    assert run_all([produce, consume]) == []
+    assert allocator.stats().num_allocs == total
+    assert_empty(allocator)
+
+
+def test_no_two_threads_are_given_the_same_memory(make_allocator) -> None:
+    allocator = make_allocator(SlowDevice("64 MiB", alignment=256), allow_growth=True)
+    spans: list[tuple[int, int]] = []
+
+    def take() -> None:
+        spans.extend((allocator.allocate_raw(size), size) for size in range(256, 100_000, 999))
+
+    assert run_all([take] * THREADS) == []
+    spans.sort()
+    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert allocator.stats().num_allocs == len(spans)
+
+
+def test_allocation_ids_are_unique_across_threads(make_allocator) -> None:
+    allocator = make_allocator("256 MiB")
+    ids: list[int] = []
+
+    def take() -> None:
+        ids.extend(allocator.allocation_id(allocator.allocate_raw(1)) for _ in range(2000))
+
+    assert run_all([take] * THREADS) == []
+    assert sorted(ids) == list(range(1, 2000 * THREADS + 1))
+
+
+def test_a_double_free_in_two_threads_frees_once(make_allocator) -> None:
+    allocator = make_allocator("64 MiB")
+    ptrs = [allocator.allocate_raw(256) for _ in range(3000)]
+    freed: list[int] = []
+
+    def free_all() -> None:
+        for ptr in ptrs:
+            try:
+                allocator.deallocate_raw(ptr)
+            except bfc.InvalidPointerError:
+                continue
+            freed.append(ptr)
+
+    assert run_all([free_all] * 3) == []
+    assert sorted(freed) == sorted(ptrs)
+    assert_empty(allocator)
+
+
+def test_a_buffer_freed_in_two_threads_is_freed_once(make_allocator) -> None:
+    allocator = make_allocator("64 MiB")
+    buffers = [allocator.allocate(256) for _ in range(3000)]
+    assert run_all([lambda: [buffer.free() for buffer in buffers]] * 3) == []
+    assert_empty(allocator)
+
+
+# -- while the device is asked ---------------------------------------------------------------------
+
+
+def test_the_limit_holds_while_many_regions_are_asked_for_at_once(make_allocator) -> None:
+    device = SlowDevice("1 GiB")
+    device.alloc_seconds = 0.002
+    allocator = make_allocator(device, memory_limit="16 MiB", allow_growth=True)
+
+    def take_and_give() -> None:
+        for size in (2 * MIB, 3 * MIB, MIB, 5 * MIB, 256) * 4:
+            try:
+                allocator.deallocate_raw(allocator.allocate_raw(size))
+            except bfc.OutOfMemoryError:
+                allocator.release_free_regions()
+
+    assert run_all([take_and_give] * THREADS) == []
+    assert device.most_live <= 16 * MIB
+    assert allocator.stats().peak_pool_bytes <= 16 * MIB
+    assert_empty(allocator)
+
+
+@pytest.mark.parametrize("growth", [False, True])
+def test_first_allocations_at_the_same_time_all_succeed(make_allocator, growth: bool) -> None:
+    device = SlowDevice("64 MiB")
+    device.alloc_seconds = 0.05
+    allocator = make_allocator(device, memory_limit="8 MiB", allow_growth=growth)
+    faults = run_all([lambda: allocator.allocate_raw(MIB)] * THREADS)
+    assert faults == [], "6 of 8 MiB were asked for in all"
+    assert allocator.stats().bytes_in_use == THREADS * MIB
+
+
+def test_an_allocation_while_regions_are_released_is_not_out_of_memory(make_allocator) -> None:
+    device = SlowDevice("8 MiB")
+    allocator = make_allocator(device)
+    allocator.deallocate_raw(allocator.allocate_raw(MIB))
+    device.free_seconds = 0.1
+    device.asked.clear()
+    release = threading.Thread(target=allocator.release_free_regions)
+    release.start()
+    assert device.asked.wait(5)
+    try:
+        assert allocator.allocate_raw(MIB), "nothing at all is in use"
+    finally:
+        release.join()
+
+
+class Asking:
+    """An allocator with one full region, and a thread that waits for the device to give a second one."""
+
+    def __init__(self, make_allocator: Callable[..., bfc.BFCAllocator]) -> None:
+        self.device = SlowDevice("64 MiB")
+        self.allocator = make_allocator(self.device, allow_growth=True)
+        self.buffers = [self.allocator.allocate(MIB) for _ in range(2)]
+        self.ptr = self.buffers[0].ptr
+        self.device.asked.clear()
+        self.device.answer.clear()
+        self.outcome: list[object] = []
+        self.thread = threading.Thread(target=self.ask, daemon=True)
+        self.thread.start()
+        assert self.device.asked.wait(5)
+
+    def ask(self) -> None:
+        try:
+            self.outcome.append(self.allocator.allocate_raw(3 * MIB))
+        except Exception as fault:
+            self.outcome.append(fault)
+
+    def answer(self) -> object:
+        self.device.answer.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        return self.outcome[0]
+
+
+@pytest.fixture
+def under_way(make_allocator) -> Iterator[Asking]:
+    asking = Asking(make_allocator)
+    yield asking
+    asking.device.answer.set()
+    asking.thread.join(10)
+
+
+DURING = {
+    "a free": lambda state: state.allocator.deallocate_raw(state.ptr),
+    "a buffer's free": lambda state: state.buffers[0].free(),
+    "a dropped buffer": lambda state: state.buffers.clear(),
+    "an allocation": lambda state: state.buffers.clear() or state.allocator.allocate_raw(MIB),
+    "stats": lambda state: state.allocator.stats(),
+    "a snapshot": lambda state: state.allocator.snapshot(),
+    "a check": lambda state: state.allocator.check(),
+    "a size": lambda state: state.allocator.requested_size(state.ptr),
+}
+
+
+@pytest.mark.parametrize("name", DURING)
+def test_nothing_waits_for_a_call_to_the_device(under_way: Asking, name: str) -> None:
+    done = threading.Thread(target=DURING[name], args=(under_way,), daemon=True)
+    done.start()
+    done.join(5)
+    assert not done.is_alive(), f"{name} waits"
+    assert under_way.thread.is_alive()
+    assert isinstance(under_way.answer(), int)
+    under_way.allocator.check()
+
+
+def test_closing_during_a_call_to_the_device_leaks_no_region(under_way: Asking) -> None:
+    under_way.allocator.close()
+    assert isinstance(under_way.answer(), bfc.ClosedError)
+    assert under_way.device.live == {}, "a region came after close, and nobody gave it back"
+    under_way.allocator.check()
+
+
+def test_closing_inside_a_call_to_the_device_leaks_no_region(make_allocator) -> None:
+    class Closing(bfc.SimulatedSubAllocator):
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            allocator.close()
+            return super().alloc(alignment, nbytes)
+
+    allocator = make_allocator(Closing("1 MiB"))
+    with pytest.raises(bfc.ClosedError):
+        allocator.allocate_raw(1)
+    assert allocator.sub_allocator.live == {}
+
+
+def test_closing_while_threads_allocate_ends_in_closed_errors_only(make_allocator) -> None:
+    for attempt in range(10):
+        device = SlowDevice("64 MiB")
+        device.alloc_seconds = 0.001
+        allocator = make_allocator(device, allow_growth=True)
+
+        def work(allocator: bfc.BFCAllocator = allocator) -> None:
+            for _ in range(300):
+                buffer = allocator.allocate(100_000)
+                kept = allocator.allocate(50_000)
+                del buffer, kept
+
+        def close(allocator: bfc.BFCAllocator = allocator, attempt: int = attempt) -> None:
+            time.sleep(attempt * 0.0005)
+            allocator.close()
+
+        faults = run_all([work, work, work, close])
+        assert all(isinstance(fault, bfc.ClosedError) for fault in faults), faults
+        assert device.live == {}
+        allocator.check()
+
+
+# -- what is seen ----------------------------------------------------------------------------------
+
+
+class NosyDevice(bfc.Device):
+    """A device that something happens on whenever anybody writes its name."""
+
+    happen = staticmethod(lambda: None)
+
+    def __str__(self) -> str:
+        type(self).happen()
+        return super().__str__()
+
+
+def test_a_snapshot_is_of_one_moment(make_allocator) -> None:
+    class Device(NosyDevice):
+        pass
+
+    source = bfc.SimulatedSubAllocator("64 MiB")
+    source.device = Device("simulated")
+    allocator = make_allocator(source)
+    allocator.allocate_raw(1000)
+    Device.happen = lambda: allocator.allocate_raw(1000)
+    snapshot = allocator.snapshot()
+    del Device.happen
+    in_use = sum(chunk.size for chunk in snapshot.live_chunks())
+    assert in_use == snapshot.stats.bytes_in_use, "the figures are of another moment than the chunks"
+    assert len(snapshot.live_chunks()) == snapshot.stats.num_allocs
+
+
+def test_what_is_dropped_while_the_lock_is_taken_is_not_lost(make_allocator) -> None:
+    allocator = make_allocator("64 MiB", allow_growth=True)
+    kept = [allocator.allocate_raw(256) for _ in range(20_000)]
+    done = threading.Event()
+
+    def hold_the_lock_often() -> None:
+        while not done.is_set():
+            allocator.check()
+
+    def drop() -> None:
+        for _ in range(2000):
+            allocator.allocate(256)
+        done.set()
+
+    assert run_all([hold_the_lock_often, drop]) == []
+    allocator.deallocate_many(kept)
+    assert_empty(allocator)
