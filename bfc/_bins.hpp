@@ -82,22 +82,25 @@ public:
         erase_from_rest(bin, size, address);
     }
 
-    // Removes the best fit: the first entry of at least this size, the lowest address among equals. Returns its
-    // handle, or none.
-    BFC_HOT uint32_t pop_best_fit(uint64_t size, uint32_t none) {
+    // Removes the best fit: the first entry of at least this size, the lowest address among equals. False: none.
+    BFC_HOT bool pop_best_fit(uint64_t size, FreeChunk& out) {
         int number = bin_of(size);
         const Bin& bin = bins_[number];
         if (bin.count == 0 || bin.size < size) {
             if (bin.count > 1) {
                 const FreeChunk* found = lower_bound_in(bin.rest, size, 0);
-                if (found) return pop_other(*found);
+                if (found) {
+                    out = *found;
+                    erase_other(out);
+                    return true;
+                }
             }
             number = next_bin(number + 1);
-            if (number < 0) return none;
+            if (number < 0) return false;
         }
-        const uint32_t handle = bins_[number].handle;
+        out = bins_[number].first();
         pop_first(number);
-        return handle;
+        return true;
     }
 
     // The first entry at or after (size, address). False: none.
@@ -223,10 +226,7 @@ private:
         erase_from_rest(bin, bin.size, bin.address);
     }
 
-    BFC_COLD uint32_t pop_other(FreeChunk chunk) {
-        erase(chunk.size, chunk.address);
-        return chunk.handle;
-    }
+    BFC_COLD void erase_other(const FreeChunk& chunk) { erase(chunk.size, chunk.address); }
 
     // The bin holds one at least, and counts this one already.
     BFC_COLD void insert_another(Bin& bin, FreeChunk entry) {

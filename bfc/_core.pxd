@@ -60,7 +60,7 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
         void insert(uint64_t size, uint64_t address, uint32_t handle)
         void erase(uint64_t size, uint64_t address)
         cbool lower_bound(uint64_t size, uint64_t address, FreeChunk& out)
-        uint32_t pop_best_fit(uint64_t size, uint32_t none)
+        cbool pop_best_fit(uint64_t size, FreeChunk& out)
         uint64_t largest()
         size_t bytes()
         cbool list(vector[FreeChunk]& out)
@@ -68,6 +68,7 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
 cdef extern from "_starts.hpp" namespace "bfc" nogil:
     cdef cppclass Starts:
         cbool reserve()
+        void prefetch_slot(uint64_t address)
         void insert(uint64_t address, uint32_t handle)
         void erase(uint64_t address, uint32_t handle)
         size_t count()
@@ -144,7 +145,8 @@ cdef class Pool:
                                     uint64_t freed_before, cbool indexed) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
-    cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil
+    cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
+                                FreeChunk& found) noexcept nogil
     cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil

@@ -160,15 +160,17 @@ cdef class Pool:
         handle_of; who keeps the handle can do without.
         """
         cdef BinSet* wanted = &self.bin_sets[bin_set]
-        cdef ChunkHandle handle
+        cdef FreeChunk found
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if freed_before == 0:
-            handle = wanted.bins.pop_best_fit(rounded, NO_CHUNK)
-        else:
-            handle = self.pop_freed_before(wanted.bins, rounded, freed_before)
-        if handle == NO_CHUNK:
+            if not wanted.bins.pop_best_fit(rounded, found):
+                return NO_CHUNK
+        elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
+        if indexed:
+            self.starts.prefetch_slot(found.address)
+        cdef ChunkHandle handle = found.handle
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
@@ -187,15 +189,14 @@ cdef class Pool:
         self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, chunk.size)
         return handle
 
-    cdef ChunkHandle pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before) noexcept nogil:
-        cdef FreeChunk found
+    cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
+                                FreeChunk& found) noexcept nogil:
         cdef cbool some = bins.lower_bound(rounded, 0, found)
         while some and freed_before < self.chunks[found.handle].freed_at_count:
             some = bins.lower_bound(found.size, found.address + 1, found)
-        if not some:
-            return NO_CHUNK
-        bins.erase(found.size, found.address)
-        return found.handle
+        if some:
+            bins.erase(found.size, found.address)
+        return some
 
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil:
         """Makes a chunk's address known to handle_of. False: the host is out of memory."""

@@ -26,6 +26,9 @@ public:
     // Makes room for one more. False: the host is out of memory, and nothing has changed.
     bool reserve() { return 3 * (count_ + 1) <= 2 * size() || grow(); }
 
+    // Fetches where this address will go. Needs a reserve() before it.
+    void prefetch_slot(uint64_t address) const { prefetch(&slots_[home(key_of(address))]); }
+
     // Needs a reserve() before it.
     void insert(uint64_t address, uint32_t handle) {
         const uint32_t key = key_of(address);

@@ -15,7 +15,9 @@ MakeAllocator = Callable[..., bfc.BFCAllocator]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "peers: compares with compiled upstreams; needs their wheels")
+    config.addinivalue_line(
+        "markers", "peers: compares with compiled upstreams; needs their wheels"
+    )
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
 
 

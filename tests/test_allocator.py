@@ -34,12 +34,17 @@ def test_what_was_split_grows_back_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "chunk"), [(1, 256), (255, 256), (256, 256), (257, 512), (MIB, MIB), (MIB + 1, MIB + 256)]
+    ("nbytes", "chunk"),
+    [(1, 256), (255, 256), (256, 256), (257, 512), (MIB, MIB), (MIB + 1, MIB + 256)],
 )
 def test_sizes_are_rounded_up_to_256(make_allocator, nbytes: int, chunk: int) -> None:
     allocator = make_allocator()
     ptr = allocator.allocate_raw(nbytes)
-    assert (ptr, allocator.requested_size(ptr), allocator.allocated_size(ptr)) == (BASE, nbytes, chunk)
+    assert (ptr, allocator.requested_size(ptr), allocator.allocated_size(ptr)) == (
+        BASE,
+        nbytes,
+        chunk,
+    )
     assert allocator.allocate_raw(1) == BASE + chunk
 
 
@@ -57,7 +62,11 @@ def test_zero_bytes_are_address_zero_and_count_nothing(make_allocator) -> None:
 @pytest.mark.parametrize("nbytes", [-1, -(2**63), 2**63, 2**64, 2**64 + 256, 10**100])
 def test_sizes_outside_63_bits_are_value_errors(make_allocator, nbytes: int) -> None:
     allocator = make_allocator()
-    for refuse in (allocator.allocate_raw, allocator.allocate, lambda n: allocator.allocate_many([1, n])):
+    for refuse in (
+        allocator.allocate_raw,
+        allocator.allocate,
+        lambda n: allocator.allocate_many([1, n]),
+    ):
         with pytest.raises(ValueError, match="between 0 and 2"):
             refuse(nbytes)
     assert allocator.stats().bytes_in_use == 0
@@ -66,7 +75,11 @@ def test_sizes_outside_63_bits_are_value_errors(make_allocator, nbytes: int) -> 
 @pytest.mark.parametrize("nbytes", [None, 1.0, 2.5, np.float32(3), b"12", [4], (), object(), 1j])
 def test_sizes_that_are_no_integers_are_type_errors(make_allocator, nbytes: object) -> None:
     allocator = make_allocator()
-    for refuse in (allocator.allocate_raw, allocator.allocate, lambda n: allocator.allocate_many([1, n])):
+    for refuse in (
+        allocator.allocate_raw,
+        allocator.allocate,
+        lambda n: allocator.allocate_many([1, n]),
+    ):
         with pytest.raises(TypeError):
             refuse(nbytes)
     assert allocator.stats().bytes_in_use == 0
@@ -131,7 +144,9 @@ def test_a_device_of_2_to_the_62_bytes_grows_without_end(make_allocator) -> None
         (1000, 1000),
     ],
 )
-def test_a_memory_limit_is_bytes_a_text_or_a_fraction(make_allocator, memory_limit, expected: int) -> None:
+def test_a_memory_limit_is_bytes_a_text_or_a_fraction(
+    make_allocator, memory_limit, expected: int
+) -> None:
     allocator = make_allocator(memory_limit=memory_limit)
     assert allocator.memory_limit == allocator.stats().bytes_limit == expected
 
@@ -315,7 +330,9 @@ def test_an_address_that_is_no_allocation_changes_nothing(make_allocator, ask: C
 
 @pytest.mark.parametrize("ask", QUESTIONS)
 @pytest.mark.parametrize("ptr", [None, 1.5, "0x100", b"1", [], int, object()])
-def test_an_address_of_another_type_is_a_type_error(make_allocator, ask: Callable, ptr: object) -> None:
+def test_an_address_of_another_type_is_a_type_error(
+    make_allocator, ask: Callable, ptr: object
+) -> None:
     allocator = make_allocator()
     allocator.allocate_raw(1)
     before = allocator.snapshot()
@@ -396,7 +413,12 @@ def test_regions_double_when_memory_may_grow(make_allocator) -> None:
     assert allocator.next_region_size == 2 * MIB
     for _ in range(8):
         allocator.allocate_raw(2 * MIB)
-    assert [region.size for region in allocator.snapshot().regions] == [2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB]
+    assert [region.size for region in allocator.snapshot().regions] == [
+        2 * MIB,
+        4 * MIB,
+        8 * MIB,
+        16 * MIB,
+    ]
     assert allocator.next_region_size == 32 * MIB
 
 
@@ -588,7 +610,11 @@ def test_stats_mean_what_they_say(make_allocator) -> None:
     assert stats.pool_bytes == stats.peak_pool_bytes == 6 * MIB
     assert stats.largest_free_block_bytes == 2 * MIB
     assert stats.fragmentation == pytest.approx(1 / 2)
-    assert (stats.bytes_reserved, stats.peak_bytes_reserved, stats.bytes_reservable_limit) == (0, 0, None)
+    assert (stats.bytes_reserved, stats.peak_bytes_reserved, stats.bytes_reservable_limit) == (
+        0,
+        0,
+        None,
+    )
     allocator.deallocate_raw(b)
     assert allocator.stats().bytes_in_use == 0
 
@@ -596,7 +622,12 @@ def test_stats_mean_what_they_say(make_allocator) -> None:
 def test_resets_touch_what_they_name_only(make_allocator) -> None:
     def figures() -> tuple[int, ...]:
         stats = allocator.stats()
-        return (stats.num_allocs, stats.peak_bytes_in_use, stats.largest_alloc_size, stats.peak_pool_bytes)
+        return (
+            stats.num_allocs,
+            stats.peak_bytes_in_use,
+            stats.largest_alloc_size,
+            stats.peak_pool_bytes,
+        )
 
     def fill_and_keep_one() -> None:
         kept = [allocator.allocate_raw(size) for size in (MIB, 2 * MIB, 8 * MIB)]
@@ -771,7 +802,9 @@ def test_more_than_was_asked_for_is_used_and_given_back_whole() -> None:
     assert source.freed == [(BASE, MIB + 1000)]
 
 
-def test_adjacent_blocks_become_one_region_where_the_source_allows_it(make_allocator, simulated) -> None:
+def test_adjacent_blocks_become_one_region_where_the_source_allows_it(
+    make_allocator, simulated
+) -> None:
     for joins in (True, False):
         device = simulated("1 GiB", supports_coalescing=joins)
         allocator = make_allocator(device, allow_growth=True)

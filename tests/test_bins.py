@@ -41,5 +41,7 @@ def test_bins_and_starts_agree_with_the_standard_containers(program: Path, seed:
     run = subprocess.run(
         [str(program), str(seed), "20000"], capture_output=True, text=True, check=False, timeout=120
     )
-    assert run.returncode == 0, f"{program.name} {seed} 20000\n{run.stdout[-2000:]}{run.stderr[-4000:]}"
+    assert run.returncode == 0, (
+        f"{program.name} {seed} 20000\n{run.stdout[-2000:]}{run.stderr[-4000:]}"
+    )
     assert run.stdout.endswith("sound\n")

@@ -127,7 +127,9 @@ def test_waiting_streams_are_named(make_allocator) -> None:
 
 def test_who_refused_is_named(make_allocator, simulated) -> None:
     text = str(refused(make_allocator, simulated))
-    assert "refused by    SimulatedSubAllocator(8.00 GiB, 0 B live), asked last for 1.00 GiB" in text
+    assert (
+        "refused by    SimulatedSubAllocator(8.00 GiB, 0 B live), asked last for 1.00 GiB" in text
+    )
 
 
 def test_advice_is_about_this_request_and_not_the_one_before(make_allocator) -> None:
@@ -154,9 +156,13 @@ def test_out_of_memory_is_a_memory_error(make_allocator) -> None:
 FIGURES = ("requested", "in_use", "reserved", "limit", "largest_free")
 
 
-@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy]
+)
 @pytest.mark.parametrize("situation", [full, fragmented, limited])
-def test_an_error_survives_pickling_word_for_word(make_allocator, again: Callable, situation) -> None:
+def test_an_error_survives_pickling_word_for_word(
+    make_allocator, again: Callable, situation
+) -> None:
     error = situation(make_allocator)
     same = again(error)
     assert type(same) is bfc.OutOfMemoryError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -96,7 +97,12 @@ def test_strict_collects_no_garbage(make_allocator) -> None:
 
 def test_views_and_exports_in_cycles_are_freed_too(make_allocator) -> None:
     allocator = make_allocator(bfc.HostSubAllocator("4 MiB"))
-    for take in (memoryview, lambda b: b.view("u1"), lambda b: memoryview(b.view("f4")), lambda b: b.__dlpack__()):
+    for take in (
+        memoryview,
+        lambda b: b.view("u1"),
+        lambda b: memoryview(b.view("f4")),
+        lambda b: b.__dlpack__(),
+    ):
         cycle = Cycle(take(allocator.allocate(1024)))
         del cycle
         gc.collect()
@@ -117,7 +123,9 @@ def test_an_allocator_and_its_buffers_in_one_cycle_go_together(simulated) -> Non
 def test_an_allocator_and_an_export_of_its_memory_in_one_cycle_leak_no_region() -> None:
     host = bfc.HostSubAllocator("4 MiB")
     allocator = bfc.BFCAllocator(host)
-    cycle = Cycle([allocator, memoryview(allocator.allocate(1000)), allocator.allocate(9).__dlpack__()])
+    cycle = Cycle(
+        [allocator, memoryview(allocator.allocate(1000)), allocator.allocate(9).__dlpack__()]
+    )
     del allocator, cycle
     gc.collect()
     assert host.live_bytes == 0
@@ -197,10 +205,8 @@ def test_re_entry_under_a_tight_limit_ends(make_allocator, limit: str) -> None:
 
     def inside() -> None:
         source.during_alloc = lambda: None
-        try:
+        with contextlib.suppress(bfc.OutOfMemoryError):
             allocator.deallocate_raw(allocator.allocate_raw(256))
-        except bfc.OutOfMemoryError:
-            pass
 
     source.during_alloc = inside
     assert within(10, lambda: allocator.allocate_raw(2 * MIB)) > 0

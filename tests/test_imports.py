@@ -29,7 +29,9 @@ def run_python(code: str, *options: str) -> subprocess.CompletedProcess:
 
 
 def test_importing_bfc_imports_nothing_heavy() -> None:
-    run = run_python(f"import sys, bfc; print([n for n in {HEAVY} if n in sys.modules])", "-W", "error")
+    run = run_python(
+        f"import sys, bfc; print([n for n in {HEAVY} if n in sys.modules])", "-W", "error"
+    )
     assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n", "")
 
 
@@ -50,7 +52,9 @@ def test_every_module_imports_alone_and_without_a_warning(path: Path) -> None:
         return
     run = run_python(f"import {name}", "-W", "error")
     if run.returncode and path.relative_to(ROOT).parts[0] in EXTRAS:
-        assert "ModuleNotFoundError" in run.stderr or "DeviceUnavailableError" in run.stderr, run.stderr
+        assert "ModuleNotFoundError" in run.stderr or "DeviceUnavailableError" in run.stderr, (
+            run.stderr
+        )
         return
     assert (run.returncode, run.stderr) == (0, "")
 

@@ -61,7 +61,10 @@ def test_figures_and_chunks_agree(allocator) -> None:
     snapshot = allocator.snapshot()
     assert snapshot.stats == allocator.stats()
     assert sum(chunk.size for chunk in snapshot.live_chunks()) == snapshot.stats.bytes_in_use
-    assert max(chunk.size for chunk in snapshot.free_chunks()) == snapshot.stats.largest_free_block_bytes
+    assert (
+        max(chunk.size for chunk in snapshot.free_chunks())
+        == snapshot.stats.largest_free_block_bytes
+    )
     assert sum(region.size for region in snapshot.regions) == snapshot.stats.pool_bytes
 
 
@@ -76,7 +79,16 @@ def test_bins_count_chunks_in_use_by_their_size_too(allocator) -> None:
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [(0, 0), (1, 0), (256, 0), (511, 0), (512, 1), (1 << 28, 20), ((1 << 28) - 1, 19), (2**63 - 1, 20)],
+    [
+        (0, 0),
+        (1, 0),
+        (256, 0),
+        (511, 0),
+        (512, 1),
+        (1 << 28, 20),
+        ((1 << 28) - 1, 19),
+        (2**63 - 1, 20),
+    ],
 )
 def test_bins_are_tensorflows(size: int, expected: int) -> None:
     assert bin_index(size) == expected
@@ -95,9 +107,15 @@ def test_a_snapshot_outlives_its_allocator_and_never_changes(allocator) -> None:
     allocator.close()
     assert before == kept
     assert before != allocator.snapshot()
-    for value in (before, before.stats, before.regions[0], before.regions[0].chunks[0], before.bins[0]):
-        with pytest.raises((dataclasses.FrozenInstanceError, AttributeError)):
-            value.ptr = 5
+    for value in (
+        before,
+        before.stats,
+        before.regions[0],
+        before.regions[0].chunks[0],
+        before.bins[0],
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, dataclasses.fields(value)[0].name, 5)
     assert isinstance(hash(before), int)
 
 
@@ -135,18 +153,15 @@ def test_the_picture_is_what_it_was(make_allocator) -> None:
 
 
 def test_slack_is_drawn_where_it_is(make_allocator) -> None:
-    allocator = make_allocator("8 KiB")
-    allocator.allocate_raw(4097)
-    assert allocator.snapshot().occupancy(32) == "*" * 17 + "_" * 15
-    allocator.allocate_raw(2048 + 256)
-    assert allocator.snapshot().occupancy(32) == "*" * 26 + "_" * 6
-    odd = make_allocator("8 KiB")
-    odd.allocate_raw(5000)  # its chunk is 5120 bytes
-    assert odd.snapshot().occupancy(64) == "*" * 40 + "_" * 24
-    whole = make_allocator("4 KiB")
-    whole.allocate_raw(2049)
-    assert whole.allocated_size(BASE) == 2304
-    assert whole.snapshot().occupancy(256).count("x") == 15
+    allocator = make_allocator("4 KiB")
+    hole, _kept = allocator.allocate_raw(1024), allocator.allocate_raw(512)
+    allocator.deallocate_raw(hole)
+    allocator.allocate_raw(600)  # takes the hole of 1024 bytes whole
+    assert allocator.snapshot().occupancy(16) == "***x**__________"
+    assert allocator.snapshot().occupancy(4) == "**__", (
+        "what was asked for hides slack, slack hides free memory"
+    )
+    assert allocator.snapshot().occupancy(4096).count("x") == 1024 - 600
 
 
 def test_an_occupancy_is_as_wide_as_asked(allocator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
@@ -171,7 +172,7 @@ def test_no_two_threads_are_given_the_same_memory(make_allocator) -> None:
 
     assert run_all([take] * THREADS) == []
     spans.sort()
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert allocator.stats().num_allocs == len(spans)
 
 
@@ -382,7 +383,9 @@ def test_a_snapshot_is_of_one_moment(make_allocator) -> None:
     snapshot = allocator.snapshot()
     del Device.happen
     in_use = sum(chunk.size for chunk in snapshot.live_chunks())
-    assert in_use == snapshot.stats.bytes_in_use, "the figures are of another moment than the chunks"
+    assert in_use == snapshot.stats.bytes_in_use, (
+        "the figures are of another moment than the chunks"
+    )
     assert len(snapshot.live_chunks()) == snapshot.stats.num_allocs
 
 

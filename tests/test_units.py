@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,8 +37,8 @@ def test_a_text_is_read_as_bytes(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "MiB", "-1", "-1 MiB", "+1", "1e3", "0x10", "1,000", "1_000", "1 XiB", "1 M", "nan", "inf"]
-    + ["1 2", "1..2", ".", "1 MiB/s", "\u00b2", "\u0661 MiB", "1\x00", "4 GiB 1", "half"],
+    ["", " ", "MiB", "-1", "-1 MiB", "+1", "1e3", "0x10", "1,000", "1_000", "1 XiB", "1 M"]
+    + ["nan", "inf", "1 2", "1..2", ".", "1 MiB/s", "\u00b2", "\u0661 MiB", "1\x00", "4 GiB 1"],
 )
 def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
@@ -95,7 +97,5 @@ def test_what_is_written_is_read_back_nearly_the_same(nbytes: int) -> None:
 
 @given(st.text(max_size=12))
 def test_no_text_does_anything_but_parse_or_raise_value_error(text: str) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         assert 0 <= parse_bytes(text) <= MAX_BYTES
-    except ValueError:
-        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import sys
 import threading
@@ -23,7 +24,9 @@ FACTORIES: dict[str, Callable[[], bfc.SubAllocator]] = {
     "simulated, text": lambda: bfc.SimulatedSubAllocator("64 MiB"),
     "simulated, gaps": lambda: bfc.SimulatedSubAllocator(CAPACITY, gap=300, alignment=1),
     "simulated, odd base": lambda: bfc.SimulatedSubAllocator(CAPACITY, base=12345, alignment=64),
-    "simulated, joining": lambda: bfc.SimulatedSubAllocator(CAPACITY, supports_coalescing=True, alignment=256),
+    "simulated, joining": lambda: bfc.SimulatedSubAllocator(
+        CAPACITY, supports_coalescing=True, alignment=256
+    ),
     "simulated, small blocks": lambda: bfc.SimulatedSubAllocator(CAPACITY, max_bytes="6 MiB"),
     "host": lambda: bfc.HostSubAllocator(CAPACITY),
     "host, text": lambda: bfc.HostSubAllocator("64 MiB"),
@@ -73,7 +76,7 @@ def test_a_larger_alignment_is_kept_too(source, alignment: int) -> None:
 
 def test_blocks_do_not_overlap(source) -> None:
     blocks = sorted(take(source, nbytes) for nbytes in ODD_SIZES)
-    assert all(a + size <= b for (a, size), (b, _) in zip(blocks, blocks[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(blocks))
     give(source, blocks)
 
 
@@ -167,32 +170,40 @@ def test_without_work_queued_there_is_no_fence(source) -> None:
         assert fence is None or fence.done()
 
 
-def test_several_threads_never_pass_the_capacity_or_overlap(source) -> None:
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns far more often than usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def take_from_threads(source: bfc.SubAllocator, nbytes: int) -> list[Block]:
+    """Fills a source from eight threads at once. Returns its blocks in address order."""
     blocks: list[Block] = []
 
     def work() -> None:
-        for _ in range(60):
-            block = source.alloc(ALIGNMENT, MIB // 2)
-            if block is not None:
-                blocks.append(block)
+        while block := source.alloc(ALIGNMENT, nbytes):
+            blocks.append(block)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    held, live = sum(received for _, received in blocks), source.live_bytes
-    blocks.sort()
-    apart = all(a + size <= b for (a, size), (b, _) in zip(blocks, blocks[1:], strict=False))
-    give(source, blocks)
-    assert apart, "two blocks overlap"
-    assert live == held
-    assert held <= CAPACITY
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(blocks)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_at_once_never_pass_the_capacity_or_overlap(source) -> None:
+    for _ in range(10):
+        blocks = take_from_threads(source, MIB // 2)
+        held, live = sum(received for _, received in blocks), source.live_bytes
+        give(source, blocks)
+        assert live == held
+        assert held <= CAPACITY
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(blocks))
 
 
 @pytest.mark.parametrize("options", [{}, {"allow_growth": True}])
@@ -297,7 +308,9 @@ def test_host_memory_is_zero_when_new_and_can_be_written_to_the_last_byte() -> N
         host.free(address, received)
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm, which is Linux's")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm, which is Linux's"
+)
 def test_host_memory_is_resident_when_written_and_goes_back_to_the_system() -> None:
     host = bfc.HostSubAllocator("512 MiB")
     before = resident_bytes()
