@@ -14,7 +14,7 @@ from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
 
 from bfc._buffer cimport Buffer
 from bfc._core cimport (
-    FREE, IN_USE, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, STATE, USED_ELSEWHERE, WAITING,
+    FREE, IN_USE, INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, STATE, USED_ELSEWHERE, WAITING,
     Chunk, Counters, SharedCounter, backpedal, round_up,
 )
 
@@ -222,7 +222,7 @@ cdef class Allocator(Owner):
                 raise ClosedError("this allocator is closed")
             if handle == NO_CHUNK:
                 handle = self.place_after_miss(request)
-            if handle == NO_CHUNK and self.waiting:
+            if handle == NO_CHUNK and (self.waiting or self.orphans.size()):
                 self.lock.release()
                 try:
                     self.wait_for_streams()
@@ -419,7 +419,7 @@ cdef class Allocator(Owner):
     cdef int hand_over(self, ChunkHandle handle) except -1:
         """Makes a chunk that was allocated by handle known by its address, and its stream respected."""
         self.acquire()
-        cdef bint indexed = self.pool.index_chunk(handle)
+        cdef bint indexed = self.pool.chunks[handle].state & INDEXED or self.pool.index_chunk(handle)
         cdef uint64_t stream = self.pool.chunks[handle].stream
         self.lock.release()
         if not indexed:

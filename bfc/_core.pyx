@@ -298,6 +298,8 @@ cdef class Pool:
                 look_ahead(events, self.chunks, self.chunk_count, i)
             if events.op[i] == ALLOCATE:
                 size = events.size[i]
+                if size == 0 or self.timing != NULL:
+                    return i
                 handle = self.allocate_chunk(0, round_up(size, MINIMUM_SIZE), size, events.stream[i], 0, False)
                 if handle >= NO_HOST_MEMORY:
                     return i

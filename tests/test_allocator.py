@@ -1,4 +1,4 @@
-"""BFCAllocator from outside: what it hands out, what it takes back, what it refuses, and what it counts."""
+"""BFCAllocator from outside: what it hands out, takes back, refuses and counts."""
 
 from __future__ import annotations
 

@@ -47,18 +47,25 @@ public:
     }
     void compare_lower_bound(uint64_t size, uint64_t address) const {
         const auto expected = model_.lower_bound(Key{size, address});
-        const bfc::FreeChunk* found = bins_.lower_bound(size, address);
-        require((found == nullptr) == (expected == model_.end()), "lower_bound finds something or nothing");
-        if (!found) return;
-        require(found->size == expected->first.first && found->address == expected->first.second,
-                "lower_bound finds the best fit");
-        require(found->handle == expected->second, "lower_bound finds the right handle");
+        bfc::FreeChunk found{};
+        require(bins_.lower_bound(size, address, found) == (expected != model_.end()),
+                "lower_bound finds something or nothing");
+        if (expected != model_.end()) require_same(found, *expected);
+    }
+    // Takes the best fit out of both.
+    void pop_best_fit(uint64_t size) {
+        const auto expected = model_.lower_bound(Key{size, 0});
+        bfc::FreeChunk found{};
+        require(bins_.pop_best_fit(size, found) == (expected != model_.end()),
+                "pop_best_fit finds something or nothing");
+        if (expected == model_.end()) return;
+        require_same(found, *expected);
+        addresses_.erase(found.address);
+        model_.erase(expected);
     }
     void compare_ends() const {
         require(bins_.count() == model_.size(), "count");
-        const bfc::FreeChunk* largest = bins_.largest();
-        require((largest == nullptr) == model_.empty(), "largest is something or nothing");
-        if (largest) require(largest->size == model_.rbegin()->first.first, "the size of the largest");
+        require(bins_.largest() == (model_.empty() ? 0 : model_.rbegin()->first.first), "the size of the largest");
         compare_lower_bound(0, 0);
     }
     void compare_all() const {
@@ -79,6 +86,11 @@ public:
     void look_near(uint64_t size) { random_size_ = size; }
 
 private:
+    static void require_same(const bfc::FreeChunk& found, const std::pair<const Key, uint32_t>& expected) {
+        require(Key(found.size, found.address) == expected.first, "the best fit");
+        require(found.handle == expected.second, "the right handle");
+    }
+
     bfc::Bins bins_;
     std::map<Key, uint32_t> model_;
     std::set<uint64_t> addresses_;
@@ -107,8 +119,10 @@ void mixed(uint64_t seed, int kind, int steps) {
         twins.look_near(size);
         if (twins.model().empty() || below(random, 10) < (growing ? 7u : 3u))
             twins.insert(size, below(random, 1 << 22) << 8);
-        else
+        else if (below(random, 2))
             twins.erase(twins.any(random));
+        else
+            twins.pop_best_fit(size);
         twins.compare_lower_bound(any_size(random, kind), below(random, 1 << 22) << 8);
         twins.compare_ends();
         if (step % 512 == 0) twins.compare_all();
@@ -117,8 +131,9 @@ void mixed(uint64_t seed, int kind, int steps) {
 }
 
 // Fills one bin, then erases a run of neighbours, as one allocation after another does to equal sizes.
-void runs(uint64_t seed, int entries, bool shuffled, bool from_below) {
-    std::printf("runs seed=%" PRIu64 " entries=%d shuffled=%d from_below=%d\n", seed, entries, shuffled, from_below);
+void runs(uint64_t seed, int entries, bool shuffled, bool from_below, bool pops) {
+    std::printf("runs seed=%" PRIu64 " entries=%d shuffled=%d from_below=%d pops=%d\n", seed, entries, shuffled,
+                from_below, pops);
     Random random(seed);
     Twins twins;
     std::vector<uint64_t> addresses;
@@ -134,7 +149,10 @@ void runs(uint64_t seed, int entries, bool shuffled, bool from_below) {
             entry = twins.model().lower_bound(Key{512, (uint64_t{1} << 40) + (uint64_t(first) << 10)});
             if (entry == twins.model().end()) entry = twins.model().begin();
         }
-        twins.erase(entry);
+        if (pops)
+            twins.pop_best_fit(from_below ? 256 : 512);
+        else
+            twins.erase(entry);
         twins.compare_lower_bound(256, 0);
         twins.compare_ends();
         if (twins.model().size() % 64 == 0) twins.compare_all();
@@ -184,7 +202,7 @@ int main(int count, char** arguments) {
     for (int kind = 0; kind < 5; ++kind) mixed(seed, kind, steps);
     running = "runs";
     for (int entries : {1, 24, 25, 300, 2000})
-        for (int way = 0; way < 4; ++way) runs(seed, entries, way & 1, way & 2);
+        for (int way = 0; way < 8; ++way) runs(seed, entries, way & 1, way & 2, way & 4);
     running = "starts";
     starts(seed, steps, false);
     starts(seed, steps, true);

@@ -14,7 +14,7 @@ import bfc
 ROOT = Path(bfc.__file__).parent
 HEAVY = ["numpy", "cuda", "pyopencl", "cupy", "numba", "torch", "tqdm", "rmm", "matplotlib"]
 SOURCES = sorted(path for path in ROOT.rglob("*.py*") if path.suffix in (".py", ".pyx"))
-#: Modules that need an extra package: they may fail to import, but only by saying that it is missing.
+#: Modules that need an extra package: they may fail to import where they say that it is missing.
 EXTRAS = ("integrations",)
 
 
@@ -39,7 +39,8 @@ def test_using_raw_memory_imports_nothing_heavy() -> None:
     run = run_python(
         "import sys, bfc\n"
         "with bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 MiB')) as a:\n"
-        "    a.allocate(5).free(); a.deallocate_raw(a.allocate_raw(9)); str(a.snapshot()); a.check()\n"
+        "    a.allocate(5).free(); a.deallocate_raw(a.allocate_raw(9))\n"
+        "    str(a.snapshot()); a.check()\n"
         f"print([n for n in {HEAVY} if n in sys.modules])"
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n", "")

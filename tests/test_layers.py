@@ -11,8 +11,8 @@ import bfc
 
 ROOT = Path(bfc.__file__).parent
 
-#: The rank of every file of bfc/: by its own name, or by its folder's. An import may point to a lower rank, or to
-#: another file of the same folder below the top one.
+#: The rank of every file of bfc/: by its own name, or by its folder's. An import may point to a
+#: lower rank, or to another file of the same folder below the top one.
 RANKS = {
     "errors": 0,
     "units": 0,
@@ -24,6 +24,7 @@ RANKS = {
     "_nothrow": 0,
     "_bins": 0,
     "_starts": 0,
+    "_memory": 0,
     "_core": 1,
     "suballocators": 2,
     "_buffer": 3,
@@ -63,7 +64,7 @@ def entry_of(path: Path) -> str:
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines without comments and without what stands in texts of several lines; brackets joined to one line."""
+    """The lines of code: no comments, no long texts, and what stands in brackets on one line."""
     text = re.sub(r'(?s)("""|\'\'\').*?\1', '""', text)
     text = re.sub(r"#.*", "", text)
     return re.sub(
@@ -98,7 +99,7 @@ def entry_of_module(dotted: str) -> str:
 
 
 def imports_of(path: Path) -> list[tuple[str, bool]]:
-    """(the target's entry, whether it stands inside a function) for each import of ours in a file."""
+    """(the target's entry, whether it stands in a function) for each import of ours in a file."""
     found = []
     for line in code_lines(path.read_text()):
         match = IMPORT.match(line)

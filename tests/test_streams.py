@@ -1,4 +1,4 @@
-"""Memory that other streams use: record_stream, allocations on another stream, and closing meanwhile."""
+"""Memory that other streams use: recorded, allocated there, and closed meanwhile."""
 
 from __future__ import annotations
 

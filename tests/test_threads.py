@@ -259,7 +259,7 @@ def test_an_allocation_while_regions_are_released_is_not_out_of_memory(make_allo
 
 
 class Asking:
-    """An allocator with one full region, and a thread that waits for the device to give a second one."""
+    """An allocator with one full region, while a thread waits for the device to give another."""
 
     def __init__(self, make_allocator: Callable[..., bfc.BFCAllocator]) -> None:
         self.device = SlowDevice("64 MiB")

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from bfc._allocator cimport Allocator, Request
+from bfc._allocator cimport Allocator, Placement, Request
 from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, ChunkHandle, Counters, Events, Tally
 
 import time
@@ -79,8 +79,11 @@ cdef class Run:
         while start < self.events.count:
             end = min(start + EVENTS_BETWEEN_REPORTS, self.events.count)
             begun = time.perf_counter()
-            with nogil:
-                self.play_some(self.allocator, start, end)
+            if self.allocator.sub_allocator.asynchronous:
+                self.play_with_fences(start, end)
+            else:
+                with nogil:
+                    self.play_some(self.allocator, start, end)
             self.seconds += time.perf_counter() - begun
             start = end
             if progress is not None:
@@ -112,12 +115,36 @@ cdef class Run:
         handle = allocator.after_miss(allocator.place(&request), &request)
         if handle == NO_CHUNK:
             self.failed += 1
-            return 0
-        self.events.handles[self.events.number[i]] = handle
-        self.events.addresses[i] = allocator.pool.chunks[handle].ptr
-        self.tally.live += request.nbytes
-        self.tally.peak_live = max(self.tally.peak_live, self.tally.live)
+        else:
+            self.keep(i, &request, handle, allocator.pool.chunks[handle].ptr)
         return 0
+
+    cdef int play_with_fences(self, size_t start, size_t end) except -1:
+        """For a device whose streams may be unfinished: each free on another stream must ask it."""
+        cdef Request request
+        cdef Placement placed
+        cdef uint32_t number
+        cdef size_t i
+        for i in range(start, end):
+            number = self.events.number[i]
+            if self.events.op[i] == ALLOCATE:
+                request = self.allocator.request(self.events.size[i], self.events.stream[i])
+                self.allocator.try_allocate(&request, &placed)
+                self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
+                self.keep(i, &request, placed.handle, placed.ptr)
+            elif self.events.handles[number] != NO_CHUNK:
+                self.allocator.acquire()
+                self.tally.live -= self.allocator.pool.chunks[self.events.handles[number]].requested_size
+                self.allocator.free_locked(self.events.handles[number])
+                self.events.handles[number] = NO_CHUNK
+        return 0
+
+    cdef void keep(self, size_t i, Request* request, ChunkHandle handle, uint64_t ptr) noexcept:
+        self.events.handles[self.events.number[i]] = handle
+        self.events.addresses[i] = ptr
+        if handle != NO_CHUNK:
+            self.tally.live += request.nbytes
+            self.tally.peak_live = max(self.tally.peak_live, self.tally.live)
 
     cdef int hand_over(self) except -1:
         """What is still live belongs to the caller now, who knows it by its address."""

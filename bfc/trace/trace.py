@@ -114,10 +114,11 @@ class Trace:
             with open(path, "rb") as raw:
                 if not zipfile.is_zipfile(raw):
                     raise TraceError("it is no .npz archive")
-            with np.load(path, allow_pickle=False) as file:
-                columns = {name: _member(file, name) for name in ("op", "id", "size")}
-                stream = _member(file, "stream") if "stream" in file.files else None
-                meta = _meta(file)
+                raw.seek(0)
+                with np.load(raw, allow_pickle=False) as file:
+                    columns = {name: _member(file, name) for name in ("op", "id", "size")}
+                    stream = _member(file, "stream") if "stream" in file.files else None
+                    meta = _meta(file)
             return cls(**columns, stream=stream, meta=meta)
         except TraceError as error:
             raise TraceError(f"{os.fspath(path)}: {error}") from None

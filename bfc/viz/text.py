@@ -8,6 +8,7 @@ from bfc.units import format_bytes
 FREE, SLACK, ASKED = "_", "x", "*"
 ROWS = 16
 WIDTH = 72
+CHUNKS_A_ROW = 8
 
 
 def occupancy(snapshot: Snapshot, width: int = 100) -> str:
@@ -67,7 +68,7 @@ def picture(snapshot: Snapshot) -> str:
     shown = sorted(snapshot.regions, key=lambda region: -region.size)[:ROWS]
     total = sum(region.size for region in shown)
     for region in sorted(shown, key=lambda region: region.ptr):
-        lines += _rows(region, max(1, ROWS * region.size // total) if region.size > ROWS * WIDTH * 256 else 1)
+        lines += _rows(region, min(ROWS * region.size // total, len(region.chunks) // CHUNKS_A_ROW) or 1)
     if len(snapshot.regions) > len(shown):
         lines.append(f"and {_count(len(snapshot.regions) - len(shown), 'smaller region')}")
     if shown:

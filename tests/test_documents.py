@@ -1,0 +1,68 @@
+"""The README, the documents and the docstrings, run as they are written."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import io
+import pkgutil
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+import bfc
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    blocks = BLOCK.findall(path.read_text())
+    for (kind, code), (next_kind, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        if kind != "python":
+            continue
+        out = io.StringIO()
+        with redirect_stdout(out):
+            exec(compile(code, path.name, "exec"), names)
+        if next_kind == "text":
+            assert out.getvalue().rstrip() == expected.rstrip()
+
+
+MODULES = ["bfc", *(module.name for module in pkgutil.walk_packages(bfc.__path__, "bfc."))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_the_docstrings_run(name: str):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_examples_are_found_in_compiled_modules_too():
+    from bfc import _allocator
+
+    assert len([test for test in doctest.DocTestFinder().find(_allocator) if test.examples]) >= 5
+
+
+def test_every_link_of_a_document_leads_somewhere():
+    for path in DOCUMENTS:
+        for link in re.findall(r"\]\((?!http)([^)#]+)", path.read_text()):
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+@pytest.mark.parametrize("name", bfc.__all__)
+def test_every_public_name_says_what_it_is(name: str):
+    assert (getattr(bfc, name).__doc__ or "").strip()
+
+
+def test_every_public_method_of_an_allocator_says_what_it_does():
+    for owner in (bfc.BFCAllocator, bfc.Buffer, bfc.Trace, bfc.Snapshot, bfc.SharedCounter):
+        for name in dir(owner):
+            member = getattr(owner, name)
+            if not name.startswith("_") and callable(member):
+                assert (member.__doc__ or "").strip(), f"{owner.__name__}.{name}"

@@ -1,0 +1,270 @@
+"""Traces: what they accept, what they refuse, and what a replay leaves behind."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bfc
+
+TRACES = sorted((Path(__file__).parents[1] / "bench" / "traces").glob("*.npz"))
+
+
+def allocator(size: str = "80 GiB", **options) -> bfc.BFCAllocator:
+    return bfc.BFCAllocator(bfc.SimulatedSubAllocator(size), **options)
+
+
+def test_a_replay_reports_addresses_peaks_and_failures():
+    trace = bfc.Trace(op=[0, 0, 1, 0, 0], id=[0, 1, 0, 2, 3], size=[1000, 300, 0, 1 << 20, 0])
+    result = trace.replay(allocator("1 MiB"))
+    assert (result.addresses - (1 << 40))[:2].tolist() == [0, 1024]
+    assert result.addresses[2:].tolist() == [0, 0, 0]
+    assert (result.failed, result.events) == (1, 5)
+    assert (result.peak_bytes_live, result.peak_bytes_in_use) == (1300, 1536)
+    assert result.peak_bytes_reserved == 1 << 20
+    assert result.seconds > 0
+
+
+def test_what_a_trace_leaves_live_can_be_freed_by_its_address():
+    pool = allocator()
+    result = bfc.Trace([0, 0, 1], [0, 1, 0], [1000, 300, 0]).replay(pool)
+    assert pool.requested_size(int(result.addresses[1])) == 300
+    pool.deallocate_raw(int(result.addresses[1]))
+    with pytest.raises(bfc.InvalidPointerError):
+        pool.deallocate_raw(int(result.addresses[0]))
+    pool.check()
+    assert pool.stats().bytes_in_use == 0
+
+
+def test_peaks_of_a_replay_do_not_see_what_was_before_it():
+    pool = allocator("1 MiB")
+    pool.deallocate_raw(pool.allocate_raw(500_000))
+    result = bfc.Trace([0], [0], [1000]).replay(pool)
+    assert result.peak_bytes_in_use == 1024
+    assert pool.stats().peak_bytes_in_use >= 500_000
+
+
+def test_a_closed_trace_leaves_nothing_live_and_replays_again():
+    trace = bfc.Trace([0, 0, 1, 0, 0], [5, 1, 5, 5, 7], [1000, 300, 0, 256, 0]).closed()
+    pool = allocator()
+    first, second = trace.replay(pool), trace.replay(pool)
+    assert pool.stats().bytes_in_use == 0
+    assert first.addresses.tolist() == second.addresses.tolist()
+
+
+def test_a_replay_equals_the_same_calls_one_by_one():
+    rng = random.Random(3)
+    op, ident, size, live = [], [], [], []
+    for number in range(3000):
+        if live and rng.random() < 0.45:
+            op.append(1), ident.append(live.pop(rng.randrange(len(live)))), size.append(0)
+        else:
+            op.append(0), ident.append(number), size.append(rng.randrange(0, 600_000)), live.append(number)
+    played, called = allocator("16 MiB", strict=True), allocator("16 MiB", strict=True)
+    result = bfc.Trace(op, ident, size).replay(played)
+    addresses: dict[int, int] = {}
+    for event in range(len(op)):
+        if op[event]:
+            called.deallocate_raw(addresses[ident[event]])
+            continue
+        try:
+            addresses[ident[event]] = called.allocate_raw(size[event])
+        except bfc.OutOfMemoryError:
+            addresses[ident[event]] = 0
+        assert result.addresses[event] == addresses[ident[event]]
+    assert played.snapshot() == called.snapshot()
+    assert result.failed > 0
+    played.check()
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("growth", [False, True])
+def test_every_recorded_trace_replays(path: Path, growth: bool):
+    pool = allocator(allow_growth=growth)
+    trace = bfc.Trace.load(path)
+    result = trace.replay(pool)
+    assert result.failed == 0
+    pool.check()
+    live = np.cumsum(np.where(trace.op == 0, trace.size, 0).astype(np.int64))
+    assert result.peak_bytes_live <= live[-1]
+    assert trace[: trace.fullest_event() + 1].replay(allocator()).peak_bytes_live == result.peak_bytes_live
+
+
+def test_memory_of_a_real_host_holds_a_trace():
+    with bfc.BFCAllocator(bfc.HostSubAllocator("8 GiB"), allow_growth=True) as pool:
+        assert bfc.Trace.load(TRACES[3]).replay(pool).failed == 0
+
+
+def test_events_on_other_streams_come_back_when_those_finish():
+    device = bfc.SimulatedSubAllocator("1 MiB")
+    pool = bfc.BFCAllocator(device)
+    device.hold(7)
+    trace = bfc.Trace([0, 1, 0], [0, 0, 1], [1000, 0, 1000], stream=[7, 7, 0])
+    result = trace.replay(pool)
+    assert result.addresses[2] != result.addresses[0]
+    device.finish(7)
+    pool.allocate_raw(1)
+    assert pool.stats().bytes_waiting_for_streams == 0
+    pool.check()
+
+
+def test_what_a_replay_leaves_on_another_stream_is_held_back_by_it():
+    device = bfc.SimulatedSubAllocator("1 MiB")
+    pool = bfc.BFCAllocator(device)
+    address = int(bfc.Trace([0], [0], [1000], stream=[7]).replay(pool).addresses[0])
+    device.hold(7)
+    pool.deallocate_raw(address)
+    assert pool.stats().bytes_waiting_for_streams == 1024
+    device.finish(7)
+
+
+def test_a_sub_allocator_that_raises_frees_what_the_replay_had():
+    class Breaks(bfc.SimulatedSubAllocator):
+        def alloc(self, alignment: int, nbytes: int):
+            if self.calls:
+                raise OSError("the driver went away")
+            return super().alloc(alignment, nbytes)
+
+    device = Breaks("1 GiB")
+    pool = bfc.BFCAllocator(device, allow_growth=True)
+    trace = bfc.Trace([0, 0, 0], [0, 1, 2], [1000, 1000, 8 << 20])
+    with pytest.raises(bfc.SubAllocatorError, match="the driver went away"):
+        trace.replay(pool)
+    assert pool.stats().bytes_in_use == 0
+    pool.check()
+    pool.allocate_raw(1000)
+
+
+def test_progress_is_told_and_its_errors_free_what_the_replay_had():
+    seen: list[int] = []
+    count = 600_000
+    trace = bfc.Trace(np.zeros(count, np.uint8), np.arange(count), np.full(count, 256))
+    trace.replay(allocator(), progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == count
+    assert len(seen) > 1
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    pool = allocator()
+    with pytest.raises(KeyboardInterrupt):
+        trace.replay(pool, progress=stop)
+    assert pool.stats().bytes_in_use == 0
+
+
+def test_an_allocator_that_is_closed_refuses_a_replay():
+    pool = allocator()
+    pool.close()
+    with pytest.raises(bfc.ClosedError):
+        bfc.Trace([0], [0], [1]).replay(pool)
+
+
+def test_an_empty_trace_is_fine(tmp_path: Path):
+    trace = bfc.Trace([], [], [])
+    assert trace.replay(allocator()).events == 0
+    assert len(trace.closed()) == 0
+    trace.save(tmp_path / "empty.npz")
+    assert len(bfc.Trace.load(tmp_path / "empty.npz")) == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        (([0, 2], [0, 1], [1, 1]), "event 1: op is 2"),
+        (([1], [0], [0]), "event 0: it frees an id that is not live"),
+        (([0, 1, 1], [0, 0, 0], [1, 0, 0]), "event 2: it frees an id that is not live"),
+        (([0, 0], [4, 4], [1, 1]), "event 1: it allocates an id that is live already"),
+        (([0], [0], [1 << 63]), "event 0: its size"),
+        (([0], [0, 1], [1]), "differ in length"),
+        (([0], [-1], [1]), "id holds numbers outside"),
+        (([0], [1 << 32], [1]), "id holds numbers outside"),
+        (([0], [0], [-1]), "size holds numbers outside"),
+        (([0.5], [0], [1]), "op holds float64"),
+        (([[0]], [[0]], [[1]]), "dimensions"),
+    ],
+)
+def test_events_that_make_no_sense_are_refused(arrays, fault: str):
+    with pytest.raises(bfc.TraceError, match=fault):
+        bfc.Trace(*arrays)
+
+
+def test_ids_far_apart_need_no_table_of_their_range():
+    trace = bfc.Trace([0, 0, 1], [2**32 - 1, 7, 2**32 - 1], [10, 10, 0])
+    assert trace.replay(allocator()).failed == 0
+    assert trace.fullest_event() == 1
+
+
+def test_a_trace_survives_a_file(tmp_path: Path):
+    trace = bfc.Trace([0, 1], [3, 3], [10, 0], stream=[2, 2], meta={"source": "a test"})
+    trace.save(tmp_path / "one.npz")
+    back = bfc.Trace.load(tmp_path / "one.npz")
+    assert back.meta == {"source": "a test"}
+    assert [back.op.tolist(), back.id.tolist(), back.size.tolist(), back.stream.tolist()] == [
+        [0, 1], [3, 3], [10, 0], [2, 2],
+    ]  # fmt: skip
+
+
+def npz(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def npy(array: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+GOOD = {name: npy(np.zeros(1, np.uint32)) for name in ("op", "id", "size")}
+HOSTILE_HEADER = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + (
+    b"{'descr': '<u8', 'fortran_order': False, 'shape': (99999999999999,)}".ljust(117) + b"\n"
+)
+HOSTILE = {
+    "text": b"not an archive",
+    "empty file": b"",
+    "truncated": npz(**GOOD)[:-30],
+    "no arrays": npz(),
+    "one missing": npz(op=GOOD["op"], id=GOOD["id"]),
+    "garbage inside": npz(**GOOD | {"op": b"garbage"}),
+    "pickled objects": npz(**GOOD | {"op": npy(np.array([{}], dtype=object), allow_pickle=True)}),
+    "a header that promises terabytes": npz(**GOOD | {"op": HOSTILE_HEADER}),
+    "meta that is no JSON": npz(**GOOD | {"meta": npy(np.array("{"))}),
+    "meta that is an array": npz(**GOOD | {"meta": npy(np.zeros(3))}),
+    "strings for numbers": npz(**GOOD | {"op": npy(np.array(["0"]))}),
+    "nonsense events": npz(**GOOD | {"op": npy(np.ones(1, np.uint8))}),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files_are_refused_in_one_line_that_names_them(tmp_path: Path, content: bytes):
+    path = tmp_path / "hostile.npz"
+    path.write_bytes(content)
+    with pytest.raises(bfc.TraceError) as raised:
+        bfc.Trace.load(path)
+    assert "hostile.npz: " in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_files_are_refused_or_read(tmp_path: Path, seed: int):
+    rng = random.Random(seed)
+    content = bytearray(TRACES[3].read_bytes())
+    for _ in range(rng.randrange(1, 20)):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+    path = tmp_path / "damaged.npz"
+    path.write_bytes(content[: rng.randrange(len(content))] if seed % 3 == 0 else content)
+    try:
+        bfc.Trace.load(path).replay(allocator())
+    except bfc.TraceError as error:
+        assert "damaged.npz: " in str(error)
+        assert "\n" not in str(error)
