@@ -69,6 +69,7 @@ cdef class Owner:
 _FORMATS = {}
 
 
+# Buffers take no part in garbage collection: they refer to their allocator only, which refers to no buffer.
 @cython.freelist(256)
 @cython.no_gc
 cdef class Buffer:
@@ -232,6 +233,7 @@ cdef class Buffer:
         return BufferView(self, dtype, shape)
 
 
+@cython.no_gc
 cdef class BufferView(Buffer):
     """A buffer's memory with a dtype and a shape. Keeps the buffer alive; frees nothing itself."""
 

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -368,6 +369,7 @@ def run_python(code: str, timeout: float = 30) -> tuple[int, str, float]:
         text=True,
         timeout=timeout,
         check=False,
+        cwd=Path(bfc.__file__).parent.parent,
     )
     return run.returncode, run.stdout + run.stderr, time.monotonic() - begun
 

@@ -11,7 +11,8 @@ import pytest
 
 import bfc
 
-ROOT = Path(bfc.__file__).parent
+ROOT = Path(__file__).parent.parent / "bfc"
+PROJECT = ROOT.parent / "pyproject.toml"
 HEAVY = ["numpy", "cuda", "pyopencl", "cupy", "numba", "torch", "tqdm", "rmm", "matplotlib"]
 SOURCES = sorted(path for path in ROOT.rglob("*.py*") if path.suffix in (".py", ".pyx"))
 #: Modules that need an extra package: they may fail to import where they say that it is missing.
@@ -25,7 +26,10 @@ def module_name(path: Path) -> str:
 
 def run_python(code: str, *options: str) -> subprocess.CompletedProcess:
     command = [sys.executable, *options, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    home = Path(bfc.__file__).parent.parent
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, cwd=home
+    )
 
 
 def test_importing_bfc_imports_nothing_heavy() -> None:
@@ -73,12 +77,12 @@ def test_every_public_name_says_what_it_is() -> None:
 
 
 def test_the_version_is_the_distributions() -> None:
-    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads(PROJECT.read_text())["project"]
     assert bfc.__version__ == project["version"]
 
 
 def test_the_package_lists_each_of_its_folders() -> None:
-    setuptools = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    setuptools = tomllib.loads(PROJECT.read_text())["tool"]["setuptools"]
     if not isinstance(setuptools.get("packages"), list):
         return  # found by setuptools itself
     folders = {module_name(path) for path in ROOT.rglob("__init__.py")}

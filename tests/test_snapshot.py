@@ -147,8 +147,8 @@ def test_the_picture_is_what_it_was(make_allocator) -> None:
     assert str(allocator.snapshot()).splitlines() == [
         "simulated:0  9.0 KiB in use (1 chunk), 64.0 KiB reserved, limit 64.0 KiB",
         "free 55.0 KiB in 2 chunks, the largest 35.2 KiB, fragmentation 35.9%",
-        "0x10000000000   64.0 KiB |" + "_" * 22 + "*" * 11 + "_" * 39 + "|",
-        "                         * asked for   x slack   _ free",
+        "0x10000000000    64.0 KiB |" + "_" * 22 + "*" * 11 + "_" * 39 + "|",
+        "                          * asked for   x slack   _ free",
     ]
 
 

@@ -137,9 +137,11 @@ def test_many_threads_leave_the_books_in_order(make_allocator, hammers: str) -> 
         "mixed": [hammer_raw, hammer_buffers, hammer_questions],
     }[hammers]
     works = [
-        lambda seed=seed: kinds[seed % len(kinds)](allocator, seed, 3000) for seed in range(THREADS)
+        lambda seed=seed: kinds[seed % len(kinds)](allocator, seed, 15_000)
+        for seed in range(THREADS)
     ]
     assert run_all(works) == []
+    assert allocator.stats().num_allocs > 5000 * THREADS // 2
     assert_empty(allocator)
 
 

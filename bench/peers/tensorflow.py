@@ -322,7 +322,7 @@ class TensorFlowBFC:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_peer", None) is not None:
+        if getattr(self, "_peer", None) is not None and not sys.is_finalizing():
             self.close()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from typing import SupportsIndex
 
 from bfc.errors import SubAllocatorError
@@ -31,39 +32,62 @@ class HostSubAllocator(SubAllocator):
     def __init__(self, capacity: SupportsIndex | str | None = None) -> None:
         self.total_bytes = _physical_memory() if capacity is None else parse_bytes(capacity)
         self.live_bytes = 0
+        self._lock = threading.RLock()
         self._mappings: dict[int, tuple[mmap.mmap, int]] = {}
 
     def __repr__(self) -> str:
         return f"HostSubAllocator({format_bytes(self.total_bytes)}, {format_bytes(self.live_bytes)} live)"
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        if self.live_bytes + nbytes > self.total_bytes:
-            return None
+        with self._lock:
+            if self.live_bytes + nbytes > self.total_bytes:
+                return None
+            self.live_bytes += nbytes
         step = max(alignment, HUGE_PAGE if nbytes >= HUGE_PAGE else mmap.PAGESIZE)
         try:
-            mapping = mmap.mmap(-1, nbytes + step, flags=_flags())
-        except (OSError, OverflowError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN):
-                raise SubAllocatorError(f"mmap of {format_bytes(nbytes)} failed: {error}") from error
+            mapping = _map(nbytes + step)
+        except BaseException:
+            self._give_up(nbytes)
+            raise
+        if mapping is None:
+            self._give_up(nbytes)
             return None
-        if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= HUGE_PAGE:
-            try:
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without huge pages: only slower
         start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         address = (start + step - 1) // step * step
-        self._mappings[address] = (mapping, nbytes)
-        self.live_bytes += nbytes
+        with self._lock:
+            self._mappings[address] = (mapping, nbytes)
         return address, nbytes
 
     def free(self, address: int, nbytes: int) -> None:
-        mapping, received = self._mappings.get(address, (None, 0))
-        if mapping is None or received != nbytes:
-            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
-        del self._mappings[address]
-        self.live_bytes -= nbytes
+        with self._lock:
+            mapping, received = self._mappings.get(address, (None, 0))
+            if mapping is None or received != nbytes:
+                raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+            del self._mappings[address]
         mapping.close()
+        self._give_up(nbytes)
+
+    def _give_up(self, nbytes: int) -> None:
+        with self._lock:
+            self.live_bytes -= nbytes
+
+
+def _map(nbytes: int) -> mmap.mmap | None:
+    """An anonymous mapping, or None where the system has no room for it."""
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=_flags())
+    except (OverflowError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOMEM, errno.EAGAIN):
+            return None
+        raise SubAllocatorError(f"mmap of {format_bytes(nbytes)} failed: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= HUGE_PAGE:
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without huge pages: only slower
+    return mapping
 
 
 def _physical_memory() -> int:

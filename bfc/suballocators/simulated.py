@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from typing import SupportsIndex
 
@@ -63,6 +64,7 @@ class SimulatedSubAllocator(SubAllocator):
         self.calls: list[tuple[str, int, int | None]] = []
         self.live: dict[int, int] = {}
         self.live_bytes = 0
+        self._lock = threading.RLock()
         self._next = base
         self._fail_in = 0
         self._held: set[int] = set()
@@ -72,16 +74,17 @@ class SimulatedSubAllocator(SubAllocator):
         return f"SimulatedSubAllocator({format_bytes(self.total_bytes)}, {format_bytes(self.live_bytes)} live)"
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        if self._refuses(nbytes):
-            self.calls.append(("alloc", nbytes, None))
-            return None
-        step = max(alignment, self.alignment)
-        address = (self._next + step - 1) // step * step
-        self._next = address + nbytes + self.gap
-        self.live[address] = nbytes
-        self.live_bytes += nbytes
-        self.calls.append(("alloc", nbytes, address))
-        return address, nbytes
+        with self._lock:
+            if self._refuses(nbytes):
+                self.calls.append(("alloc", nbytes, None))
+                return None
+            step = max(alignment, self.alignment)
+            address = (self._next + step - 1) // step * step
+            self._next = address + nbytes + self.gap
+            self.live[address] = nbytes
+            self.live_bytes += nbytes
+            self.calls.append(("alloc", nbytes, address))
+            return address, nbytes
 
     def _refuses(self, nbytes: int) -> bool:
         if self._fail_in:
@@ -93,6 +96,13 @@ class SimulatedSubAllocator(SubAllocator):
         return self.live_bytes + nbytes > self.total_bytes
 
     def free(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            for block in self._run_of_blocks(address, nbytes):
+                self.live_bytes -= self.live.pop(block)
+            self.calls.append(("free", nbytes, address))
+
+    def _run_of_blocks(self, address: int, nbytes: int) -> list[int]:
+        """The blocks, end to end, that a range consists of."""
         start, left = address, nbytes
         blocks = []
         while left > 0 and start in self.live and (start == address or self.supports_coalescing):
@@ -101,9 +111,7 @@ class SimulatedSubAllocator(SubAllocator):
             start += self.live[start]
         if left or not blocks:
             raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block, or no run of blocks, that is live")
-        for block in blocks:
-            self.live_bytes -= self.live.pop(block)
-        self.calls.append(("free", nbytes, address))
+        return blocks
 
     def fail_at(self, n: int) -> None:
         """Refuse the n-th alloc from now (1 is the next), however small. 0 takes that back."""

@@ -268,7 +268,7 @@ def test_it_fails_when_told_to() -> None:
     ],
 )
 def test_odd_simulations_are_value_errors(options: dict) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"size|at least 0"):
         bfc.SimulatedSubAllocator(**{"capacity": "1 MiB", **options})
 
 
@@ -336,7 +336,7 @@ def test_host_capacity_is_the_machines_memory_unless_told() -> None:
     assert host.total_bytes > 64 * MIB
     assert host.device == bfc.Device("cpu", 0)
     for wrong in (-1, "plenty"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="size"):
             bfc.HostSubAllocator(wrong)
 
 
