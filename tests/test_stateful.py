@@ -14,7 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from strategies import Policy, Source, Twins, draw_policy, draw_source, setups
+
+pytest.register_assert_rewrite("strategies")
+
+from strategies import Policy, Source, Twins, draw_policy, draw_source, setups  # noqa: E402
 
 HISTORIES = 150
 STEPS = 150
