@@ -20,7 +20,7 @@ if sys.platform == "linux":
     COMPILE += [f"--param={name}=1000" for name in ("max-inline-insns-auto", "large-function-growth")]
 
 HEADERS = ["bfc/_bins.hpp", "bfc/_starts.hpp", "bfc/_lock.hpp", "bfc/_memory.hpp", "bfc/_nothrow.hpp", "bfc/_debug.h", "bfc/dlpack.h"]
-MODULES = ["_core", "_buffer", "_allocator", "trace/_replay"]
+MODULES = ["_core", "_buffer", "_allocator", "_bfc", "trace/_replay"]
 
 
 def extension(module: str) -> Extension:

@@ -1,6 +1,7 @@
 """A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no NumPy."""
 
-from bfc._allocator import Allocator, BFCAllocator
+from bfc._allocator import Allocator
+from bfc._bfc import BFCAllocator
 from bfc._buffer import Buffer, BufferView
 from bfc._core import SharedCounter
 from bfc.errors import (

@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._buffer cimport Owner
-from bfc._core cimport Chunk, ChunkHandle, Counters, Growth, Pool, Region
+from bfc._buffer cimport Buffer, Owner
+from bfc._core cimport Chunk, ChunkHandle, Counters, Pool, Region
 
 cdef extern from "_lock.hpp" namespace "bfc" nogil:
     cdef cppclass Lock:
@@ -19,6 +19,9 @@ cdef struct Request:
     uint64_t stream
     uint64_t freed_before
     cbool indexed               # whether its address must lead to it: not where the caller keeps the handle
+    uint64_t changes            # regions that came or went on its behalf
+    cbool blocked               # by bytes that are set aside for another thread's call
+    cbool has_waited            # for other streams
 
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
@@ -37,7 +40,9 @@ cdef class Allocator(Owner):
     cdef readonly bint strict
     cdef uint64_t home_stream
     cdef uint64_t limit
-    cdef uint64_t being_asked           # bytes of calls to the sub-allocator under way
+    cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
+    cdef uint64_t changes               # counts regions that came or went
+    cdef list callers                   # the threads that are inside a call to the sub-allocator
     cdef bint is_closed
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef int64_t live_buffers
@@ -60,11 +65,16 @@ cdef class Allocator(Owner):
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef void acquire(self) noexcept
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object freed_before, Placement* placed) except -1
-    cdef int wait_for_frees(self, Request* request, object freed_before, Placement* placed) except -1
+    cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
+    cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
+    cdef int wait_for_other_calls(self) except -1
     cdef int try_allocate(self, Request* request, Placement* placed) except -1
     cdef ChunkHandle after_miss(self, ChunkHandle handle, Request* request) except? 0xFFFFFFFE
     cdef uint64_t address_from(self, object ptr) except? 0xFFFFFFFFFFFFFFFF
     cdef int free_locked(self, ChunkHandle handle) except -1
+    cdef int free_special(self, ChunkHandle handle) except -1
+    cdef bint is_waiting(self, ChunkHandle handle) noexcept
+    cdef ChunkHandle handle_of_buffer(self, Buffer buffer) except? 0xFFFFFFFE
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef int finish_waiting(self, ChunkHandle handle) except -1
     cdef int mark_used_on(self, ChunkHandle handle, uint64_t stream) except -1
@@ -74,20 +84,14 @@ cdef class Allocator(Owner):
     cdef list fences_for(self, streams)
     cdef int settle(self) except -1
     cdef int wait_for_streams(self) except -1
-    cdef tuple ask(self, uint64_t nbytes)
-    cdef int take_region(self, tuple block, uint32_t bin_set) except -1
+    cdef tuple ask(self, Request* request, uint64_t nbytes)
+    cdef uint64_t forget(self, vector[Region]& regions) noexcept
+    cdef object stats_of(self, Counters counters, uint64_t largest_free)
+    cdef int take_region(self, Request* request, tuple block, uint32_t bin_set) except -1
     cdef int give_back(self, vector[Region]& regions) except -1
     cdef Chunk chunk_at(self, object ptr) except *
     cdef int raise_invalid_pointer(self, uint64_t address) except -1
     cdef int raise_out_of_memory(self, uint64_t nbytes) except -1
 
 
-cdef class BFCAllocator(Allocator):
-    cdef Growth growth
-    cdef readonly bint allow_growth
-    cdef readonly bint garbage_collection
-    cdef readonly double fragmentation_fraction
-    cdef ChunkHandle find(self, Request* request) noexcept nogil
-    cdef uint64_t available(self) noexcept nogil
-    cdef bint extend(self, uint64_t rounded) except -1
-    cdef bint release_for(self, uint64_t rounded) except -1
+cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF

@@ -9,27 +9,25 @@ import atexit
 import gc
 import math
 import time
+from threading import get_ident
 
+cimport cython
 from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
 
-from bfc._buffer cimport Buffer
+from bfc._buffer cimport Buffer, BufferView
 from bfc._core cimport (
-    FREE, IN_USE, INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, STATE, USED_ELSEWHERE, WAITING,
-    Chunk, Counters, SharedCounter, backpedal, round_up,
+    EXPORTED, FREE, IN_USE, INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, STATE, USED_ELSEWHERE, WAITING,
+    Chunk, Counters,
 )
 
 from bfc import snapshot as _snapshot
 from bfc.errors import ClosedError, InvalidPointerError, InvariantError, OutOfMemoryError, SubAllocatorError
 from bfc.streams import stream_handle
-from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.base import SubAllocator, checked_alloc
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "_debug.h":
     const int BFC_DEBUG
-
-cdef enum:
-    FIRST_REGION = 2 << 20              # where regions grow
-    DEFAULT_SLACK_CAP = 128 << 20       # a chunk with more left over is always split
 
 RETRY_POLL_SECONDS = 0.001
 OUT_OF_HOST_MEMORY = "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
@@ -86,6 +84,8 @@ def memory_limit_of(memory_limit, sub_allocator):
     return parse_bytes(memory_limit)
 
 
+# In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
+@cython.no_gc_clear
 cdef class Allocator(Owner):
     """What both modes have in common. Make a `BFCAllocator`."""
 
@@ -93,11 +93,15 @@ cdef class Allocator(Owner):
         self.pool = Pool()
         self.streams_of = {}
         self.waiting = []
+        self.callers = []
         self.last_refusal = ""
+        self.is_closed = True   # until it is set up
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:
             raise TypeError("Allocator is the common base: make a BFCAllocator")
+        if self.sub_allocator is not None:
+            raise RuntimeError("an allocator is set up once: make another")
         if not isinstance(sub_allocator, SubAllocator):
             raise TypeError(f"the first argument is a sub-allocator, such as bfc.HostSubAllocator(), "
                             f"not {type(sub_allocator).__name__}")
@@ -113,7 +117,7 @@ cdef class Allocator(Owner):
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, nbytes, stream, 0, True)
+        return Request(nbytes, nbytes, stream, 0, True, 0, False, False)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         return NO_CHUNK
@@ -162,6 +166,7 @@ cdef class Allocator(Owner):
         cdef Request request = self.request(size, on)
         if freed_before is not None:
             request.freed_before = count_from(freed_before)
+        cdef uint64_t seen = self.frees
         self.try_allocate(&request, placed)
         if placed.handle != NO_CHUNK or size == 0:
             return 0
@@ -169,14 +174,14 @@ cdef class Allocator(Owner):
             gc.collect()    # buffers in reference cycles
             self.try_allocate(&request, placed)
         if placed.handle == NO_CHUNK and self.retry_seconds > 0:
-            self.wait_for_frees(&request, freed_before, placed)
+            self.wait_for_frees(&request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             self.raise_out_of_memory(size)
         return 0
 
-    cdef int wait_for_frees(self, Request* request, object freed_before, Placement* placed) except -1:
-        """Tries again after each free until `retry_seconds` have passed, and once more then (spec 2.8)."""
-        cdef uint64_t seen = self.frees
+    cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
+        """Tries again after each free until `retry_seconds` have passed, and once more then (spec 2.8). `seen` is the
+        count of frees before the first attempt: upstream misses a free between that and the wait."""
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
@@ -217,26 +222,45 @@ cdef class Allocator(Owner):
 
     cdef ChunkHandle after_miss(self, ChunkHandle handle, Request* request) except? 0xFFFFFFFE:
         """The slow way. The lock is held before and after; an error lets go of it."""
+        cdef uint64_t seen
         try:
-            if self.is_closed:
-                raise ClosedError("this allocator is closed")
-            if handle == NO_CHUNK:
+            while handle == NO_CHUNK:
+                if self.is_closed:
+                    raise ClosedError("this allocator is closed")
+                seen = self.changes - request.changes
                 handle = self.place_after_miss(request)
-            if handle == NO_CHUNK and (self.waiting or self.orphans.size()):
-                self.lock.release()
-                try:
-                    self.wait_for_streams()
-                finally:
-                    self.acquire()
+                if handle != NO_CHUNK or not self.worth_another_try(request, seen):
+                    break
                 handle = self.place(request)
-                if handle == NO_CHUNK:
-                    handle = self.place_after_miss(request)
             if handle == NO_HOST_MEMORY:
                 raise MemoryError(OUT_OF_HOST_MEMORY)
         except BaseException:
             self.lock.release()
             raise
         return handle
+
+    cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
+        """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
+        sub-allocator, which hold a part of the limit. The lock is held before and after, but not meanwhile."""
+        cdef bint waits = not request.has_waited and (self.waiting or self.orphans.size())
+        cdef bint inside = get_ident() in self.callers
+        request.has_waited = True
+        self.lock.release()
+        try:
+            if waits:
+                self.wait_for_streams()
+            if not inside:  # a sub-allocator that allocates from its own allocator would wait for itself
+                self.wait_for_other_calls()
+        finally:
+            self.acquire()
+        return waits or (request.blocked and not inside) or self.changes - request.changes != seen
+
+    cdef int wait_for_other_calls(self) except -1:
+        """Waits until one of the calls to the sub-allocator that are under way has ended."""
+        calls = list(self.callers)
+        while calls and self.callers == calls:
+            time.sleep(RETRY_POLL_SECONDS)
+        return 0
 
     def allocate_many(self, sizes, stream=0):
         """The addresses of one allocation for each size, as a uint64 array: all of them, or none and an error.
@@ -319,8 +343,8 @@ cdef class Allocator(Owner):
     cdef int free_locked(self, ChunkHandle handle) except -1:
         """Frees a chunk with the lock held, and lets go of the lock."""
         cdef bint freed
-        if self.pool.chunks[handle].state & USED_ELSEWHERE:
-            return self.free_shared(handle)
+        if self.pool.chunks[handle].state & (USED_ELSEWHERE | EXPORTED):
+            return self.free_special(handle)
         self.pool.prefetch_neighbours(handle)
         freed = self.pool.free_chunk(handle)
         self.frees += 1
@@ -330,6 +354,22 @@ cdef class Allocator(Owner):
         if BFC_DEBUG >= 2:
             self.check()
         return 0
+
+    cdef int free_special(self, ChunkHandle handle) except -1:
+        """free_locked for what others may still use."""
+        if self.pool.chunks[handle].state & EXPORTED:
+            self.lock.release()
+            raise BufferError("another object holds a view of this memory (an array, a memoryview): delete it first")
+        return self.free_shared(handle)
+
+    cdef void set_exported(self, ChunkHandle handle, int64_t allocation_id, bint exported) noexcept:
+        self.acquire()
+        if self.is_live(handle, allocation_id):
+            if exported:
+                self.pool.chunks[handle].state |= EXPORTED
+            else:
+                self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
+        self.lock.release()
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if exiting:
@@ -379,16 +419,26 @@ cdef class Allocator(Owner):
         Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer.
         """
         cdef uint64_t on = stream_from(stream)
+        cdef ChunkHandle handle
+        cdef uint64_t address = 0
         if isinstance(ptr_or_buffer, Buffer):
-            ptr_or_buffer = ptr_or_buffer.ptr
-        cdef uint64_t address = self.address_from(ptr_or_buffer)
-        self.acquire()
-        cdef ChunkHandle handle = self.pool.handle_of(address)
-        self.lock.release()
+            handle = self.handle_of_buffer(ptr_or_buffer)
+        else:
+            address = self.address_from(ptr_or_buffer)
+            self.acquire()
+            handle = self.pool.handle_of(address)
+            self.lock.release()
         if handle == NO_CHUNK:
             self.raise_invalid_pointer(address)
         if on != self.home_stream:
             self.mark_used_on(handle, on)
+
+    cdef ChunkHandle handle_of_buffer(self, Buffer buffer) except? 0xFFFFFFFE:
+        while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
+            buffer = (<BufferView>buffer).base
+        if buffer.owner is not self or not self.is_live(buffer.handle, buffer.allocation_id):
+            raise InvalidPointerError("this buffer was freed, or comes from another allocator")
+        return buffer.handle
 
     cdef int mark_used_on(self, ChunkHandle handle, uint64_t stream) except -1:
         self.acquire()
@@ -429,16 +479,17 @@ cdef class Allocator(Owner):
         return 0
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
-        """Frees a chunk that other streams use: at once if they are done with it, else when they are."""
-        cdef Chunk* chunk = &self.pool.chunks[handle]
-        cdef int64_t allocation_id = chunk.allocation_id
+        """Frees a chunk that other streams use: at once if they are done with it, else when they are. Lets go of the
+        lock. Where the device fails the chunk stays as it was, and can be freed again."""
+        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id
         self.pool.stop_using(handle)
         self.lock.release()
         try:
             fences = self.fences_for(self.streams_of.get(handle, ()))
         except BaseException:
             self.acquire()
-            self.pool.use_again(handle, allocation_id)
+            if self.is_waiting(handle):
+                self.pool.use_again(handle, allocation_id)
             self.lock.release()
             raise
         self.streams_of.pop(handle, None)
@@ -447,10 +498,13 @@ cdef class Allocator(Owner):
             return 0
         return self.finish_waiting(handle)
 
+    cdef bint is_waiting(self, ChunkHandle handle) noexcept:
+        """Whether a chunk is still there after a call out: the allocator may have been closed meanwhile."""
+        return not self.is_closed and self.pool.chunks[handle].state & STATE == WAITING
+
     cdef int finish_waiting(self, ChunkHandle handle) except -1:
-        cdef bint freed
         self.acquire()
-        freed = self.pool.free_chunk(handle)
+        cdef bint freed = not self.is_waiting(handle) or self.pool.free_chunk(handle)
         self.frees += 1
         self.lock.release()
         if not freed:
@@ -464,23 +518,35 @@ cdef class Allocator(Owner):
         return [fence for fence in fences if fence is not None and not fence.done()]
 
     cdef int settle(self) except -1:
-        """Frees what finalisers left behind, and what other streams have finished with. Takes the lock itself."""
+        """Frees what finalisers left behind, and what other streams have finished with. Takes the lock itself. What the
+        device fails for stays where it is, and the first error is raised at the end."""
         cdef vector[Orphan] left
         cdef Orphan orphan
+        fault = None
         left.swap(self.orphans)
         for orphan in left:
             self.acquire()
-            if self.is_live(orphan.handle, orphan.allocation_id):
-                self.free_locked(orphan.handle)
-            else:
+            if not self.is_live(orphan.handle, orphan.allocation_id):
                 self.lock.release()
+                continue
+            try:
+                self.free_locked(orphan.handle)
+            except BaseException as error:
+                self.orphans.push_back(orphan)
+                fault = fault or error
         waiting, self.waiting = self.waiting, []
         for handle, fences in waiting:
-            unfinished = [fence for fence in fences if not fence.done()]
+            try:
+                unfinished = [fence for fence in fences if not fence.done()]
+            except BaseException as error:
+                unfinished = fences
+                fault = fault or error
             if unfinished:
                 self.waiting.append((handle, unfinished))
             else:
                 self.finish_waiting(handle)
+        if fault is not None:
+            raise fault
         return 0
 
     cdef int wait_for_streams(self) except -1:
@@ -493,20 +559,26 @@ cdef class Allocator(Owner):
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
-    cdef tuple ask(self, uint64_t nbytes):
-        """A block as (address, bytes received), or None. The lock is held before and after, but not during the call."""
-        self.being_asked += nbytes
+    cdef tuple ask(self, Request* request, uint64_t nbytes):
+        """A block as (address, bytes received), or None. The lock is held before and after, but not during the call;
+        meanwhile the bytes are set aside from the limit."""
+        self.set_aside += nbytes
+        self.callers.append(get_ident())
         self.lock.release()
         try:
-            block = ask_sub_allocator(self.sub_allocator, nbytes)
+            block = checked_alloc(self.sub_allocator, MINIMUM_SIZE, nbytes, strict=self.strict)
+            if block is not None and self.is_closed:
+                self.sub_allocator.free(block[0], block[1])
+                raise ClosedError("this allocator was closed while it asked for memory")
         finally:
             self.acquire()
-            self.being_asked -= nbytes
+            self.set_aside -= nbytes
+            self.callers.remove(get_ident())
         if block is None:
             self.last_refusal = f"{self.sub_allocator!r}, asked last for {format_bytes(nbytes)}"
         return block
 
-    cdef int take_region(self, tuple block, uint32_t bin_set) except -1:
+    cdef int take_region(self, Request* request, tuple block, uint32_t bin_set) except -1:
         """Adds a block to the pool. The lock is held before and after."""
         cdef uint64_t address = block[0], received = block[1]
         if self.pool.overlaps_region(address, received):
@@ -519,22 +591,46 @@ cdef class Allocator(Owner):
             finally:
                 self.acquire()
             raise MemoryError(OUT_OF_HOST_MEMORY)
+        self.changes += 1
+        request.changes += 1
         return 0
 
-    cdef int give_back(self, vector[Region]& regions) except -1:
-        """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is tried again at
-        the next release."""
+    cdef uint64_t forget(self, vector[Region]& regions) noexcept:
+        """Takes regions out of the pool, with the lock held. Their bytes stay set aside until give_back is done."""
         cdef Region region
-        faults = []
+        cdef uint64_t total = 0
         for region in regions:
+            self.pool.remove_region(region)
+            total += region.end - region.ptr
+        self.set_aside += total
+        return total
+
+    cdef int give_back(self, vector[Region]& regions) except -1:
+        """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
+        again at the next release."""
+        cdef Region region
+        cdef size_t i
+        fault, interrupt = None, None
+        self.callers.append(get_ident())
+        for i in range(regions.size()):
+            region = regions[i]
             try:
+                if interrupt is not None:
+                    raise interrupt
                 self.sub_allocator.free(region.ptr, region.end - region.ptr)
-            except Exception as error:
-                faults.append(error)
+            except BaseException as error:
+                interrupt = interrupt if isinstance(error, Exception) else error
+                fault = fault or error
                 self.unreturned.push_back(region)
-        if faults:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {len(faults)} of {regions.size()} "
-                                    f"region(s), first with {faults[0]!r}; close() tries again") from faults[0]
+            else:
+                self.set_aside -= region.end - region.ptr
+                self.changes += 1
+        self.callers.remove(get_ident())
+        if interrupt is not None:
+            raise interrupt
+        if fault is not None:
+            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {self.unreturned.size()} of "
+                                    f"{regions.size()} region(s), first with {fault!r}; close() tries again") from fault
         return 0
 
     def release_free_regions(self):
@@ -549,20 +645,17 @@ cdef class Allocator(Owner):
         >>> allocator.release_free_regions()
         2097152
         """
-        cdef vector[Region] regions
-        cdef Region region
-        cdef uint64_t released = 0
+        cdef vector[Region] regions, again
         self.settle()
-        regions.swap(self.unreturned)
         self.acquire()
-        cdef size_t again = regions.size()
         self.pool.free_regions(regions)
-        for i in range(again, regions.size()):
-            self.pool.remove_region(regions[i])
+        cdef uint64_t released = self.forget(regions)
         self.regions_released()
         self.lock.release()
-        for region in regions:
+        again.swap(self.unreturned)
+        for region in again:
             released += region.end - region.ptr
+            regions.push_back(region)
         self.give_back(regions)
         if BFC_DEBUG >= 2:
             self.check()
@@ -581,23 +674,30 @@ cdef class Allocator(Owner):
         Waits for the streams that still use freed memory. Raises BufferError, and closes nothing, while another object
         holds a view of host memory. Closing twice does nothing.
         """
-        cdef vector[Region] regions
+        cdef vector[Region] regions, again
         if self.exports:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
-        if self.waiting:
+        fault = None
+        try:
+            self.settle()
             self.wait_for_streams()
-        regions.swap(self.unreturned)
-        cdef size_t again = regions.size()
+        except Exception as error:
+            fault = error   # a device that fails gets its memory back all the same
         self.acquire()
         self.is_closed = True
         self.pool.all_regions(regions)
-        for i in range(again, regions.size()):
-            self.pool.remove_region(regions[i])
+        self.forget(regions)
         self.lock.release()
         self.orphans.clear()
         self.streams_of.clear()
+        self.waiting.clear()
+        again.swap(self.unreturned)
+        for region in again:
+            regions.push_back(region)
         self.give_back(regions)
+        if fault is not None:
+            raise fault
 
     def __enter__(self):
         return self
@@ -606,7 +706,7 @@ cdef class Allocator(Owner):
         self.close()
 
     def __del__(self):
-        if not exiting and self.sub_allocator is not None and not self.exports:
+        if not exiting and not self.is_closed and not self.exports:
             self.close()
 
     @property
@@ -657,6 +757,9 @@ cdef class Allocator(Owner):
         cdef Counters counters = self.pool.counters
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
+        return self.stats_of(counters, largest_free)
+
+    cdef object stats_of(self, Counters counters, uint64_t largest_free):
         return _snapshot.Stats(
             num_allocs=counters.num_allocs,
             bytes_in_use=counters.bytes_in_use,
@@ -707,10 +810,12 @@ cdef class Allocator(Owner):
         cdef vector[uint64_t] firsts
         self.acquire()
         cdef bint copied = self.pool.copy_out(regions, chunks, firsts)
+        cdef Counters counters = self.pool.counters
+        cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
         if not copied:
             raise MemoryError(OUT_OF_HOST_MEMORY)
-        return _snapshot.Snapshot(str(self.device), self.stats(), tuple(
+        return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), tuple(
             _snapshot.RegionInfo(regions[i].ptr, regions[i].end - regions[i].ptr, tuple(
                 chunk_info(&chunks[j]) for j in range(firsts[i], firsts[i + 1])))
             for i in range(regions.size())))
@@ -775,167 +880,3 @@ cdef object chunk_info(Chunk* chunk):
         allocation_id=chunk.allocation_id,
         state="free" if state == FREE else "in use" if state == IN_USE else "waiting",
         stream=chunk.stream, freed_at_count=chunk.freed_at_count)
-
-
-cdef tuple ask_sub_allocator(sub_allocator, uint64_t nbytes):
-    """Calls alloc and holds it to its contract. Anything but "out of memory" becomes a SubAllocatorError."""
-    try:
-        block = sub_allocator.alloc(MINIMUM_SIZE, nbytes)
-    except MemoryError:
-        return None
-    except SubAllocatorError:
-        raise
-    except Exception as error:
-        raise SubAllocatorError(f"{sub_allocator!r}.alloc({MINIMUM_SIZE}, {nbytes}) raised {error!r}") from error
-    if block is None:
-        return None
-    try:
-        address, received = block
-        address, received = address.__index__(), received.__index__()
-    except (AttributeError, TypeError, ValueError):
-        raise SubAllocatorError(f"{sub_allocator!r}.alloc must return (address, bytes received) or None, "
-                                f"not {block!r}") from None
-    if 0 < address and 0 < received and address + received < 2**64 and address % MINIMUM_SIZE == 0:
-        return address, received
-    try:
-        sub_allocator.free(address, received)
-    except Exception:
-        pass    # it broke the contract already; the error below says so
-    raise SubAllocatorError(f"{sub_allocator!r}.alloc({MINIMUM_SIZE}, {nbytes}) returned address {address:#x} and "
-                            f"{received} bytes: the address must be a multiple of {MINIMUM_SIZE}, both above 0")
-
-
-cdef class BFCAllocator(Allocator):
-    """TensorFlow's best fit with coalescing over one sub-allocator.
-
-    `memory_limit` (None: what the sub-allocator says; bytes; "4 GiB"; a float: that fraction of the total) bounds what
-    it takes. `allow_growth=False` takes all of it with the first allocation; True takes 2 MiB, then doubles.
-    `garbage_collection` gives wholly free regions back when memory has run out. A chunk is split where at least
-    `fragmentation_fraction` of the limit (0: 128 MiB) would be left over, or where it is twice the request.
-    `strict` refuses whatever TensorFlow 2.21 refuses. `retry_seconds` waits that long for other threads to free memory.
-    `stream` is the one that it belongs to.
-
-    >>> import bfc
-    >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), memory_limit="64 MiB")
-    >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
-    >>> allocator.stats().pool_bytes
-    67108864
-    """
-
-    def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
-                 fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0):
-        if not 0 <= fragmentation_fraction <= 1:
-            raise ValueError(f"fragmentation_fraction lies between 0 and 1, not {fragmentation_fraction}")
-        if not 0 <= retry_seconds < math.inf:
-            raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
-        self.set_up(sub_allocator, memory_limit, stream, strict)
-        self.allow_growth = allow_growth
-        self.garbage_collection = garbage_collection
-        self.fragmentation_fraction = fragmentation_fraction
-        self.retry_seconds = retry_seconds
-        cdef uint64_t slack_cap = DEFAULT_SLACK_CAP
-        if fragmentation_fraction > 0:
-            slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
-        self.pool.add_bin_set(slack_cap, True)
-        self.growth = Growth(self.limit, min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
-
-    def __repr__(self):
-        return f"<bfc.BFCAllocator, limit {format_bytes(self.limit)}, on {self.sub_allocator!r}>"
-
-    @property
-    def next_region_size(self):
-        """The bytes that the next region would have, limits apart."""
-        return self.growth.next_region_size
-
-    def set_timing_counter(self, SharedCounter counter not None):
-        """From now on a free carries the counter's next count, and is merged with its neighbours only when the safe
-        frontier has passed it (TensorFlow's `SetTimingCounter`, spec 2.9)."""
-        self.acquire()
-        self.pool.set_timing_counter(counter)
-        self.lock.release()
-
-    def set_safe_frontier(self, count):
-        """Frees counted before `count` are safe to merge and to reuse anywhere. It only ever rises."""
-        cdef uint64_t frontier = count_from(count)
-        self.acquire()
-        if frontier > self.pool.safe_frontier:
-            self.pool.safe_frontier = frontier
-            self.frees += 1
-        self.lock.release()
-
-    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, True)
-
-    cdef ChunkHandle place(self, Request* request) noexcept nogil:
-        cdef cbool satisfied
-        if self.pool.timestamped.size():
-            self.pool.merge_timestamped(0, &satisfied)
-        return self.find(request)
-
-    cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
-        return self.pool.allocate_chunk(0, request.rounded, request.nbytes, request.stream, request.freed_before,
-                                        request.indexed)
-
-    cdef ChunkHandle place_after_miss(self, Request* request) except? 0xFFFFFFFE:
-        """The order of attempts is upstream's (spec 2.2): extend; merge what is not safe yet; collect and extend."""
-        cdef ChunkHandle handle = NO_CHUNK
-        cdef cbool satisfied = False
-        if self.extend(request.rounded):
-            handle = self.find(request)
-        if handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
-            self.pool.merge_timestamped(request.rounded, &satisfied)
-            if satisfied:
-                handle = self.find(request)
-        if handle == NO_CHUNK and self.garbage_collection and self.release_for(request.rounded) \
-                and self.extend(request.rounded):
-            handle = self.find(request)
-        return handle
-
-    cdef uint64_t available(self) noexcept nogil:
-        """What the limit leaves. Upstream's difference wraps where a sub-allocator gave more than was asked."""
-        cdef uint64_t taken = self.pool.counters.pool_bytes + self.being_asked
-        return self.limit - taken if taken < self.limit else 0
-
-    cdef bint extend(self, uint64_t rounded) except -1:
-        """Adds a region of at least `rounded` bytes, asking for less after each refusal (spec 2.4)."""
-        cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
-        if rounded > available:
-            self.last_refusal = f"the memory limit, of which {format_bytes(available)} are not taken yet"
-            return False
-        cdef cbool grew = False
-        cdef uint64_t size = self.growth.grow_to(rounded, available, &grew)
-        block = self.ask(size)
-        while block is None and size > rounded:
-            size = backpedal(size)
-            if size < rounded:
-                if self.strict:
-                    return False
-                size = rounded      # upstream never tries just what is needed
-            block = self.ask(size)
-        if block is None:
-            return False
-        self.growth.succeeded(grew)
-        self.take_region(block, 0)
-        return True
-
-    cdef bint release_for(self, uint64_t rounded) except -1:
-        """Gives all wholly free regions back, if a region of `rounded` bytes would fit the limit then (spec 2.7)."""
-        cdef vector[Region] regions
-        cdef Region region
-        cdef uint64_t total = 0
-        self.pool.free_regions(regions)
-        for region in regions:
-            total += region.end - region.ptr
-        if total == 0 or rounded > self.available() + total:
-            return False
-        for region in regions:
-            self.pool.remove_region(region)
-        self.lock.release()
-        try:
-            self.give_back(regions)
-        finally:
-            self.acquire()
-        return True
-
-    cdef void regions_released(self) noexcept nogil:
-        self.growth.reset()

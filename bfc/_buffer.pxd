@@ -14,6 +14,7 @@ cdef class Owner:
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept
+    cdef void set_exported(self, ChunkHandle handle, int64_t allocation_id, bint exported) noexcept
 
 
 cdef class Buffer:
@@ -34,3 +35,4 @@ cdef class BufferView(Buffer):
     cdef readonly Buffer base
     cdef readonly object dtype
     cdef readonly tuple shape
+    cdef tuple layout

@@ -1,7 +1,7 @@
 """Buffers, and the exchange protocols: the buffer protocol, DLPack, and views with a dtype and a shape."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
+from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
@@ -48,6 +48,7 @@ cdef extern from "Python.h":
 cdef enum:
     MAX_DIMENSIONS = 64
     UINT8_CODE = 1
+    BFLOAT16_CODE = 4
 
 #: NumPy's kinds, and DLPack's numbers for them.
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
@@ -64,14 +65,21 @@ cdef class Owner:
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         return False
 
+    cdef void set_exported(self, ChunkHandle handle, int64_t allocation_id, bint exported) noexcept:
+        pass
+
+
+#: Who owns a buffer that was never made by an allocator.
+cdef Owner NOBODY = Owner()
+
 
 #: Format texts that live as long as the module, as the buffer protocol wants them.
 _FORMATS = {}
 
 
-# Buffers take no part in garbage collection: they refer to their allocator only, which refers to no buffer.
+# The collector must not take a buffer's owner away before the buffer has given its chunk back.
 @cython.freelist(256)
-@cython.no_gc
+@cython.no_gc_clear
 cdef class Buffer:
     """An allocation that gives itself back: when collected, on `free()`, or at the end of a `with` block.
 
@@ -83,6 +91,9 @@ cdef class Buffer:
     ...     bytes(buffer)
     b'abcd'
     """
+
+    def __cinit__(self, *args, **kwargs):
+        self.owner = NOBODY
 
     def __init__(self):
         raise TypeError("buffers come from an allocator: bfc.BFCAllocator(...).allocate(nbytes)")
@@ -106,6 +117,8 @@ cdef class Buffer:
         return self.start
 
     cdef void hold(self, int views) noexcept:
+        if self.allocation_id and (self.exports == 0 or self.exports + views == 0):
+            self.owner.set_exported(self.handle, self.allocation_id, self.exports == 0)
         self.exports += views
         self.owner.exports += views
 
@@ -171,6 +184,10 @@ cdef class Buffer:
     def __getbuffer__(self, Py_buffer* view, int flags):
         self._require_host("the buffer protocol")
         layout, shape = self._layout()
+        if layout[1] is None:
+            raise BufferError(f"the buffer protocol has no format for {layout[0]}")
+        if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(shape) > 1:
+            raise BufferError("this memory lies row by row, not column by column")
         cdef Py_ssize_t ndim = len(shape), i, step = layout[2]
         cdef Py_ssize_t* dims = <Py_ssize_t*>PyMem_Malloc((2 * ndim + 1) * sizeof(Py_ssize_t))
         if dims == NULL:
@@ -201,6 +218,13 @@ cdef class Buffer:
         PyMem_Free(view.internal)
         self.hold(-1)
 
+    def __array__(self, dtype=None, copy=None):
+        """NumPy comes here where the buffer protocol failed: for a dtype that it cannot name, or to hear the error."""
+        import numpy
+
+        array = numpy.frombuffer(memoryview(self), numpy.uint8)
+        return array.astype(dtype, copy=bool(copy)) if copy or dtype not in (None, array.dtype) else array
+
     def __dlpack_device__(self):
         """(device type, ordinal) in DLPack's numbers."""
         device = self.device
@@ -221,7 +245,7 @@ cdef class Buffer:
             raise BufferError(f"the memory is on device {here}, and is not copied to {tuple(dl_device)}")
         if copy:
             raise BufferError("copy=True is not supported: import without a copy, then copy")
-        if max_version is not None and max_version[0] >= 1:
+        if max_version is not None and _major(max_version) >= 1:
             return versioned_capsule(self, here)
         return old_capsule(self, here)
 
@@ -233,11 +257,11 @@ cdef class Buffer:
         return BufferView(self, dtype, shape)
 
 
-@cython.no_gc
+@cython.no_gc_clear
 cdef class BufferView(Buffer):
     """A buffer's memory with a dtype and a shape. Keeps the buffer alive; frees nothing itself."""
 
-    def __init__(self, Buffer base, dtype, shape=None):
+    def __init__(self, Buffer base not None, dtype, shape=None):
         import numpy
 
         self.dtype = numpy.dtype(dtype)
@@ -249,6 +273,7 @@ cdef class BufferView(Buffer):
             if base.nbytes % self.dtype.itemsize:
                 raise ValueError(f"{base.nbytes} bytes are no whole number of {self.dtype}")
             shape = (base.nbytes // self.dtype.itemsize,)
+        self.layout = (self.dtype.str, _format_of(self.dtype), self.dtype.itemsize, _dlpack_type(self.dtype))
         self.become(base.owner, base.handle, 0, base.start, 0, base.made_on)
         self.base = base
         self.shape = _whole_shape(shape, base.nbytes // self.dtype.itemsize)
@@ -261,6 +286,8 @@ cdef class BufferView(Buffer):
         self.nbytes = items * self.dtype.itemsize
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
+        if self.base is None:
+            raise ClosedError("a view of no buffer")
         return self.base.address()
 
     cdef void hold(self, int views) noexcept:
@@ -270,23 +297,53 @@ cdef class BufferView(Buffer):
         """Does nothing: the memory belongs to the buffer under the view."""
 
     def _layout(self):
-        code = _DLPACK_CODES.get(self.dtype.kind)
-        if self.dtype.name == "bfloat16":
-            code = 4
-        pair = None if code is None else (code, self.dtype.itemsize * 8)
-        return (self.dtype.str, self.dtype.char, self.dtype.itemsize, pair), self.shape
+        return self.layout, self.shape
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.base.__array__()[:self.nbytes].view(self.dtype).reshape(self.shape)
+        return array.astype(dtype, copy=bool(copy)) if copy or dtype not in (None, array.dtype) else array
+
+    @property
+    def freed(self):
+        """Whether the buffer under the view was freed."""
+        return self.base.freed
 
     def __repr__(self):
         return f"<bfc.BufferView {self.dtype}{list(self.shape)} on {self.device}>"
 
 
+def _major(version):
+    major, _minor = version
+    return operator.index(major)
+
+
+def _format_of(dtype):
+    """NumPy's own text for a dtype in the buffer protocol, or None where it has none that leads back (dates, void)."""
+    import numpy
+
+    try:
+        exported = memoryview(numpy.empty(1, dtype))
+    except ValueError:
+        return None
+    return exported.format if numpy.asarray(exported).dtype == dtype else None
+
+
+def _dlpack_type(dtype):
+    """(code, bits) of DLPack, or None: it knows native byte order and plain numbers only."""
+    code = BFLOAT16_CODE if dtype.name == "bfloat16" else _DLPACK_CODES.get(dtype.kind)
+    return None if code is None or not dtype.isnative else (code, dtype.itemsize * 8)
+
+
 def _whole_shape(shape, items):
     """The shape as a tuple of ints, with -1 filled in."""
     try:
-        dims = [operator.index(n) for n in shape] if not hasattr(shape, "__index__") else [operator.index(shape)]
+        dims = [operator.index(shape)]
     except TypeError:
-        raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
-    if len(dims) > MAX_DIMENSIONS or dims.count(-1) > 1 or any(n < -1 for n in dims):
+        try:
+            dims = [operator.index(n) for n in shape]
+        except TypeError:
+            raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
+    if len(dims) > MAX_DIMENSIONS or dims.count(-1) > 1 or any(not -1 <= n < 2**63 for n in dims):
         raise ValueError(f"{tuple(dims)} is no shape: at most {MAX_DIMENSIONS} dimensions, one of them -1")
     if -1 in dims:
         known = 1

@@ -36,12 +36,13 @@ cdef struct Chunk:                  # 64 bytes, one cache line
     ChunkHandle prev                # the neighbours in the same region; in a deleted record `next` is the next slot
     ChunkHandle next
     uint32_t bin_set
-    uint32_t state                  # a ChunkState, USED_ELSEWHERE, INDEXED
+    uint32_t state                  # a ChunkState, the bits below
 
 cdef enum:
     STATE = 0xFF                    # the bits of Chunk.state that hold the ChunkState; the others:
     USED_ELSEWHERE = 0x100          # a stream other than the chunk's own may use it: see record_stream
     INDEXED = 0x200                 # its address is in the table of starts
+    EXPORTED = 0x400                # another object holds a view of its memory
 
 cdef struct Region:
     uint64_t ptr

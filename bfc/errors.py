@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from bfc.units import format_bytes
 
 
@@ -23,7 +25,6 @@ class OutOfMemoryError(MemoryError):
         *,
         refused: str = "",
         advice: tuple[str, ...] = (),
-        picture: str = "",
     ) -> None:
         self.requested = requested
         self.in_use = in_use
@@ -33,12 +34,11 @@ class OutOfMemoryError(MemoryError):
         self.fragmentation = fragmentation
         self.refused = refused
         self.advice = advice
-        self.picture = picture
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
-        figures = (self.requested, self.in_use, self.reserved, self.limit, self.largest_free)
-        return (type(self), (*figures, self.fragmentation))
+        figures = (self.requested, self.in_use, self.reserved, self.limit, self.largest_free, self.fragmentation)
+        return functools.partial(type(self), refused=self.refused, advice=self.advice), figures
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
@@ -52,8 +52,6 @@ class OutOfMemoryError(MemoryError):
             lines.append(f"  fragmentation {self.fragmentation:.1%} of what is free lies outside the largest block")
         if self.refused:
             lines.append(f"  refused by    {self.refused}")
-        if self.picture:
-            lines.append(f"  |{self.picture}|")
         lines += [f"  try: {line}" for line in self.advice]
         return "\n".join(lines)
 

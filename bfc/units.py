@@ -11,6 +11,7 @@ MAX_BYTES = 2**63 - 1
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
+_MOST_DIGITS = 100
 
 
 def parse_bytes(size: SupportsIndex | str) -> int:
@@ -25,6 +26,8 @@ def parse_bytes(size: SupportsIndex | str) -> int:
         match = _SIZE.fullmatch(size)
         if match is None or match[2].lower() not in _UNITS:
             raise ValueError(f"{size!r} is not a size: write a number and B, KiB, MiB, GiB or TiB, such as '4 GiB'")
+        if len(match[1]) > _MOST_DIGITS:
+            raise ValueError(f"a size lies between 0 and 2**63 - 1 bytes: this one has {len(match[1])} digits")
         scale = _UNITS[match[2].lower()]
         value = int(match[1]) * scale if match[1].isdigit() else round(float(match[1]) * scale)
     else:

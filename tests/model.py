@@ -32,14 +32,18 @@ def backpedal(size: int) -> int:
 
 @dataclass(eq=False)
 class Chunk:
-    """`allocation_id` is -1 where it is free; `merged` says that another chunk has swallowed it."""
+    """A record. `allocation_id` is -1 where it is free; `deleted` says that it is spare, and waits to be used anew.
 
-    ptr: int
-    size: int
+    Records matter to nothing but the queue of timestamped frees: a record that was merged away while it stood there
+    and then came to be the rest of a split is found by the next pass, as in TensorFlow.
+    """
+
+    ptr: int = 0
+    size: int = 0
     freed_at: int = 0
     requested: int = 0
     allocation_id: int = -1
-    merged: bool = False
+    deleted: bool = False
 
     @property
     def in_use(self) -> bool:
@@ -77,13 +81,14 @@ class Model:
             self.slack_cap = DEFAULT_SLACK_CAP
         self.strict = strict
         self.regions: list[Region] = []
+        self.spare: list[Chunk] = []  # deleted records: the last one is used first
         self.queue: list[Chunk] = []  # freed with a timestamp
         self.counter: Iterator[int] | None = None
         self.frontier = 0
         self.ids = count(1)
         self.num_allocs = self.peak_in_use = self.largest_alloc = self.peak_pool = 0
 
-    # -- allocate and free ---------------------------------------------------------------------------------------
+    # -- allocate and free ------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, freed_before: int = 0) -> int | None:
         """The address; None where it is refused; 0 for 0 bytes."""
@@ -112,7 +117,8 @@ class Model:
         left = chunk.size - rounded
         if chunk.size >= 2 * rounded or left >= self.slack_cap:
             region = self.region_of(chunk.ptr)
-            region.insert(region.index(chunk) + 1, Chunk(chunk.ptr + rounded, left, chunk.freed_at))
+            rest = self.new_chunk(chunk.ptr + rounded, left, chunk.freed_at)
+            region.insert(region.index(chunk) + 1, rest)
             chunk.size = rounded
         chunk.requested = nbytes
         chunk.allocation_id = next(self.ids)
@@ -141,13 +147,29 @@ class Model:
         if not mergeable(chunk):
             return chunk
         if at + 1 < len(region) and mergeable(region[at + 1]):
-            swallow(region, at)
+            self.swallow(region, at)
         if at > 0 and mergeable(region[at - 1]):
-            swallow(region, at - 1)
+            self.swallow(region, at - 1)
             return region[at - 1]
         return chunk
 
-    # -- regions -------------------------------------------------------------------------------------------------
+    def swallow(self, region: Region, at: int) -> None:
+        """The chunk at an index takes in its right neighbour."""
+        right = region.pop(at + 1)
+        region[at].size += right.size
+        region[at].freed_at = max(region[at].freed_at, right.freed_at)
+        self.delete(right)
+
+    def new_chunk(self, ptr: int, size: int, freed_at: int = 0) -> Chunk:
+        chunk = self.spare.pop() if self.spare else Chunk()
+        chunk.ptr, chunk.size, chunk.freed_at, chunk.deleted = ptr, size, freed_at, False
+        return chunk
+
+    def delete(self, chunk: Chunk) -> None:
+        chunk.deleted, chunk.allocation_id, chunk.requested = True, -1, 0
+        self.spare.append(chunk)
+
+    # -- regions ----------------------------------------------------------------------------------
 
     def extend(self, rounded: int) -> bool:
         available = max(self.limit - self.pool_bytes, 0) // GRANULE * GRANULE
@@ -176,7 +198,7 @@ class Model:
             self.next_region_size *= 2
 
     def add_region(self, ptr: int, size: int) -> None:
-        chunk = Chunk(ptr, size)
+        chunk = self.new_chunk(ptr, size)
         below = [region for region in self.regions if sum(span(region)) == ptr]
         if below and self.device.supports_coalescing:
             below[0].append(chunk)
@@ -198,9 +220,11 @@ class Model:
         return [region for region in self.regions if not any(chunk.in_use for chunk in region)]
 
     def give_back(self, regions: list[Region]) -> int:
-        gone = {id(chunk) for region in regions for chunk in region}
-        self.queue = [chunk for chunk in self.queue if id(chunk) not in gone]
         self.regions = [region for region in self.regions if region not in regions]
+        for region in regions:
+            for chunk in region:
+                self.delete(chunk)
+        self.queue = [chunk for chunk in self.queue if not chunk.deleted]
         for region in regions:
             self.device.free(*span(region))
         return sum(span(region)[1] for region in regions)
@@ -212,7 +236,7 @@ class Model:
     def close(self) -> None:
         self.give_back(self.regions)
 
-    # -- timestamps ----------------------------------------------------------------------------------------------
+    # -- timestamps -------------------------------------------------------------------------------
 
     def set_timing_counter(self) -> None:
         self.counter = count(1)
@@ -224,14 +248,14 @@ class Model:
         """Coalesces what is safe; with `required` also what is not, until a chunk of that size exists."""
         queue, self.queue, listed = self.queue, [], []
         for chunk in queue:
-            if chunk.in_use or chunk.merged:
+            if chunk.in_use or chunk.deleted:
                 continue
             if chunk.freed_at < self.frontier:
                 chunk.freed_at = 0
             (listed if required or chunk.freed_at == 0 else self.queue).append(chunk)
         satisfied = False
         for chunk in listed:
-            if chunk.merged:
+            if chunk.deleted:
                 continue
             if satisfied:
                 self.queue.append(chunk)
@@ -242,7 +266,7 @@ class Model:
             satisfied = 0 < required <= survivor.size
         return satisfied
 
-    # -- what can be seen ----------------------------------------------------------------------------------------
+    # -- what can be seen -------------------------------------------------------------------------
 
     def chunks(self) -> Iterator[Chunk]:
         for region in self.regions:
@@ -281,14 +305,6 @@ class Model:
             (*span(region), [(c.ptr, c.size, c.requested, c.allocation_id, c.freed_at) for c in region])
             for region in self.regions
         ]
-
-
-def swallow(region: Region, at: int) -> None:
-    """The chunk at an index takes in its right neighbour."""
-    right = region.pop(at + 1)
-    right.merged = True
-    region[at].size += right.size
-    region[at].freed_at = max(region[at].freed_at, right.freed_at)
 
 
 def layout_of(allocator: bfc.BFCAllocator) -> list[tuple]:

@@ -87,7 +87,7 @@ def backpedalled(first: int, last: int) -> list[int]:
     return sizes
 
 
-# -- sizes, splits, bins -------------------------------------------------------------------------------------------------
+# -- sizes, splits, bins --------------------------------------------------------------------------
 
 
 def test_cc_01_zero_bytes_are_address_zero_and_count_nothing():
@@ -173,7 +173,7 @@ def test_cc_11_bins_are_powers_of_two_from_256():
     assert [bin_index(size) for size in sizes] == [0, 0, 0, 0, 0, 1, 12, 19, 20, 20]
 
 
-# -- growth and limits ---------------------------------------------------------------------------------------------------
+# -- growth and limits ----------------------------------------------------------------------------
 
 
 def test_cc_12_a_request_that_grew_the_region_size_does_not_double_it_again():
@@ -266,7 +266,7 @@ def test_cc_21_construction_takes_nothing():
     assert allocator.stats().pool_bytes == 0
 
 
-# -- free, coalesce, regions ---------------------------------------------------------------------------------------------
+# -- free, coalesce, regions ----------------------------------------------------------------------
 
 
 def test_cc_22_a_free_merges_with_both_neighbours():
@@ -406,7 +406,7 @@ def test_cc_31_the_sizes_of_a_freed_pointer_raise():
     assert (chunk.ptr, chunk.size, chunk.allocation_id) == (ptr, 1024, -1)
 
 
-# -- alignment, sub-allocator quirks -------------------------------------------------------------------------------------
+# -- alignment, sub-allocator quirks --------------------------------------------------------------
 
 
 def test_cc_32_blocks_are_aligned_to_256_and_no_more():
@@ -456,7 +456,7 @@ def test_cc_36_a_region_that_is_no_multiple_of_256_ends_in_an_odd_chunk():
     allocator.check()
 
 
-# -- garbage collection --------------------------------------------------------------------------------------------------
+# -- garbage collection ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("collecting", [False, True])
@@ -493,7 +493,7 @@ def test_cc_37c_nothing_is_given_back_where_it_would_not_be_enough():
     assert regions(allocator) == [2 * MIB, 4 * MIB, 2 * MIB]
 
 
-# -- arithmetic hazards --------------------------------------------------------------------------------------------------
+# -- arithmetic hazards ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2**64 - 1, 2**64 - 255, 2**64 - 256, 2**64, 2**63, 2**63 - 1, 2**63 - 256])
@@ -549,7 +549,7 @@ def test_cc_42_the_region_size_never_wraps():
     assert allocator.next_region_size >= GIB
 
 
-# -- timestamps ----------------------------------------------------------------------------------------------------------
+# -- timestamps -----------------------------------------------------------------------------------
 
 
 def counted(limit: int, *sizes: int) -> tuple[bfc.BFCAllocator, list[int]]:
@@ -624,7 +624,7 @@ def test_cc_47_a_forced_merge_stops_at_the_first_chunk_that_is_large_enough():
     assert all(stamp in (0, 2, 6) for _at, _size, stamp in stamps(allocator))
 
 
-# -- statistics, reports, retry ------------------------------------------------------------------------------------------
+# -- statistics, reports, retry -------------------------------------------------------------------
 
 
 def test_cc_48_statistics_count_whole_chunks():

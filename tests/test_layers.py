@@ -27,13 +27,14 @@ RANKS = {
     "suballocators": 2,
     "_buffer": 3,
     "_allocator": 4,
-    "trace": 5,
-    "viz": 5,
-    "copy": 5,
-    "integrations": 5,
-    "__init__": 6,
-    "cli": 7,  # uses bfc as a user does
-    "__main__": 8,
+    "_bfc": 5,
+    "trace": 6,
+    "viz": 6,
+    "copy": 6,
+    "integrations": 6,
+    "__init__": 7,
+    "cli": 8,  # uses bfc as a user does
+    "__main__": 9,
 }
 #: Imports within one rank that the table allows.
 SIDEWAYS = {("errors", "units")}

@@ -106,7 +106,7 @@ TestAllocatorBesideItsModel = AllocatorBesideItsModel.TestCase
 TestAllocatorBesideItsModel.settings = histories
 
 
-# -- plain random histories ----------------------------------------------------------------------------------------------
+# -- plain random histories -----------------------------------------------------------------------
 
 
 def seeds() -> list[int]:

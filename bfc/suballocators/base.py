@@ -1,14 +1,17 @@
 """The contract between an allocator and whatever its regions come from.
 
 A sub-allocator is plain Python and is called once a region, never once an allocation, so clarity is worth more than
-speed. An outside package can write one: subclass `SubAllocator`, implement `alloc` and `free`, and run
-`bfc.suballocators.contract.check_contract` on it.
+speed. An outside package can write one: subclass `SubAllocator`, implement `alloc` and `free`, and run the suite in
+`tests/suballocators/test_contract.py` on it.
 """
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
+
+from bfc.errors import SubAllocatorError
 
 #: DLPack's numbers for the kinds of memory that it knows.
 DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_managed": 13}
@@ -70,3 +73,36 @@ class SubAllocator(ABC):
     def allocation_limit(self) -> int:
         """The memory limit of an allocator that was given none, in bytes."""
         return self.total_bytes
+
+
+def checked_alloc(sub_allocator: SubAllocator, alignment: int, nbytes: int, *, strict: bool) -> tuple[int, int] | None:
+    """Calls `alloc` and holds it to its contract: whatever is not a block or "no room" becomes SubAllocatorError.
+
+    `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36).
+    """
+    call = f"{sub_allocator!r}.alloc({alignment}, {nbytes})"
+    try:
+        block = sub_allocator.alloc(alignment, nbytes)
+    except MemoryError:
+        return None
+    except SubAllocatorError:
+        raise
+    except Exception as error:
+        raise SubAllocatorError(f"{call} raised {error!r}") from error
+    if block is None:
+        return None
+    try:
+        address, received = (operator.index(number) for number in block)
+    except (TypeError, ValueError):
+        raise SubAllocatorError(f"{call} must return (address, bytes received) or None, not {block!r}") from None
+    least = 1 if strict else nbytes
+    if 0 < address and least <= received and address + received < 2**64 and address % alignment == 0:
+        return address, received
+    try:
+        sub_allocator.free(address, received)
+    except Exception:
+        pass  # it broke the contract already, which the error below says
+    raise SubAllocatorError(
+        f"{call} returned address {address:#x} and {received} bytes: the address must be above 0 and a multiple of "
+        f"{alignment}, and the bytes at least what was asked for"
+    )

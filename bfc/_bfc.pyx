@@ -1,0 +1,160 @@
+"""TensorFlow's policy: what a request is rounded to, when memory grows, and in which order a miss is dealt with."""
+
+import math
+
+cimport cython
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._allocator cimport Allocator, Request, count_from
+from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Growth, Region, SharedCounter, backpedal, round_up
+
+from bfc.units import format_bytes
+
+cdef enum:
+    FIRST_REGION = 2 << 20              # where regions grow
+    DEFAULT_SLACK_CAP = 128 << 20       # a chunk with more left over is always split
+
+
+@cython.no_gc_clear
+cdef class BFCAllocator(Allocator):
+    """TensorFlow's best fit with coalescing over one sub-allocator.
+
+    `memory_limit` (None: what the sub-allocator says; bytes; "4 GiB"; a float: that fraction of the total) bounds what
+    it takes. `allow_growth=False` takes all of it with the first allocation; True takes 2 MiB, then doubles.
+    `garbage_collection` gives wholly free regions back when memory has run out. A chunk is split where at least
+    `fragmentation_fraction` of the limit (0: 128 MiB) would be left over, or where it is twice the request.
+    `strict` refuses whatever TensorFlow 2.21 refuses. `retry_seconds` waits that long for other threads to free memory.
+    `stream` is the one that it belongs to.
+
+    >>> import bfc
+    >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), memory_limit="64 MiB")
+    >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+    >>> allocator.stats().pool_bytes
+    67108864
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        self.growth = Growth(0, 0)
+
+    def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
+                 fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0):
+        if not 0 <= fragmentation_fraction <= 1:
+            raise ValueError(f"fragmentation_fraction lies between 0 and 1, not {fragmentation_fraction}")
+        if not 0 <= retry_seconds < math.inf:
+            raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
+        self.set_up(sub_allocator, memory_limit, stream, strict)
+        self.allow_growth = allow_growth
+        self.garbage_collection = garbage_collection
+        self.fragmentation_fraction = fragmentation_fraction
+        self.retry_seconds = retry_seconds
+        cdef uint64_t slack_cap = DEFAULT_SLACK_CAP
+        if fragmentation_fraction > 0:
+            slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
+        self.pool.add_bin_set(slack_cap, True)
+        self.growth = Growth(self.limit, min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
+        self.is_closed = False
+
+    def __repr__(self):
+        return f"<bfc.BFCAllocator, limit {format_bytes(self.limit)}, on {self.sub_allocator!r}>"
+
+    @property
+    def next_region_size(self):
+        """The bytes that the next region would have, limits apart."""
+        return self.growth.next_region_size
+
+    def set_timing_counter(self, SharedCounter counter not None):
+        """From now on a free carries the counter's next count, and is merged with its neighbours only when the safe
+        frontier has passed it (TensorFlow's `SetTimingCounter`, spec 2.9)."""
+        self.acquire()
+        self.pool.set_timing_counter(counter)
+        self.lock.release()
+
+    def set_safe_frontier(self, count):
+        """Frees counted before `count` are safe to merge and to reuse anywhere. It only ever rises."""
+        cdef uint64_t frontier = count_from(count)
+        self.acquire()
+        if frontier > self.pool.safe_frontier:
+            self.pool.safe_frontier = frontier
+            self.frees += 1
+        self.lock.release()
+
+    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, True, 0, False, False)
+
+    cdef ChunkHandle place(self, Request* request) noexcept nogil:
+        cdef cbool satisfied
+        if self.pool.timestamped.size():
+            self.pool.merge_timestamped(0, &satisfied)
+        return self.find(request)
+
+    cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
+        return self.pool.allocate_chunk(0, request.rounded, request.nbytes, request.stream, request.freed_before,
+                                        request.indexed)
+
+    cdef ChunkHandle place_after_miss(self, Request* request) except? 0xFFFFFFFE:
+        """The order of attempts is upstream's (spec 2.2): extend; merge what is not safe yet; collect and extend."""
+        cdef ChunkHandle handle = NO_CHUNK
+        cdef cbool satisfied = False
+        if self.extend(request):
+            handle = self.find(request)
+        if handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
+            self.pool.merge_timestamped(request.rounded, &satisfied)
+            if satisfied:
+                handle = self.find(request)
+        if handle == NO_CHUNK and self.garbage_collection and self.release_for(request) \
+                and self.extend(request):
+            handle = self.find(request)
+        return handle
+
+    cdef uint64_t available(self) noexcept nogil:
+        """What the limit leaves. Upstream's difference wraps where a sub-allocator gave more than was asked."""
+        cdef uint64_t taken = self.pool.counters.pool_bytes + self.set_aside
+        return self.limit - taken if taken < self.limit else 0
+
+    cdef bint extend(self, Request* request) except -1:
+        """Adds a region of at least the rounded request, asking for less after each refusal (spec 2.4)."""
+        cdef uint64_t rounded = request.rounded
+        cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
+        request.blocked = rounded > available and rounded <= available + self.set_aside and len(self.callers) > 0
+        if rounded > available:
+            self.last_refusal = f"the memory limit, of which {format_bytes(available)} are not taken yet"
+            return False
+        cdef cbool grew = False
+        cdef uint64_t size = self.growth.grow_to(rounded, available, &grew)
+        block = self.ask(request, size)
+        while block is None and size > rounded:
+            size = backpedal(size)
+            if size < rounded:
+                if self.strict:
+                    return False
+                size = rounded      # upstream never tries just what is needed
+            block = self.ask(request, size)
+        if block is None:
+            return False
+        self.growth.succeeded(grew)
+        self.take_region(request, block, 0)
+        return True
+
+    cdef bint release_for(self, Request* request) except -1:
+        """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (spec 2.7)."""
+        cdef vector[Region] regions
+        cdef Region region
+        cdef uint64_t total = 0
+        self.pool.free_regions(regions)
+        for region in regions:
+            total += region.end - region.ptr
+        if total == 0 or request.rounded > self.available() + total:
+            return False
+        self.forget(regions)
+        self.lock.release()
+        try:
+            self.give_back(regions)
+        finally:
+            self.acquire()
+        request.changes += regions.size()
+        return True
+
+    cdef void regions_released(self) noexcept nogil:
+        self.growth.reset()
