@@ -145,7 +145,8 @@ cdef class BFCAllocator(Allocator):
         self.pool.free_regions(regions)
         for region in regions:
             total += region.end - region.ptr
-        if total == 0 or request.rounded > self.available() + total:
+        cdef uint64_t kept = self.pool.counters.pool_bytes + self.set_aside - total
+        if total == 0 or kept > self.limit or request.rounded > self.limit - kept:
             return False
         self.forget(regions)
         self.lock.release()

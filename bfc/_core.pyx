@@ -35,6 +35,7 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
     cbool try_push_chunk "bfc::try_push_back"(vector[Chunk]& items, const Chunk& item) noexcept
     cbool try_push_count "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
+    void remove_all(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_copy(vector[ChunkHandle]& target, const vector[ChunkHandle]& source) noexcept
     cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
@@ -392,6 +393,8 @@ cdef class Pool:
             chunk = &self.chunks[handle]
             following = chunk.next
             if chunk.state == FREE:
+                if chunk.freed_at_count > 0:    # upstream leaves it queued, and reads freed memory later
+                    remove_all(self.timestamped, handle)
                 self.remove_free_chunk_from_bin(self.bins_of(handle), handle)
             else:
                 self.counters.bytes_in_use -= chunk.size

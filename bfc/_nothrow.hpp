@@ -2,6 +2,7 @@
 // where a C++ exception cannot become a Python one.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -15,6 +16,11 @@ bool try_push_back(std::vector<T>& items, const typename std::vector<T>::value_t
     } catch (...) {
         return false;
     }
+}
+
+template <class T>
+void remove_all(std::vector<T>& items, const T& item) noexcept {
+    items.erase(std::remove(items.begin(), items.end(), item), items.end());
 }
 
 template <class T>
