@@ -20,7 +20,9 @@ MOST_PASSES, FEWEST_EVENTS = 400, 20_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--passes", type=int, default=9, help="timed passes of each (default: 9)")
     passes = parser.parse_args().passes
     say(machine())
@@ -44,7 +46,9 @@ def passes_for(trace: bfc.Trace, passes: int) -> int:
 
 
 def run_beside_tensorflow(passes: int) -> None:
-    say(f"{'ns an event, min / median / max':24}{'bfc':>26}{'TensorFlow 2.21':>26}   ratio of medians")
+    say(
+        f"{'ns an event, min / median / max':24}{'bfc':>26}{'TensorFlow 2.21':>26}   ratio of medians"
+    )
     ratios, medians = [], []
     for name, trace in histories():
         ours, theirs = time_both(trace, passes_for(trace, passes))
@@ -75,7 +79,9 @@ def run_alone(passes: int) -> None:
     medians = []
     for name, trace in histories():
         with bfc.BFCAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True) as allocator:
-            times = [trace.replay(allocator).ns_per_event for _ in range(1 + passes_for(trace, passes))][1:]
+            times = [
+                trace.replay(allocator).ns_per_event for _ in range(1 + passes_for(trace, passes))
+            ][1:]
         medians.append(statistics.median(times))
         say(f"{name:24}{spread(times):>26}")
     say(f"geometric mean: {geometric_mean(medians):.1f} ns an event")

@@ -15,6 +15,8 @@
 #include <cstring>
 #include <vector>
 
+#include "_debug.h"
+
 #define BFC_HOT __attribute__((always_inline)) inline
 #define BFC_COLD __attribute__((noinline))
 
@@ -76,6 +78,7 @@ public:
     BFC_HOT void erase(uint64_t size, uint64_t address) {
         const int number = bin_of(size);
         Bin& bin = bins_[number];
+        BFC_ASSERT(bin.count > 0, "a chunk is taken out of an empty bin");
         if (bin.address == address) return pop_first(number);
         --count_;
         --bin.count;
@@ -249,6 +252,7 @@ private:
     }
 
     Node* take_spare(uint32_t height) {
+        BFC_ASSERT(spare_, "an insertion without a reserve() before it");
         Node* node = spare_;
         spare_ = node->child[0];
         --spares_;
@@ -313,7 +317,10 @@ private:
 
     static void erase_from_leaf(Node* leaf, uint64_t address) {
         uint32_t i = leaf->count - 1;
-        while (leaf->slot[i].address != address) --i;
+        while (leaf->slot[i].address != address) {
+            BFC_ASSERT(i > 0, "a chunk is taken out of a leaf that does not hold it");
+            --i;
+        }
         close_gap(leaf, i);
     }
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "_debug.h"
 #include "_memory.hpp"
 
 namespace bfc {
@@ -47,6 +48,7 @@ public:
 
     void erase(uint64_t address, uint32_t handle) {
         size_t hole = position(address, [handle](uint32_t other) { return other == handle; });
+        BFC_ASSERT(hole != kNowhere, "an address is taken out of the table that does not hold it");
         --count_;
         // Move back what the hole would cut off from its home.
         for (size_t i = (hole + 1) & mask(); slots_[i].handle != kNone; i = (i + 1) & mask()) {
