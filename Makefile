@@ -24,7 +24,7 @@ peers: $(VENV)/built ## compare with TensorFlow's compiled BFC (downloads its wh
 	$(BIN)/pytest -m peers
 
 check: .venv-check/built ## run the tests on a debug build: every invariant after every step
-	.venv-check/bin/pytest -m "not peers"
+	cd build/check && ../../.venv-check/bin/pytest -m "not peers"
 
 bench: $(VENV)/built ## measure, TensorFlow's compiled BFC beside ours (downloads its wheel once)
 	$(BIN)/python -m bench.replay
@@ -52,7 +52,11 @@ $(VENV)/linters: $(VENV)/built
 	$(BIN)/python -m pip install --quiet --editable '.[lint]'
 	@touch $@
 
-.venv-check/built: $(SOURCES) $(wildcard bfc/*.py bfc/*/*.py)
+# The debug build has a copy of the tree, so that neither build's modules come in the other's way.
+.venv-check/built: $(SOURCES) $(wildcard bfc/*.py bfc/*/*.py tests/*.py tests/*/*.py)
 	$(PYTHON) -m venv .venv-check
-	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --force-reinstall '.[cli,test]'
+	rm -rf build/check && mkdir -p build/check
+	cp -r bfc bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py build/check
+	find build/check -name '*.so' -delete
+	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --editable 'build/check[cli,test]'
 	@touch $@
