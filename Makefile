@@ -34,7 +34,7 @@ bench: $(VENV)/built ## measure, TensorFlow's compiled BFC beside ours (download
 lint: $(VENV)/linters ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/cython-lint bfc
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint bfc   # which looks for pycodestyle on the path
 	$(BIN)/mypy
 
 clean: ## remove what was built; the virtual environments too

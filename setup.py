@@ -1,6 +1,7 @@
 """The extension modules. Everything else about the package stands in pyproject.toml.
 
-BFC_DEBUG=1 compiles the O(1) assertions in, BFC_DEBUG=2 also a whole check() after each change (`make check`).
+BFC_DEBUG=1 compiles the O(1) assertions in, BFC_DEBUG=2 also a whole check() after each change
+(`make check`).
 """
 
 import os
@@ -15,11 +16,24 @@ if DEBUG not in ("0", "1", "2"):
 
 COMPILE = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
 if sys.platform == "linux":
-    # The replay loop is to become one function, split and coalesce and bins included: a third of its time (measured).
-    COMPILE += [f"--param={name}=2000" for name in ("max-inline-insns-single", "inline-unit-growth")]
-    COMPILE += [f"--param={name}=1000" for name in ("max-inline-insns-auto", "large-function-growth")]
+    # The replay loop is to become one function, split and coalesce and bins included: a third of
+    # its time (measured).
+    COMPILE += [
+        f"--param={name}=2000" for name in ("max-inline-insns-single", "inline-unit-growth")
+    ]
+    COMPILE += [
+        f"--param={name}=1000" for name in ("max-inline-insns-auto", "large-function-growth")
+    ]
 
-HEADERS = ["bfc/_bins.hpp", "bfc/_starts.hpp", "bfc/_lock.hpp", "bfc/_memory.hpp", "bfc/_nothrow.hpp", "bfc/_debug.h", "bfc/dlpack.h"]
+HEADERS = [
+    "bfc/_bins.hpp",
+    "bfc/_starts.hpp",
+    "bfc/_lock.hpp",
+    "bfc/_memory.hpp",
+    "bfc/_nothrow.hpp",
+    "bfc/_debug.h",
+    "bfc/dlpack.h",
+]
 MODULES = ["_core", "_buffer", "_allocator", "_bfc", "trace/_replay"]
 
 

@@ -1,4 +1,5 @@
-"""What a call from Python costs: `python -m bench.calls`. The loop around the calls is in the figure."""
+"""What a call from Python costs: `python -m bench.calls`. The loop around the calls is in the
+figure."""
 
 from __future__ import annotations
 

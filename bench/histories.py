@@ -1,4 +1,5 @@
-"""What the benchmarks replay: the recorded traces, and random churn around a number of live blocks."""
+"""What the benchmarks replay: the recorded traces, and random churn around a number of live
+blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def traces() -> Iterator[tuple[str, bfc.Trace]]:
 
 
 def churn(live: int, events: int, *, largest: int = 1 << 20, seed: int = 0) -> bfc.Trace:
-    """`live` allocations, then `events` events that free a random one or make a new one, about as often.
+    """`live` allocations, then `events` events that free a random one or make a new one, about as
+    often.
 
     Sizes are log-uniform from 256 bytes to `largest`.
     """

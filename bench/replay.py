@@ -1,7 +1,9 @@
-"""Every trace and random churn through TensorFlow's compiled BFC and ours, in turn: `python -m bench.replay`.
+"""Every trace and random churn through TensorFlow's compiled BFC and ours, in turn:
+`python -m bench.replay`.
 
-Both replay in one compiled loop, on a device of integers. Ours keeps the handle of each allocation, TensorFlow's its
-address, which is all that its interface has. A first pass warms both; the passes after it are the steady state.
+Both replay in one compiled loop, on a device of integers. Ours keeps the handle of each allocation,
+TensorFlow's its address, which is all that its interface has. A first pass warms both; the passes
+after it are the steady state.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def passes_for(trace: bfc.Trace, passes: int) -> int:
 
 def run_beside_tensorflow(passes: int) -> None:
     say(
-        f"{'ns an event, min / median / max':24}{'bfc':>26}{'TensorFlow 2.21':>26}   ratio of medians"
+        f"{'ns an event, min / median / max':24}{'bfc':>26}{'TensorFlow 2.21':>26}"
+        "   ratio of medians"
     )
     ratios, medians = [], []
     for name, trace in histories():
@@ -55,8 +58,11 @@ def run_beside_tensorflow(passes: int) -> None:
         ratios.append(statistics.median(theirs) / statistics.median(ours))
         medians.append(statistics.median(ours))
         say(f"{name:24}{spread(ours):>26}{spread(theirs):>26}   {ratios[-1]:5.2f}")
-    say(f"geometric mean: ratio {geometric_mean(ratios):.2f}, ours {geometric_mean(medians):.1f} ns an event, "
-        f"{1e3 / geometric_mean(medians):.0f} million events a second")  # fmt: skip
+    say(
+        f"geometric mean: ratio {geometric_mean(ratios):.2f}, "
+        f"ours {geometric_mean(medians):.1f} ns an event, "
+        f"{1e3 / geometric_mean(medians):.0f} million events a second"
+    )
 
 
 def time_both(trace: bfc.Trace, passes: int) -> tuple[list[float], list[float]]:

@@ -1,11 +1,12 @@
 """What grows and what does not: `python -m bench.scale`.
 
-An event around more and more live blocks; a bin crowded with chunks just too small; an 80 GiB region; the host memory
-that a chunk costs.
+An event around more and more live blocks; a bin crowded with chunks just too small; an 80 GiB
+region; the host memory that a chunk costs.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
@@ -31,29 +32,36 @@ def main() -> None:
 
 def slope_of_replay() -> None:
     say(
-        "\nns an event of a replay, by the blocks live (min / median / max over quarter millions of events)"
+        "\nns an event of a replay, by the blocks live "
+        "(min / median / max over quarter millions of events)"
     )
     first = 0.0
     for live in (1_000, 10_000, 100_000, 1_000_000):
         trace = churn(live, 2_000_000)
-        marks: list[tuple[int, float]] = []
-        begun = time.perf_counter()
-        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
-            trace.replay(
-                allocator, progress=lambda done: marks.append((done, time.perf_counter() - begun))
-            )
         samples = [
             (after[1] - before[1]) * 1e9 / (after[0] - before[0])
-            for before, after in zip(marks, marks[1:], strict=False)
+            for before, after in itertools.pairwise(marks_of(trace))
             if before[0] >= live
         ]
         first = first or statistics.median(samples)
         say(f"  {live:>9} live {spread(samples)}   {statistics.median(samples) / first:.2f} times")
 
 
+def marks_of(trace: bfc.Trace) -> list[tuple[int, float]]:
+    """How many events of a replay were done after how many seconds."""
+    marks: list[tuple[int, float]] = []
+    begun = time.perf_counter()
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+        trace.replay(
+            allocator, progress=lambda done: marks.append((done, time.perf_counter() - begun))
+        )
+    return marks
+
+
 def slope_of_calls() -> None:
     say(
-        "\nns an event of Python calls in random order, which nothing can look ahead in (bare loop taken off)"
+        "\nns an event of Python calls in random order, which nothing can look ahead in "
+        "(bare loop taken off)"
     )
     first = 0.0
     for live in (1_000, 1_000_000):
@@ -84,14 +92,15 @@ def time_calls(allocator: bfc.BFCAllocator, addresses: list[int], pairs: int = 5
 
 def crowded_bin() -> None:
     say(
-        f"\nus a pair (allocate, free) with {CROWD} free chunks just too small in its bin, and with none"
+        f"\nus a pair (allocate, free) with {CROWD} free chunks just too small in its bin, "
+        "and with none"
     )
     limit = 64 << 30
     with bfc.BFCAllocator(bfc.SimulatedSubAllocator(limit)) as allocator:
         quiet = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
         crowd(allocator.allocate_raw, allocator.deallocate_raw)
-        say(f"  bfc        {spread(quiet)}   crowded "
-            f"{spread(time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000))}")  # fmt: skip
+        crowded = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
+        say(f"  bfc        {spread(quiet)}   crowded {spread(crowded)}")
     try:
         build()
     except PeerUnavailable as error:
@@ -100,9 +109,8 @@ def crowded_bin() -> None:
     with TensorFlowBFC(memory_limit=limit, capacity=limit) as peer:
         quiet = time_pairs(peer.allocate_raw, peer.deallocate_raw, 2_000)
         crowd(peer.allocate_raw, peer.deallocate_raw)
-        say(
-            f"  TensorFlow {spread(quiet)}   crowded {spread(time_pairs(peer.allocate_raw, peer.deallocate_raw, 200))}"
-        )
+        crowded = time_pairs(peer.allocate_raw, peer.deallocate_raw, 200)
+        say(f"  TensorFlow {spread(quiet)}   crowded {spread(crowded)}")
 
 
 def crowd(allocate: Callable[[int], int], deallocate: Callable[[int], None]) -> None:
@@ -133,9 +141,8 @@ def large_region() -> None:
         before, begun = resident_bytes(), time.perf_counter()
         close = make()
         taken = time.perf_counter() - begun
-        say(
-            f"  {label:10} {taken * 1e3:9.3f} ms {max(0, resident_bytes() - before) / (1 << 20):9.2f} MiB"
-        )
+        grown = max(0, resident_bytes() - before) / (1 << 20)
+        say(f"  {label:10} {taken * 1e3:9.3f} ms {grown:9.2f} MiB")
         close()
 
 

@@ -1,4 +1,5 @@
-"""A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no NumPy."""
+"""A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
+NumPy."""
 
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator

@@ -132,7 +132,7 @@ cdef class Pool:
     cdef ChunkHandle free_slot
     cdef Starts starts                  # the chunks in use, by address, but for those of a replay under way
     cdef vector[BinSet] bin_sets
-    cdef cmap[uint64_t, Region] regions # by end address
+    cdef cmap[uint64_t, Region] regions  # by end address
     cdef int64_t next_allocation_id
     cdef Counters counters
     cdef SharedCounter timing_counter   # None: frees carry no timestamp

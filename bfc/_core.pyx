@@ -5,8 +5,6 @@ from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
 
-from bfc.errors import InvariantError
-
 cdef extern from *:
     """
     #include <cstdint>
@@ -153,8 +151,8 @@ cdef class Pool:
 
     # -- allocate and free --------------------------------------------------------------------------------------------
 
-    cdef inline ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                    uint64_t freed_before, cbool indexed) noexcept nogil:
+    cdef inline ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
+                                           uint64_t stream, uint64_t freed_before, cbool indexed) noexcept nogil:
         """The best fit of `rounded` bytes, split where the policy says so. NO_CHUNK, or NO_HOST_MEMORY.
 
         `freed_before` > 0 passes over chunks that were freed later (spec 2.9). `indexed` makes its address known to
@@ -446,7 +444,8 @@ cdef class Pool:
         survivor.freed_at_count = max(survivor.freed_at_count, merged.freed_at_count)
         self.delete_chunk(right)
 
-    cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
+    cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle,
+                                            cbool ignore_timestamps) noexcept nogil:
         """Merges a free chunk that stands in no bin with the free neighbours on its right, then on its left."""
         cdef Chunk* chunk = &self.chunks[handle]
         if not ignore_timestamps and chunk.freed_at_count > 0:
@@ -656,7 +655,8 @@ cdef class Pool:
         recount.num_allocs += chunk.state & INDEXED != 0
         if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= self.next_allocation_id:
             return b"I5: a chunk in use has no valid allocation id"
-        return unless((self.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0), b"I6: a chunk in use is not found by its address")
+        return unless((self.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0),
+                      b"I6: a chunk in use is not found by its address")
 
     cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil:
         cdef vector[FreeChunk] listed

@@ -10,8 +10,9 @@ from bfc.units import format_bytes
 class OutOfMemoryError(MemoryError):
     """No chunk is large enough, and no region could be added.
 
-    Carries the figures (bytes): `requested`, `in_use`, `reserved` (what the sub-allocator has given), `limit`,
-    `largest_free`, and `fragmentation` (0 to 1; NaN where nothing is free). Its text is one screen long.
+    Carries the figures (bytes): `requested`, `in_use`, `reserved` (what the sub-allocator has
+    given), `limit`, `largest_free`, and `fragmentation` (0 to 1; NaN where nothing is free). Its
+    text is one screen long.
     """
 
     def __init__(
@@ -37,19 +38,30 @@ class OutOfMemoryError(MemoryError):
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
-        figures = (self.requested, self.in_use, self.reserved, self.limit, self.largest_free, self.fragmentation)
+        figures = (
+            self.requested,
+            self.in_use,
+            self.reserved,
+            self.limit,
+            self.largest_free,
+            self.fragmentation,
+        )
         return functools.partial(type(self), refused=self.refused, advice=self.advice), figures
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
+        limit, largest = format_bytes(self.limit), format_bytes(self.largest_free)
         lines = [
             f"out of memory: asked for {format_bytes(self.requested)} ({self.requested} bytes)",
             f"  in use        {format_bytes(self.in_use)}",
-            f"  reserved      {format_bytes(self.reserved)} of a limit of {format_bytes(self.limit)}",
-            f"  free inside   {format_bytes(free)}, the largest block {format_bytes(self.largest_free)}",
+            f"  reserved      {format_bytes(self.reserved)} of a limit of {limit}",
+            f"  free inside   {format_bytes(free)}, the largest block {largest}",
         ]
         if free:
-            lines.append(f"  fragmentation {self.fragmentation:.1%} of what is free lies outside the largest block")
+            lines.append(
+                f"  fragmentation {self.fragmentation:.1%} of what is free lies outside the "
+                "largest block"
+            )
         if self.refused:
             lines.append(f"  refused by    {self.refused}")
         lines += [f"  try: {line}" for line in self.advice]
@@ -57,7 +69,8 @@ class OutOfMemoryError(MemoryError):
 
 
 class InvalidPointerError(ValueError):
-    """An address that is no allocation of this allocator: foreign, inside a block, or freed already."""
+    """An address that is no allocation of this allocator: foreign, inside a block, or freed
+    already."""
 
 
 class SubAllocatorError(RuntimeError):
@@ -77,4 +90,5 @@ class InvariantError(AssertionError):
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read or replayed; the text names the file and the fault in one line."""
+    """A trace that cannot be read or replayed; the text names the file and the fault in one
+    line."""

@@ -26,9 +26,10 @@ def bin_index(size: int) -> int:
 class Stats:
     """TensorFlow's AllocatorStats, field for field, and what it leaves out. Sizes are bytes.
 
-    `bytes_in_use` and `largest_alloc_size` count whole chunks: what was asked for, rounded, and what was not split off.
-    `bytes_reserved` and `peak_bytes_reserved` are always 0, as in TensorFlow; what has been taken from the
-    sub-allocator is `pool_bytes`. `largest_free_block_bytes` is always filled in (TensorFlow 2.21 leaves it 0).
+    `bytes_in_use` and `largest_alloc_size` count whole chunks: what was asked for, rounded, and
+    what was not split off. `bytes_reserved` and `peak_bytes_reserved` are always 0, as in
+    TensorFlow; what has been taken from the sub-allocator is `pool_bytes`.
+    `largest_free_block_bytes` is always filled in (TensorFlow 2.21 leaves it 0).
     """
 
     num_allocs: int = 0
@@ -47,7 +48,8 @@ class Stats:
 
     @property
     def fragmentation(self) -> float:
-        """The share of the free bytes that lies outside the largest free block; NaN where nothing is free."""
+        """The share of the free bytes that lies outside the largest free block; NaN where nothing
+        is free."""
         free = self.pool_bytes - self.bytes_in_use
         return (free - self.largest_free_block_bytes) / free if free else float("nan")
 
@@ -60,7 +62,8 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A piece of a region. `state` is "free", "in use", or "waiting" (freed, but another stream may still use it)."""
+    """A piece of a region. `state` is "free", "in use", or "waiting" (freed, but another stream may
+    still use it)."""
 
     ptr: int
     size: int
@@ -127,7 +130,8 @@ class Snapshot:
 
     @cached_property
     def bins(self) -> tuple[BinInfo, ...]:
-        """TensorFlow's 21 bin summaries, as its memory map has them: chunks in use are counted by their size too."""
+        """TensorFlow's 21 bin summaries, as its memory map has them: chunks in use are counted by
+        their size too."""
         totals = [[0, 0, 0, 0] for _ in range(BIN_COUNT)]
         for chunk in self.chunks():
             row = totals[bin_index(chunk.size)]
@@ -144,13 +148,18 @@ class Snapshot:
             "device": self.device,
             "stats": self.stats.as_dict(),
             "regions": [
-                {"ptr": region.ptr, "size": region.size, "chunks": [asdict(chunk) for chunk in region.chunks]}
+                {
+                    "ptr": region.ptr,
+                    "size": region.size,
+                    "chunks": [asdict(chunk) for chunk in region.chunks],
+                }
                 for region in self.regions
             ],
         }
 
     def occupancy(self, width: int = 100) -> str:
-        """One line over all regions: `*` asked for, `x` slack, `_` free (TensorFlow's RenderOccupancy at 100)."""
+        """One line over all regions: `*` asked for, `x` slack, `_` free (TensorFlow's
+        RenderOccupancy at 100)."""
         from bfc.viz.text import occupancy
 
         return occupancy(self, width)

@@ -1,4 +1,5 @@
-"""What a user may pass as a stream: an int (a CUDA stream handle, 0 the default), or an object that knows its own."""
+"""What a user may pass as a stream: an int (a CUDA stream handle, 0 the default), or an object that
+knows its own."""
 
 from __future__ import annotations
 

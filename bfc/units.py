@@ -15,9 +15,11 @@ _MOST_DIGITS = 100
 
 
 def parse_bytes(size: SupportsIndex | str) -> int:
-    """A number of bytes from an int or a text. KiB, MiB, GiB, TiB count by 1024; KB, MB, GB, TB by 1000.
+    """A number of bytes from an int or a text. KiB, MiB, GiB, TiB count by 1024; KB, MB, GB, TB by
+    1000.
 
-    Raises TypeError for anything that is neither, ValueError for what is malformed, negative or above 2**63 - 1.
+    Raises TypeError for anything that is neither, ValueError for what is malformed, negative or
+    above 2**63 - 1.
 
     >>> parse_bytes("3 MiB"), parse_bytes(700), parse_bytes("1.5 GB")
     (3145728, 700, 1500000000)
@@ -25,23 +27,31 @@ def parse_bytes(size: SupportsIndex | str) -> int:
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match is None or match[2].lower() not in _UNITS:
-            raise ValueError(f"{size!r} is not a size: write a number and B, KiB, MiB, GiB or TiB, such as '4 GiB'")
+            raise ValueError(
+                f"{size!r} is not a size: write a number and B, KiB, MiB, GiB or TiB, "
+                "such as '4 GiB'"
+            )
         if len(match[1]) > _MOST_DIGITS:
-            raise ValueError(f"a size lies between 0 and 2**63 - 1 bytes: this one has {len(match[1])} digits")
+            raise ValueError(
+                f"a size lies between 0 and 2**63 - 1 bytes: this one has {len(match[1])} digits"
+            )
         scale = _UNITS[match[2].lower()]
         value = int(match[1]) * scale if match[1].isdigit() else round(float(match[1]) * scale)
     else:
         try:
             value = operator.index(size)
         except TypeError:
-            raise TypeError(f"a size is an int or a text such as '4 GiB', not {type(size).__name__}") from None
+            raise TypeError(
+                f"a size is an int or a text such as '4 GiB', not {type(size).__name__}"
+            ) from None
     if not 0 <= value <= MAX_BYTES:
         raise ValueError(f"a size lies between 0 and 2**63 - 1 bytes, not {value}")
     return value
 
 
 def format_bytes(nbytes: int) -> str:
-    """A number of bytes for people, as TensorFlow writes it: KiB with one decimal, MiB and above with two.
+    """A number of bytes for people, as TensorFlow writes it: KiB with one decimal, MiB and above
+    with two.
 
     >>> format_bytes(700), format_bytes(1 << 20), format_bytes(3 << 29)
     ('700 B', '1.00 MiB', '1.50 GiB')

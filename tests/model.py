@@ -1,7 +1,7 @@
 """The slow, obvious twin of `bfc.BFCAllocator`: lists, `min()` and no bins.
 
-It calls any sub-allocator as the allocator does, so that the same history over two equal sub-allocators must give the
-same addresses, calls, chunks and figures.
+It calls any sub-allocator as the allocator does, so that the same history over two equal
+sub-allocators must give the same addresses, calls, chunks and figures.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def backpedal(size: int) -> int:
 
 @dataclass(eq=False)
 class Chunk:
-    """A record. `allocation_id` is -1 where it is free; `deleted` says that it is spare, and waits to be used anew.
+    """A record. `allocation_id` is -1 where it is free; `deleted` says that it waits to be reused.
 
-    Records matter to nothing but the queue of timestamped frees: a record that was merged away while it stood there
-    and then came to be the rest of a split is found by the next pass, as in TensorFlow.
+    Which record is reused matters only to the queue of timestamped frees: one that was merged away
+    while it stood there, and then came to be the rest of a split, is found by the next pass.
     """
 
     ptr: int = 0
@@ -49,6 +49,9 @@ class Chunk:
     def in_use(self) -> bool:
         return self.allocation_id > 0
 
+    def row(self) -> tuple[int, ...]:
+        return self.ptr, self.size, self.requested, self.allocation_id, self.freed_at
+
 
 Region = list[Chunk]
 
@@ -59,7 +62,7 @@ def span(region: Region) -> tuple[int, int]:
 
 
 class Model:
-    """The rules of TensorFlow's allocator, with bfc's answers where TensorFlow hangs or corrupts itself."""
+    """TensorFlow's rules, with bfc's answers where TensorFlow hangs or corrupts itself."""
 
     def __init__(
         self,
@@ -73,7 +76,8 @@ class Model:
     ) -> None:
         self.device = device
         self.limit = memory_limit
-        self.first_size = round_up(min(memory_limit, FIRST_REGION) if allow_growth else memory_limit)
+        first_size = min(memory_limit, FIRST_REGION) if allow_growth else memory_limit
+        self.first_size = round_up(first_size)
         self.next_region_size = self.first_size
         self.garbage_collection = garbage_collection
         self.slack_cap = max(int(fragmentation_fraction * memory_limit), GRANULE)
@@ -102,7 +106,7 @@ class Model:
             found = self.best_fit(rounded, freed_before)
         if found is None and not freed_before and self.queue and self.merge_pass(rounded):
             found = self.best_fit(rounded, freed_before)
-        if found is None and self.garbage_collection and self.collect(rounded) and self.extend(rounded):
+        if found is None and self.collect(rounded) and self.extend(rounded):
             found = self.best_fit(rounded, freed_before)
         return None if found is None else self.hand_out(found, rounded, nbytes)
 
@@ -137,7 +141,7 @@ class Model:
             self.queue.append(chunk)
 
     def coalesce(self, chunk: Chunk, ignore_timestamps: bool = False) -> Chunk:
-        """Merges it with its right neighbour, then with its left one. Returns the chunk that is left."""
+        """Merges it with its right neighbour, then its left one. Returns the chunk that is left."""
 
         def mergeable(other: Chunk) -> bool:
             return not other.in_use and (ignore_timestamps or other.freed_at == 0)
@@ -209,9 +213,11 @@ class Model:
         self.coalesce(chunk)
 
     def collect(self, rounded: int) -> bool:
-        """Gives the free regions back, all of them, if that makes room for `rounded` bytes under the limit."""
+        """Gives all free regions back, if that makes room for `rounded` bytes under the limit."""
         total = sum(span(region)[1] for region in self.free_regions())
-        if total == 0 or rounded > self.limit - self.pool_bytes + total:
+        if not self.garbage_collection or total == 0:
+            return False
+        if rounded > self.limit - self.pool_bytes + total:
             return False
         self.give_back(self.free_regions())
         return True
@@ -245,7 +251,8 @@ class Model:
         self.frontier = max(self.frontier, frontier)
 
     def merge_pass(self, required: int = 0) -> bool:
-        """Coalesces what is safe; with `required` also what is not, until a chunk of that size exists."""
+        """Coalesces what is safe; with `required` the rest, until a chunk of that size
+        exists."""
         queue, self.queue, listed = self.queue, [], []
         for chunk in queue:
             if chunk.in_use or chunk.deleted:
@@ -273,7 +280,7 @@ class Model:
             yield from region
 
     def region_of(self, ptr: int) -> Region:
-        return next(region for region in self.regions if 0 <= ptr - span(region)[0] < span(region)[1])
+        return next(region for region in self.regions if region[0].ptr <= ptr < sum(span(region)))
 
     @property
     def pool_bytes(self) -> int:
@@ -288,32 +295,29 @@ class Model:
         self.peak_in_use = self.bytes_in_use
 
     def stats(self) -> bfc.Stats:
+        free_sizes = [chunk.size for chunk in self.chunks() if not chunk.in_use]
         return bfc.Stats(
             num_allocs=self.num_allocs,
             bytes_in_use=self.bytes_in_use,
             peak_bytes_in_use=self.peak_in_use,
             largest_alloc_size=self.largest_alloc,
             bytes_limit=self.limit,
-            largest_free_block_bytes=max((c.size for c in self.chunks() if not c.in_use), default=0),
+            largest_free_block_bytes=max(free_sizes, default=0),
             pool_bytes=self.pool_bytes,
             peak_pool_bytes=self.peak_pool,
         )
 
     def layout(self) -> list[tuple]:
         """Every region with its chunks, as `layout_of` gives it for a real allocator."""
-        return [
-            (*span(region), [(c.ptr, c.size, c.requested, c.allocation_id, c.freed_at) for c in region])
-            for region in self.regions
-        ]
+        return [(*span(region), [chunk.row() for chunk in region]) for region in self.regions]
 
 
 def layout_of(allocator: bfc.BFCAllocator) -> list[tuple]:
     """Every region of an allocator with its chunks, as plain tuples in address order."""
-    return [
-        (
-            region.ptr,
-            region.size,
-            [(c.ptr, c.size, c.requested_size, c.allocation_id, c.freed_at_count) for c in region.chunks],
-        )
-        for region in allocator.snapshot().regions
-    ]
+
+    def row(chunk: bfc.ChunkInfo) -> tuple[int, ...]:
+        last = chunk.allocation_id, chunk.freed_at_count
+        return chunk.ptr, chunk.size, chunk.requested_size, *last
+
+    regions = allocator.snapshot().regions
+    return [(r.ptr, r.size, [row(chunk) for chunk in r.chunks]) for r in regions]

@@ -77,7 +77,10 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(capsys, arguments, fault):
 
 @pytest.mark.parametrize("limit", ["0.5", "2 GiB", str(2 << 30)])
 def test_a_limit_is_bytes_a_text_or_a_fraction(capsys, limit):
-    assert main(["replay", SMALL, "--device", "simulated:4GiB", "--memory-limit", limit, "--json"]) == 1
+    assert (
+        main(["replay", SMALL, "--device", "simulated:4GiB", "--memory-limit", limit, "--json"])
+        == 1
+    )
     row = json.loads(capsys.readouterr().out)["traces"][0]
     assert row["peak_bytes_reserved"] == 2 << 30
 
@@ -99,6 +102,10 @@ def test_the_script_is_the_command():
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    done = run("bash", "-c", f"set -o pipefail; {sys.executable} -m bfc replay {TRACES} --passes 1 | head -1")
+    done = run(
+        "bash",
+        "-c",
+        f"set -o pipefail; {sys.executable} -m bfc replay {TRACES} --passes 1 | head -1",
+    )
     assert "Traceback" not in done.stderr
     assert done.returncode == 0

@@ -1,7 +1,8 @@
 """The specification's corner cases, CC-01 to CC-56, by number.
 
-Offsets are from 2**40, where the simulated device starts. `strict` is on unless the case is one where TensorFlow hangs,
-aborts or corrupts itself. TensorFlow's handles are not public: what their reuse implies is tested through the layout.
+Offsets are from 2**40, where the simulated device starts. `strict` is on unless the case is one
+where TensorFlow hangs, aborts or corrupts itself. TensorFlow's handles are not public: what their
+reuse implies is tested through the layout.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def stamps(allocator: bfc.BFCAllocator) -> list[tuple[int, int, int]]:
 
 
 def backpedalled(first: int, last: int) -> list[int]:
-    """TensorFlow's attempts from one size down to another, in exact decimals (below 16 MiB the same as in floats)."""
+    """TensorFlow's attempts from one size down to another, in exact decimals (below 16 MiB the same
+    as in floats)."""
     sizes = [first]
     while sizes[-1] > last:
         smaller = -(-(sizes[-1] * 9 // 10) // 256) * 256
@@ -145,7 +147,9 @@ def test_cc_07_a_slack_below_128_mebibytes_is_kept():
     assert allocator.allocated_size(allocator.allocate_raw(300 * MIB)) == 448790272
 
 
-@pytest.mark.parametrize(("size", "allocated"), [(1020054528, 1020054528), (1020054784, 1073741824)])
+@pytest.mark.parametrize(
+    ("size", "allocated"), [(1020054528, 1020054528), (1020054784, 1073741824)]
+)
 def test_cc_08_the_slack_cap_is_a_fraction_of_the_limit(size, allocated):
     allocator = pool(GIB, fragmentation_fraction=0.05)
     assert allocator.allocated_size(allocator.allocate_raw(size)) == allocated
@@ -201,7 +205,8 @@ def test_cc_14_backpedalling_is_done_in_single_precision():
     allocator = pool(2 * GIB, device(10**9))
     allocator.allocate_raw(256)
     assert asked(allocator) == [
-        2147483648, 1932735232, 1739461632, 1565515520, 1408964096, 1268067840, 1141261056, 1027134976, 924421632,
+        2147483648, 1932735232, 1739461632, 1565515520, 1408964096,
+        1268067840, 1141261056, 1027134976, 924421632,
     ]  # fmt: skip
     assert allocator.stats().pool_bytes == 924421632
     assert allocator.next_region_size == 4 * GIB
@@ -295,7 +300,11 @@ def test_cc_23_the_merged_chunk_is_cut_from_its_start():
 def test_cc_24_adjoining_regions_stay_apart_without_coalescing():
     allocator = growing(8 * MIB)
     release(allocator, *take(allocator, 2 * MIB, 4 * MIB, 2 * MIB))
-    assert layout(allocator) == [(0, 2 * MIB, False), (2 * MIB, 4 * MIB, False), (6 * MIB, 2 * MIB, False)]
+    assert layout(allocator) == [
+        (0, 2 * MIB, False),
+        (2 * MIB, 4 * MIB, False),
+        (6 * MIB, 2 * MIB, False),
+    ]
     assert len(regions(allocator)) == 3
     assert refused(allocator, 8 * MIB)
 
@@ -395,7 +404,8 @@ def check_invalid(allocator: bfc.BFCAllocator, ptr: int) -> None:
 
 
 def test_cc_31_the_sizes_of_a_freed_pointer_raise():
-    # TensorFlow answers with a stale request, the merged size and id -1; the snapshot shows the last two here.
+    # TensorFlow answers with a stale request, the merged size and id -1; the snapshot shows the
+    # last two here.
     allocator = pool(1024)
     ptr = allocator.allocate_raw(100)
     release(allocator, ptr)
@@ -470,7 +480,10 @@ def test_cc_37a_free_regions_make_room_for_a_larger_one(collecting):
         return
     allocator.allocate_raw(6 * MIB)
     calls = allocator.sub_allocator.calls
-    assert [call for call in calls if call[0] == "free"] == [("free", 2 * MIB, two), ("free", 4 * MIB, four)]
+    assert [call for call in calls if call[0] == "free"] == [
+        ("free", 2 * MIB, two),
+        ("free", 4 * MIB, four),
+    ]
     assert regions(allocator) == [2 * MIB, 6 * MIB]
     assert allocator.stats().pool_bytes == allocator.stats().peak_pool_bytes == 8 * MIB
     assert allocator.next_region_size == 32 * MIB
@@ -496,7 +509,9 @@ def test_cc_37c_nothing_is_given_back_where_it_would_not_be_enough():
 # -- arithmetic hazards ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2**64 - 1, 2**64 - 255, 2**64 - 256, 2**64, 2**63, 2**63 - 1, 2**63 - 256])
+@pytest.mark.parametrize(
+    "size", [2**64 - 1, 2**64 - 255, 2**64 - 256, 2**64, 2**63, 2**63 - 1, 2**63 - 256]
+)
 def test_cc_38_a_size_that_rounds_past_the_end_raises(size):
     allocator = pool(MIB)
     first = allocator.allocate_raw(256)
@@ -593,7 +608,8 @@ def test_cc_45_only_what_lies_strictly_before_the_frontier_is_safe():
 
 
 def test_cc_46_a_forced_merge_serves_a_request_without_a_constraint():
-    # That the survivor stays queued, once, cannot be seen: it is in use when the next pass comes by.
+    # That the survivor stays queued, once, cannot be seen: it is in use when the next pass comes
+    # by.
     allocator, ptrs = counted(1024, 256, 256, 512)
     release(allocator, *ptrs)
     assert offset(allocator, 1024, freed_before=0) == 0
@@ -686,8 +702,8 @@ def test_cc_53_the_occupancy_line_has_a_hundred_cells():
 
 
 class Waiter:
-    """A thread that asks for memory and may have to wait. `attempts` counts how often its constraint was looked at,
-    which is once for each attempt."""
+    """A thread that asks for memory and may have to wait. `attempts` counts how often its
+    constraint was looked at, which is once for each attempt."""
 
     def __init__(self, allocator: bfc.BFCAllocator, size: int) -> None:
         self.attempts = 0
@@ -728,7 +744,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_cc_54_a_request_that_may_wait_is_refused_when_the_time_is_up():
-    # TensorFlow's four inner attempts are its own affair; that the last one comes after the wait is what matters.
+    # TensorFlow's four inner attempts are its own affair; that the last one comes after the wait is
+    # what matters.
     allocator = pool(1024, retry_seconds=WAIT)
     allocator.allocate_raw(1024)
     with Waiter(allocator, 256) as waiter:
@@ -759,7 +776,7 @@ def test_cc_54_a_free_between_the_attempt_and_the_wait_is_not_missed():
 
 
 class FreesWhileAsked(bfc.SimulatedSubAllocator):
-    """Has room for 2 MiB. Asked again, it frees the victim, as another thread might in that moment."""
+    """Has room for 2 MiB. Asked again, it frees the victim, as another thread might just then."""
 
     victim = 0
     allocator: bfc.BFCAllocator | None = None

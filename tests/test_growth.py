@@ -1,4 +1,5 @@
-"""How the pool grows and shrinks: what a sub-allocator is asked for, the limit, refusals, and sub-allocators at fault."""
+"""How the pool grows and shrinks: what a sub-allocator is asked for, the limit, refusals, and
+sub-allocators at fault."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ Answer = object
 class Device(bfc.SimulatedSubAllocator):
     """A simulated device whose next answers can be set.
 
-    An answer is an exception to raise, a function of (device, nbytes), or a value to return. With none left it is an
-    ordinary device again. `given_back` lists every call of free, those that fail included.
+    An answer is an exception to raise, a function of (device, nbytes), or a value to return. With
+    none left it is an ordinary device again. `given_back` lists every call of free, those that fail
+    included.
     """
 
     def __init__(self, capacity: int = ENOUGH, *answers: Answer, **options) -> None:
@@ -402,7 +404,11 @@ def test_an_impossible_block_is_offered_back_once_and_loses_nothing(block):
 @pytest.mark.parametrize("coalescing", [False, True])
 def test_a_block_that_overlaps_another_is_not_used(offset, size, coalescing):
     device = Device(
-        ENOUGH, at(8 * MIB), (BASE + offset, size), base=BASE + 64 * MIB, supports_coalescing=coalescing
+        ENOUGH,
+        at(8 * MIB),
+        (BASE + offset, size),
+        base=BASE + 64 * MIB,
+        supports_coalescing=coalescing,
     )
     allocator = growing(64 * MIB, device, strict=True)  # which takes small blocks, too
     first = allocator.allocate_raw(2 * MIB)
@@ -512,6 +518,7 @@ def test_what_a_driver_would_not_take_back_is_offered_again_at_the_next_release(
         allocator.release_free_regions()
     allocator.check()
     assert list(device.live) == [a]
+    assert refused(allocator, GIB)  # what the device still holds counts against the limit
     assert allocator.release_free_regions() == 2 * MIB
     assert device.live == {}
     check_whole_and_usable(allocator)

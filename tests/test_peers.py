@@ -36,7 +36,11 @@ class Pair:
     def __init__(self, **options: Any) -> None:
         ours = {name: options[name] for name in options if name in DEVICE_OPTIONS}
         self.device = bfc.SimulatedSubAllocator(ours.pop("capacity"), **ours)
-        rest = {name: options[name] for name in options if name not in DEVICE_OPTIONS and name != "timing_counter"}
+        rest = {
+            name: options[name]
+            for name in options
+            if name not in DEVICE_OPTIONS and name != "timing_counter"
+        }
         self.ours = bfc.BFCAllocator(self.device, strict=True, **rest)
         self.theirs = TensorFlowBFC(**options)
         if options.get("timing_counter"):
@@ -50,7 +54,9 @@ class Pair:
         assert address == self.theirs.allocate_raw(nbytes, freed_before)
         if address:
             for question in ("requested_size", "allocated_size", "allocation_id"):
-                assert getattr(self.ours, question)(address) == getattr(self.theirs, question)(address)
+                assert getattr(self.ours, question)(address) == getattr(self.theirs, question)(
+                    address
+                )
         return address
 
     def deallocate(self, address: int) -> None:
@@ -62,9 +68,13 @@ class Pair:
         ours, theirs = self.ours.stats(), self.theirs.stats()
         for field in theirs.keys() - OURS_ALONE:
             assert getattr(ours, field) == theirs[field], field
-        chunks = [(chunk.ptr, chunk.size, chunk.in_use, chunk.bin_num) for chunk in self.ours.snapshot().chunks()]
+        chunks = [
+            (chunk.ptr, chunk.size, chunk.in_use, chunk.bin_num)
+            for chunk in self.ours.snapshot().chunks()
+        ]
         assert chunks == [
-            (chunk["address"], chunk["size"], chunk["in_use"], chunk["bin"]) for chunk in self.theirs.memory_map()
+            (chunk["address"], chunk["size"], chunk["in_use"], chunk["bin"])
+            for chunk in self.theirs.memory_map()
         ]
 
     def close(self) -> None:
@@ -92,9 +102,18 @@ def test_recorded_traces_are_placed_alike(path: Path, growth: bool, room: float)
 
 
 def random_options(rng: random.Random) -> dict[str, Any]:
-    """Every option: growing and fixed, limits and devices that bite, gaps, adjoining regions, collection, slack."""
-    limit = rng.choice([rng.randrange(8 * KIB, 64 * KIB), rng.randrange(64 * KIB, 16 * MIB), rng.randrange(16 * MIB, GIB)])
-    capacity = rng.choice([1 << 50, limit, max(1, limit * rng.randrange(40, 100) // 100), 2 * limit])
+    """Every option: growing and fixed, limits and devices that bite, gaps, adjoining regions,
+    collection, slack."""
+    limit = rng.choice(
+        [
+            rng.randrange(8 * KIB, 64 * KIB),
+            rng.randrange(64 * KIB, 16 * MIB),
+            rng.randrange(16 * MIB, GIB),
+        ]
+    )
+    capacity = rng.choice(
+        [1 << 50, limit, max(1, limit * rng.randrange(40, 100) // 100), 2 * limit]
+    )
     joins = rng.random() < 0.4
     return {
         "memory_limit": limit,
@@ -124,7 +143,11 @@ def random_size(rng: random.Random, limit: int) -> int:
         return 0
     if kind < 0.6:
         return rng.randrange(2400, max(2401, limit // 20))
-    return rng.randrange(2400, max(2401, limit // 2)) if kind < 0.95 else limit + rng.randrange(-600, 600)
+    return (
+        rng.randrange(2400, max(2401, limit // 2))
+        if kind < 0.95
+        else limit + rng.randrange(-600, 600)
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -152,7 +175,8 @@ def test_random_histories_are_placed_alike(seed: int) -> None:
         else:
             constrained = options["timing_counter"] and rng.random() < 0.3
             address = pair.allocate(
-                max(0, random_size(rng, options["memory_limit"])), rng.randrange(0, frees + 2) if constrained else 0
+                max(0, random_size(rng, options["memory_limit"])),
+                rng.randrange(0, frees + 2) if constrained else 0,
             )
             if address:
                 live.append(address)

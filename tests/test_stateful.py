@@ -1,7 +1,8 @@
-"""The allocator beside its slow twin, over all options: Hypothesis histories, and plain random ones that are longer.
+"""The allocator beside its slow twin, over all options: Hypothesis histories, and longer random
+ones.
 
-A random history that fails prints the one line that repeats it. BFC_SEED=n runs the one history of that seed;
-BFC_HISTORIES=n runs n of them, from fresh seeds.
+A random history that fails prints the one line that repeats it. BFC_SEED=n runs the one history of
+that seed; BFC_HISTORIES=n runs n of them, from fresh seeds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ pytest.register_assert_rewrite("strategies")
 
 from strategies import Policy, Source, Twins, draw_policy, draw_source, setups  # noqa: E402
 
-HISTORIES = 150
-STEPS = 150
+HISTORIES = 400
+STEPS = 200
 
 histories = settings(
-    max_examples=100,
-    stateful_step_count=40,
+    max_examples=150,
+    stateful_step_count=50,
     deadline=None,
     derandomize=False,
     print_blob=True,
@@ -106,6 +107,57 @@ TestAllocatorBesideItsModel = AllocatorBesideItsModel.TestCase
 TestAllocatorBesideItsModel.settings = histories
 
 
+# -- histories that once went wrong ----------------------------------------------------------------
+
+
+def counted_twins(limit: int) -> Twins:
+    """A fixed pool that collects garbage, splits wherever 256 bytes are left, and counts frees."""
+    policy = Policy(
+        memory_limit=limit,
+        allow_growth=False,
+        garbage_collection=True,
+        fragmentation_fraction=1e-7,
+        strict=True,
+    )
+    source = Source(
+        capacity=1 << 50,
+        max_bytes=1 << 50,
+        gap=0,
+        alignment=256,
+        supports_coalescing=False,
+        granule=256,
+        reuses=False,
+    )
+    twins = Twins(policy, source)
+    twins.set_timing_counter()
+    return twins
+
+
+def test_a_collected_region_leaves_nothing_in_the_queue_of_timestamped_frees() -> None:
+    twins = counted_twins(768)
+    for size, constraint in ((768, 0), (768, 0), (256, 1), (256, 1)):
+        twins.allocate(size, constraint)  # the third is served by collecting the region
+        twins.free(0)
+    twins.allocate(768)
+    twins.compare()
+    twins.close()
+
+
+def test_a_record_that_was_merged_away_while_queued_may_be_found_in_its_next_use() -> None:
+    twins = counted_twins(1280)
+    for size in (512, 256, 256, 256):
+        twins.allocate(size)
+    for index in (2, 1, 0):
+        twins.free(index)
+    twins.allocate(768)  # merges the third into the second, both into the first, and splits that
+    assert [stamp for *_, stamp in twins.model.layout()[0][2]] == [3, 3, 0]
+    twins.set_safe_frontier(4)
+    twins.allocate(256, freed_before=1)  # the rest has the second's record, which still stood there
+    assert [stamp for *_, stamp in twins.model.layout()[0][2]] == [3, 0, 0]
+    twins.compare()
+    twins.close()
+
+
 # -- plain random histories -----------------------------------------------------------------------
 
 
@@ -131,14 +183,17 @@ def play(rng: random.Random) -> None:
     counted = rng.random() < 0.4
     if counted:
         twins.set_timing_counter()
-    scale = rng.choice((2, 8, 40, 300))
+    scale = rng.choice((3, 10, 40, 200))
+    wanted = 0.8
     for step in range(STEPS):
-        wanted = rng.choice((0.3, 0.5, 0.8)) if step % 30 == 0 else wanted
+        if step % 30 == 0:
+            wanted = rng.choice((0.3, 0.5, 0.8))
         if twins.live and rng.random() > wanted:
             twins.free(rng.randrange(len(twins.live)))
         else:
-            constraint = rng.choice((0, 0, max(0, twins.frees - rng.randrange(5)))) if counted else 0
-            twins.allocate(draw_size(rng, policy.memory_limit, scale), constraint)
+            before = max(0, twins.frees - rng.randrange(5)) if counted else 0
+            size = draw_size(rng, policy.memory_limit, scale)
+            twins.allocate(size, rng.choice((0, 0, before)))
         disturb(rng, twins, counted)
         twins.compare()
         if step % 10 == 0:
@@ -147,7 +202,7 @@ def play(rng: random.Random) -> None:
 
 
 def draw_size(rng: random.Random, limit: int, scale: int) -> int:
-    """Mostly up to a share of the limit; now and then 256s, near a power of two, or most of the limit."""
+    """Up to a share of the limit; now and then 256s, near a power of two, or most of the limit."""
     kind = rng.random()
     if kind < 0.15:
         return 256 * rng.randrange(1, 5)

@@ -65,7 +65,12 @@ def test_a_replay_equals_the_same_calls_one_by_one():
         if live and rng.random() < 0.45:
             op.append(1), ident.append(live.pop(rng.randrange(len(live)))), size.append(0)
         else:
-            op.append(0), ident.append(number), size.append(rng.randrange(0, 600_000)), live.append(number)
+            (
+                op.append(0),
+                ident.append(number),
+                size.append(rng.randrange(0, 600_000)),
+                live.append(number),
+            )
     played, called = allocator("16 MiB", strict=True), allocator("16 MiB", strict=True)
     result = bfc.Trace(op, ident, size).replay(played)
     addresses: dict[int, int] = {}
@@ -93,7 +98,10 @@ def test_every_recorded_trace_replays(path: Path, growth: bool):
     pool.check()
     live = np.cumsum(np.where(trace.op == 0, trace.size, 0).astype(np.int64))
     assert result.peak_bytes_live <= live[-1]
-    assert trace[: trace.fullest_event() + 1].replay(allocator()).peak_bytes_live == result.peak_bytes_live
+    assert (
+        trace[: trace.fullest_event() + 1].replay(allocator()).peak_bytes_live
+        == result.peak_bytes_live
+    )
 
 
 def test_memory_of_a_real_host_holds_a_trace():
@@ -226,8 +234,10 @@ def npy(array: np.ndarray, **options) -> bytes:
 
 
 GOOD = {name: npy(np.zeros(1, np.uint32)) for name in ("op", "id", "size")}
-HOSTILE_HEADER = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + (
-    b"{'descr': '<u8', 'fortran_order': False, 'shape': (99999999999999,)}".ljust(117) + b"\n"
+HOSTILE_HEADER = (
+    b"\x93NUMPY\x01\x00"
+    + struct.pack("<H", 118)
+    + (b"{'descr': '<u8', 'fortran_order': False, 'shape': (99999999999999,)}".ljust(117) + b"\n")
 )
 HOSTILE = {
     "text": b"not an archive",
@@ -263,8 +273,11 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path, seed: int):
         content[rng.randrange(len(content))] = rng.randrange(256)
     path = tmp_path / "damaged.npz"
     path.write_bytes(content[: rng.randrange(len(content))] if seed % 3 == 0 else content)
+    refusal: str | None = None
     try:
         bfc.Trace.load(path).replay(allocator())
     except bfc.TraceError as error:
-        assert "damaged.npz: " in str(error)
-        assert "\n" not in str(error)
+        refusal = str(error)
+    if refusal is not None:
+        assert "damaged.npz: " in refusal
+        assert "\n" not in refusal

@@ -1,4 +1,5 @@
-"""The command `bfc`, which is `python -m bfc` too. One file a subcommand: `add_to(subparsers)` and `run(arguments)`."""
+"""The command `bfc`, which is `python -m bfc` too. One file a subcommand: `add_to(subparsers)` and
+`run(arguments)`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ OK, DOES_NOT_FIT, WRONG = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused, 2 a wrong call or file."""
+    """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused, 2 a
+    wrong call or file."""
     parser = argparse.ArgumentParser(
         prog="bfc", description="A GPU memory allocator that you can use, see into and trust."
     )
@@ -24,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         fits: bool = parsed.run(parsed)
     except BrokenPipeError:
-        # The reader (head, a pager) has gone. Give the interpreter nothing to complain about when it flushes.
+        # The reader (head, a pager) has gone. Give the interpreter nothing to complain about when
+        # it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (OSError, ValueError, RuntimeError, MemoryError) as error:

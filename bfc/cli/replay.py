@@ -10,18 +10,22 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
 from bfc.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LONG_TRACE = 1_000_000
 HEADINGS = ("trace", "events", "live", "in use", "reserved", "fragment.", "ns/event", "refused")
 
 EPILOG = """\
-columns: live is the peak of what was asked for, in use the peak of the chunks handed out for it, reserved the peak of
-the regions taken from the device; fragment. is the share of the free bytes outside the largest free block at the end;
-ns/event is the fastest pass. exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
+columns: live is the peak of what was asked for, in use the peak of the chunks handed out for it,
+reserved the peak of the regions taken from the device; fragment. is the share of the free bytes
+outside the largest free block at the end; ns/event is the fastest pass. exit code: 0 all fitted,
+1 an allocation was refused, 2 a wrong call or file.
 """
 
 
@@ -60,11 +64,28 @@ def add_to(subparsers: Any) -> None:
     )
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", type=Path, help="an .npz trace, or a folder of them")
-    add("--device", default="simulated:80GiB", help="simulated:SIZE, or host[:SIZE] (default: simulated:80GiB)")
-    add("--memory-limit", metavar="LIMIT", help="bytes, such as 40GiB, or a fraction of the device, such as 0.9")
-    add("--allow-growth", action="store_true", help="take regions as they are needed, each twice the last")
+    add(
+        "--device",
+        default="simulated:80GiB",
+        help="simulated:SIZE, or host[:SIZE] (default: simulated:80GiB)",
+    )
+    add(
+        "--memory-limit",
+        metavar="LIMIT",
+        help="bytes, such as 40GiB, or a fraction of the device, such as 0.9",
+    )
+    add(
+        "--allow-growth",
+        action="store_true",
+        help="take regions as they are needed, each twice the last",
+    )
     add("--strict", action="store_true", help="refuse whatever TensorFlow 2.21 refuses")
-    add("--passes", type=_positive, default=3, help="replays of each trace on one allocator (default: 3)")
+    add(
+        "--passes",
+        type=_positive,
+        default=3,
+        help="replays of each trace on one allocator (default: 3)",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--no-picture", action="store_true", help="leave the picture of the fullest moment out")
     parser.set_defaults(run=run)
@@ -80,7 +101,12 @@ def run(arguments: argparse.Namespace) -> bool:
         if not arguments.no_picture:
             pictures.append((path.stem, _at_its_fullest(trace, make_allocator)))
     if arguments.json:
-        print(json.dumps({"device": arguments.device, "traces": [_as_json(row, pictures) for row in rows]}, indent=2))
+        print(
+            json.dumps(
+                {"device": arguments.device, "traces": [_as_json(row, pictures) for row in rows]},
+                indent=2,
+            )
+        )
     else:
         for name, snapshot in pictures:
             print(f"{name}, when most is live\n{snapshot}\n")
@@ -122,7 +148,9 @@ def _allocator_maker(arguments: argparse.Namespace) -> Callable[[], bfc.BFCAlloc
     return make
 
 
-def _replay(name: str, trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator], passes: int) -> Row:
+def _replay(
+    name: str, trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator], passes: int
+) -> Row:
     closed = trace.closed()
     with make_allocator() as allocator:
         first = trace.replay(allocator)
@@ -141,23 +169,33 @@ def _replay(name: str, trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAll
     )
 
 
-def _at_its_fullest(trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator]) -> bfc.Snapshot:
+def _at_its_fullest(
+    trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator]
+) -> bfc.Snapshot:
     with make_allocator() as allocator:
         trace[: trace.fullest_event() + 1].replay(allocator)
         return allocator.snapshot()
 
 
-@contextlib.contextmanager
-def _progress(name: str, events: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar for long work on a terminal: what each replay calls, or None where there is no bar."""
+def _bar(name: str, events: int) -> tqdm[NoReturn] | None:
+    """A bar for long work on a terminal, where tqdm is installed."""
+    if events < LONG_TRACE or not sys.stderr.isatty():
+        return None
     try:
         from tqdm import tqdm
     except ImportError:
-        tqdm = None
-    if tqdm is None or events < LONG_TRACE or not sys.stderr.isatty():
+        return None
+    return tqdm(total=events, desc=name, unit="ev", unit_scale=True, leave=False)
+
+
+@contextlib.contextmanager
+def _progress(name: str, events: int) -> Iterator[Callable[[int], None] | None]:
+    """What each replay calls to move the bar, or None where there is no bar."""
+    bar = _bar(name, events)
+    if bar is None:
         yield None
         return
-    with tqdm(total=events, desc=name, unit="ev", unit_scale=True, leave=False) as bar:
+    with bar:
         last = 0
 
         def report(done: int) -> None:
@@ -178,7 +216,10 @@ def _as_json(row: Row, pictures: list[tuple[str, bfc.Snapshot]]) -> dict[str, An
 def _print_table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
         print("  ".join(cells).rstrip())
 
 

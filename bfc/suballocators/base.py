@@ -1,8 +1,8 @@
 """The contract between an allocator and whatever its regions come from.
 
-A sub-allocator is plain Python and is called once a region, never once an allocation, so clarity is worth more than
-speed. An outside package can write one: subclass `SubAllocator`, implement `alloc` and `free`, and run the suite in
-`tests/suballocators/test_contract.py` on it.
+A sub-allocator is plain Python and is called once a region, never once an allocation, so clarity is
+worth more than speed. An outside package can write one: subclass `SubAllocator`, implement `alloc`
+and `free`, and run the suite in `tests/suballocators/test_contract.py` on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_m
 
 
 class Device(NamedTuple):
-    """Where memory lies: a kind ("cpu", "cuda", "cuda_managed", "cuda_host", "opencl", "simulated") and an ordinal."""
+    """Where memory lies: a kind ("cpu", "cuda", "cuda_managed", "cuda_host", "opencl", "simulated")
+    and an ordinal."""
 
     kind: str
     ordinal: int = 0
@@ -40,26 +41,30 @@ class Fence(Protocol):
 class SubAllocator(ABC):
     """A source of regions.
 
-    An allocator calls it without holding a lock, from any thread, and possibly from several at once. Every block that
-    `alloc` returned goes back through `free` exactly once.
+    An allocator calls it without holding a lock, from any thread, and possibly from several at
+    once. Every block that `alloc` returned goes back through `free` exactly once.
     """
 
     #: What it has in all, in bytes: the default memory limit of an allocator.
     total_bytes: int
     #: Where its memory lies.
     device: Device = Device("simulated")
-    #: Whether `free` may be given one range that spans several blocks which lie end to end. With it an allocator joins
-    #: such blocks into one region. Memory that the driver frees block by block must say False.
+    #: Whether `free` may be given one range that spans several blocks which lie end to end. With it
+    #: an allocator joins such blocks into one region. Memory that the driver frees block by block
+    #: must say False.
     supports_coalescing: bool = False
-    #: Whether work queued on a stream can be unfinished. False: an allocator never asks for a fence.
+    #: Whether work queued on a stream can be unfinished. False: an allocator never asks for a
+    #: fence.
     asynchronous: bool = False
 
     @abstractmethod
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        """A block of at least `nbytes`, as (address, bytes received), or None where there is no room for it.
+        """A block of at least `nbytes`, as (address, bytes received), or None where there is no
+        room for it.
 
-        The address is a multiple of `alignment` (256), and overlaps no other block. None is the ordinary answer of a
-        full device: an allocator then asks for less. Anything else that goes wrong is raised as SubAllocatorError.
+        The address is a multiple of `alignment` (256), and overlaps no other block. None is the
+        ordinary answer of a full device: an allocator then asks for less. Anything else that goes
+        wrong is raised as SubAllocatorError.
         """
 
     @abstractmethod
@@ -75,8 +80,11 @@ class SubAllocator(ABC):
         return self.total_bytes
 
 
-def checked_alloc(sub_allocator: SubAllocator, alignment: int, nbytes: int, *, strict: bool) -> tuple[int, int] | None:
-    """Calls `alloc` and holds it to its contract: whatever is not a block or "no room" becomes SubAllocatorError.
+def checked_alloc(
+    sub_allocator: SubAllocator, alignment: int, nbytes: int, *, strict: bool
+) -> tuple[int, int] | None:
+    """Calls `alloc` and holds it to its contract: whatever is not a block or "no room" becomes
+    SubAllocatorError.
 
     `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36).
     """
@@ -94,15 +102,22 @@ def checked_alloc(sub_allocator: SubAllocator, alignment: int, nbytes: int, *, s
     try:
         address, received = (operator.index(number) for number in block)
     except (TypeError, ValueError):
-        raise SubAllocatorError(f"{call} must return (address, bytes received) or None, not {block!r}") from None
+        raise SubAllocatorError(
+            f"{call} must return (address, bytes received) or None, not {block!r}"
+        ) from None
     least = 1 if strict else nbytes
-    if 0 < address and least <= received and address + received < 2**64 and address % alignment == 0:
+    if (
+        address > 0
+        and least <= received
+        and address + received < 2**64
+        and address % alignment == 0
+    ):
         return address, received
     try:
         sub_allocator.free(address, received)
     except Exception:
         pass  # it broke the contract already, which the error below says
     raise SubAllocatorError(
-        f"{call} returned address {address:#x} and {received} bytes: the address must be above 0 and a multiple of "
-        f"{alignment}, and the bytes at least what was asked for"
+        f"{call} returned address {address:#x} and {received} bytes: the address must be above 0 "
+        f"and a multiple of {alignment}, and the bytes at least what was asked for"
     )

@@ -19,8 +19,8 @@ HUGE_PAGE = 2 << 20
 class HostSubAllocator(SubAllocator):
     """Pageable host memory: anonymous mappings, on huge pages where the system grants them.
 
-    Pages become resident when they are first written, and go back to the system with `free`. `capacity` (bytes, or a
-    text) bounds what is live; None is the machine's physical memory.
+    Pages become resident when they are first written, and go back to the system with `free`.
+    `capacity` (bytes, or a text) bounds what is live; None is the machine's physical memory.
 
     >>> host = HostSubAllocator("64 MiB")
     >>> address, received = host.alloc(256, 1 << 20)
@@ -36,7 +36,8 @@ class HostSubAllocator(SubAllocator):
         self._mappings: dict[int, tuple[mmap.mmap, int]] = {}
 
     def __repr__(self) -> str:
-        return f"HostSubAllocator({format_bytes(self.total_bytes)}, {format_bytes(self.live_bytes)} live)"
+        total, live = format_bytes(self.total_bytes), format_bytes(self.live_bytes)
+        return f"HostSubAllocator({total}, {live} live)"
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         with self._lock:

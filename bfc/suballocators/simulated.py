@@ -21,7 +21,10 @@ class SimulatedFence:
         self._round = device._rounds[stream]
 
     def done(self) -> bool:
-        return self._stream not in self._device._held or self._device._rounds[self._stream] > self._round
+        return (
+            self._stream not in self._device._held
+            or self._device._rounds[self._stream] > self._round
+        )
 
     def wait(self) -> None:
         """Waiting is what lets a simulated stream finish: nothing else would run it."""
@@ -30,10 +33,12 @@ class SimulatedFence:
 
 
 class SimulatedSubAllocator(SubAllocator):
-    """Hands out rising addresses from `base`, each rounded up to `alignment`, with `gap` bytes between blocks.
+    """Hands out rising addresses from `base`, each rounded up to `alignment`, with `gap` bytes
+    between blocks.
 
-    It refuses what would take the bytes live past `capacity`, and any one call above `max_bytes`. Addresses are never
-    used twice. `calls` is the log: ("alloc" or "free", bytes, address, or None for a refusal).
+    It refuses what would take the bytes live past `capacity`, and any one call above `max_bytes`.
+    Addresses are never used twice. `calls` is the log: ("alloc" or "free", bytes, address, or None
+    for a refusal).
 
     >>> device = SimulatedSubAllocator("1 GiB")
     >>> device.alloc(256, 4096), device.alloc(256, 2 << 30)
@@ -71,7 +76,8 @@ class SimulatedSubAllocator(SubAllocator):
         self._rounds: defaultdict[int, int] = defaultdict(int)
 
     def __repr__(self) -> str:
-        return f"SimulatedSubAllocator({format_bytes(self.total_bytes)}, {format_bytes(self.live_bytes)} live)"
+        total, live = format_bytes(self.total_bytes), format_bytes(self.live_bytes)
+        return f"SimulatedSubAllocator({total}, {live} live)"
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         with self._lock:
@@ -110,7 +116,9 @@ class SimulatedSubAllocator(SubAllocator):
             left -= self.live[start]
             start += self.live[start]
         if left or not blocks:
-            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block, or no run of blocks, that is live")
+            raise SubAllocatorError(
+                f"free({address:#x}, {nbytes}) is no block, or no run of blocks, that is live"
+            )
         return blocks
 
     def fail_at(self, n: int) -> None:

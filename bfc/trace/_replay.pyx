@@ -1,6 +1,6 @@
 """A trace through an allocator in one compiled loop, and the check that a trace makes sense."""
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc._allocator cimport Allocator, Placement, Request
 from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, ChunkHandle, Counters, Events, Tally

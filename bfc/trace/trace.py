@@ -25,7 +25,8 @@ MOST_EVENTS = 1 << 28
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to. Sizes are bytes; peaks are over the replay, `peak_bytes_live` of what was asked for."""
+    """What a replay came to. Sizes are bytes; peaks are over the replay, `peak_bytes_live` of what
+    was asked for."""
 
     addresses: NDArray[np.uint64]
     failed: int
@@ -46,9 +47,10 @@ class Replay:
 class Trace:
     """An allocation history.
 
-    Arrays of one length: `op` (0 allocates, 1 frees), `id` (the allocation's number), `size` (bytes; 0 at a free) and
-    `stream` (ordinal of the owning stream; None: all 0). An id may be used again once it is freed; ids never freed are
-    live at the end. `meta` is any JSON value. Raises TraceError where the events make no sense.
+    Arrays of one length: `op` (0 allocates, 1 frees), `id` (the allocation's number), `size`
+    (bytes; 0 at a free) and `stream` (ordinal of the owning stream; None: all 0). An id may be used
+    again once it is freed; ids never freed are live at the end. `meta` is any JSON value. Raises
+    TraceError where the events make no sense.
 
     >>> import bfc
     >>> trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[1000, 300, 0])
@@ -58,7 +60,13 @@ class Trace:
     """
 
     def __init__(
-        self, op: ArrayLike, id: ArrayLike, size: ArrayLike, stream: ArrayLike | None = None, *, meta: Any = None
+        self,
+        op: ArrayLike,
+        id: ArrayLike,
+        size: ArrayLike,
+        stream: ArrayLike | None = None,
+        *,
+        meta: Any = None,
     ) -> None:
         import numpy as np
 
@@ -66,7 +74,9 @@ class Trace:
         self.id = _column("id", id, np.uint32)
         self.size = _column("size", size, np.uint64)
         self.stream = (
-            np.zeros(len(self.op), np.uint16) if stream is None else _column("stream", stream, np.uint16)
+            np.zeros(len(self.op), np.uint16)
+            if stream is None
+            else _column("stream", stream, np.uint16)
         )
         self.meta = meta
         lengths = {len(self.op), len(self.id), len(self.size), len(self.stream)}
@@ -85,9 +95,15 @@ class Trace:
 
     def __getitem__(self, events: slice) -> Trace:
         """The first events: `trace[:n]`. Another part would free what it does not allocate."""
-        if not isinstance(events, slice) or events.start not in (None, 0) or events.step not in (None, 1):
+        if (
+            not isinstance(events, slice)
+            or events.start not in (None, 0)
+            or events.step not in (None, 1)
+        ):
             raise TypeError("a trace is cut as trace[:n] only")
-        return Trace(self.op[events], self.id[events], self.size[events], self.stream[events], meta=self.meta)
+        return Trace(
+            self.op[events], self.id[events], self.size[events], self.stream[events], meta=self.meta
+        )
 
     def fullest_event(self) -> int:
         """The event after which most bytes are live, as asked for; -1 of an empty trace."""
@@ -104,9 +120,11 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Reads an `.npz` with these arrays, and a JSON text `meta` if it has one. Nothing in it is executed.
+        """Reads an `.npz` with these arrays, and a JSON text `meta` if it has one. Nothing in it is
+        executed.
 
-        Raises TraceError, in one line that names the file and the fault, and OSError where it cannot be opened.
+        Raises TraceError, in one line that names the file and the fault, and OSError where it
+        cannot be opened.
         """
         import numpy as np
 
@@ -124,7 +142,9 @@ class Trace:
             raise TraceError(f"{os.fspath(path)}: {error}") from None
         except OSError:
             raise
-        except Exception as error:  # BadZipFile, zlib.error, and what else a damaged archive provokes
+        except (
+            Exception
+        ) as error:  # BadZipFile, zlib.error, and what else a damaged archive provokes
             fault = " ".join(f"{type(error).__name__}: {error}".split())
             raise TraceError(f"{os.fspath(path)}: it is damaged ({fault})") from None
 
@@ -134,11 +154,17 @@ class Trace:
 
         with open(path, "wb") as file:
             np.savez_compressed(
-                file, op=self.op, id=self.id, size=self.size, stream=self.stream, meta=json.dumps(self.meta)
+                file,
+                op=self.op,
+                id=self.id,
+                size=self.size,
+                stream=self.stream,
+                meta=json.dumps(self.meta),
             )
 
     def closed(self) -> Trace:
-        """This trace, and behind it a free of everything that it leaves live: it can be replayed again and again."""
+        """This trace, and behind it a free of everything that it leaves live: it can be replayed
+        again and again."""
         import numpy as np
 
         last = np.full(self._number_count, -1, np.int64)
@@ -153,12 +179,15 @@ class Trace:
             meta=self.meta,
         )
 
-    def replay(self, allocator: Allocator, *, progress: Callable[[int], None] | None = None) -> Replay:
+    def replay(
+        self, allocator: Allocator, *, progress: Callable[[int], None] | None = None
+    ) -> Replay:
         """Runs every event through an allocator, in one compiled loop with the GIL released.
 
-        A refused allocation counts as failed and its free is passed over. What the trace leaves live stays live:
-        `closed()` frees it. `progress` is called now and then with the number of events done. Where a sub-allocator
-        raises, what the replay has allocated is freed, and the error goes on.
+        A refused allocation counts as failed and its free is passed over. What the trace leaves
+        live stays live: `closed()` frees it. `progress` is called now and then with the number of
+        events done. Where a sub-allocator raises, what the replay has allocated is freed, and the
+        error goes on.
         """
         import numpy as np
 
@@ -177,7 +206,8 @@ class Trace:
 
 
 def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
-    """One contiguous, one-dimensional array of the right type; TraceError where values do not fit into it."""
+    """One contiguous, one-dimensional array of the right type; TraceError where values do not fit
+    into it."""
     import numpy as np
 
     array = np.asarray(values)
@@ -192,7 +222,8 @@ def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
 
 
 def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
-    """The ids as indices into a table that is no larger than a few times the events, whatever the ids are."""
+    """The ids as indices into a table that is no larger than a few times the events, whatever the
+    ids are."""
     import numpy as np
 
     if len(ids) == 0:
@@ -209,7 +240,9 @@ def _member(file: Any, name: str) -> NDArray[Any]:
         raise TraceError(f"it holds no array {name!r}")
     info = file.zip.getinfo(f"{name}.npy")
     if info.file_size > 8 * MOST_EVENTS + 4096:
-        raise TraceError(f"{name} unpacks to {info.file_size} bytes: at most {MOST_EVENTS} events are read")
+        raise TraceError(
+            f"{name} unpacks to {info.file_size} bytes: at most {MOST_EVENTS} events are read"
+        )
     array: NDArray[Any] = file[name]
     return array
 

@@ -12,7 +12,8 @@ CHUNKS_A_ROW = 8
 
 
 def occupancy(snapshot: Snapshot, width: int = 100) -> str:
-    """One line over all regions end to end; what was asked for wins a cell over slack, slack over free memory.
+    """One line over all regions end to end; what was asked for wins a cell over slack, slack over
+    free memory.
 
     Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (spec 2.13).
     """
@@ -42,7 +43,8 @@ def _cells(regions: tuple[RegionInfo, ...], width: int) -> str:
 
 
 def picture(snapshot: Snapshot) -> str:
-    """The figures, then the regions, the largest ones where there are many. A large region takes several lines.
+    """The figures, then the regions, the largest ones where there are many. A large region takes
+    several lines.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
@@ -52,23 +54,29 @@ def picture(snapshot: Snapshot) -> str:
     free 44.2 KiB in 1 chunk, the largest 44.2 KiB, fragmentation 0.0%
     0x10000000000    64.0 KiB |**********************x_________________________________________________|
                               * asked for   x slack   _ free
-    """
+    """  # noqa: E501 - a row of the picture is 104 characters wide
     stats = snapshot.stats
     live, free = snapshot.live_chunks(), snapshot.free_chunks()
     free_bytes = sum(chunk.size for chunk in free)
     lines = [
-        f"{snapshot.device}  {format_bytes(stats.bytes_in_use)} in use ({_count(len(live), 'chunk')}), "
-        f"{format_bytes(stats.pool_bytes)} reserved, limit {format_bytes(stats.bytes_limit)}"
+        (
+            f"{snapshot.device}  {format_bytes(stats.bytes_in_use)} in use "
+            f"({_count(len(live), 'chunk')}), {format_bytes(stats.pool_bytes)} reserved, "
+            f"limit {format_bytes(stats.bytes_limit)}"
+        )
     ]
     if free:
         lines.append(
             f"free {format_bytes(free_bytes)} in {_count(len(free), 'chunk')}, the largest "
-            f"{format_bytes(max(chunk.size for chunk in free))}, fragmentation {stats.fragmentation:.1%}"
+            f"{format_bytes(max(chunk.size for chunk in free))}, "
+            f"fragmentation {stats.fragmentation:.1%}"
         )
     shown = sorted(snapshot.regions, key=lambda region: -region.size)[:ROWS]
     total = sum(region.size for region in shown)
     for region in sorted(shown, key=lambda region: region.ptr):
-        lines += _rows(region, min(ROWS * region.size // total, len(region.chunks) // CHUNKS_A_ROW) or 1)
+        lines += _rows(
+            region, min(ROWS * region.size // total, len(region.chunks) // CHUNKS_A_ROW) or 1
+        )
     if len(snapshot.regions) > len(shown):
         lines.append(f"and {_count(len(snapshot.regions) - len(shown), 'smaller region')}")
     if shown:

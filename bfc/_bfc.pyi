@@ -1,0 +1,31 @@
+from collections.abc import Callable
+from typing import SupportsIndex
+
+from bfc._allocator import Allocator
+from bfc._core import SharedCounter
+from bfc.streams import StreamLike
+from bfc.suballocators.base import SubAllocator
+
+class BFCAllocator(Allocator):
+    def __init__(
+        self,
+        sub_allocator: SubAllocator,
+        *,
+        memory_limit: SupportsIndex | str | float | None = None,
+        allow_growth: bool = False,
+        garbage_collection: bool = True,
+        fragmentation_fraction: float = 0.0,
+        strict: bool = False,
+        retry_seconds: float = 0.0,
+        stream: StreamLike | None = 0,
+    ) -> None: ...
+    @property
+    def allow_growth(self) -> bool: ...
+    @property
+    def garbage_collection(self) -> bool: ...
+    @property
+    def fragmentation_fraction(self) -> float: ...
+    @property
+    def next_region_size(self) -> int: ...
+    def set_timing_counter(self, counter: SharedCounter) -> None: ...
+    def set_safe_frontier(self, count: SupportsIndex | Callable[[], SupportsIndex]) -> None: ...

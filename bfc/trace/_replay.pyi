@@ -1,0 +1,33 @@
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bfc._allocator import Allocator
+
+def find_fault(
+    op: NDArray[np.uint8], number: NDArray[np.uint32], size: NDArray[np.uint64], numbers: int
+) -> tuple[int, str] | None: ...
+
+class Run:
+    def __init__(
+        self,
+        allocator: Allocator,
+        op: NDArray[np.uint8],
+        number: NDArray[np.uint32],
+        size: NDArray[np.uint64],
+        stream: NDArray[np.uint16],
+        handles: NDArray[np.uint32],
+        addresses: NDArray[np.uint64],
+    ) -> None: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def peak_bytes_live(self) -> int: ...
+    @property
+    def peak_bytes_in_use(self) -> int: ...
+    @property
+    def peak_bytes_reserved(self) -> int: ...
+    def play(self, progress: Callable[[int], None] | None = None) -> None: ...

@@ -1,0 +1,149 @@
+"""The stubs of the compiled modules say what is compiled: the same names, kinds and parameters."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bfc
+
+ROOT = Path(bfc.__file__).parent
+STUBS = sorted(ROOT.rglob("*.pyi"))
+COMPILED = sorted(path.with_suffix(".pyi") for path in ROOT.rglob("*.pyx"))
+#: Special methods that are slots of the type: those of Python itself, which a stub need not repeat.
+SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinMethodType)
+
+
+def module_of(path: Path) -> types.ModuleType:
+    name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+    return importlib.import_module(name)
+
+
+def classes_of(path: Path) -> Iterator[tuple[ast.ClassDef, type]]:
+    module = module_of(path)
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            yield node, getattr(module, node.name)
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def parameters(function: object) -> list[tuple[str, str, object]]:
+    """The name, kind and default of each, without the annotations."""
+    return [
+        (parameter.name, parameter.kind.description, parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+
+def written(node: ast.FunctionDef) -> list[tuple[str, str, object]]:
+    """The parameters of a stub's function."""
+    space: dict[str, object] = {}
+    exec(f"from __future__ import annotations\n{ast.unparse(plain(node))}", space)
+    return parameters(space[node.name])
+
+
+def plain(node: ast.FunctionDef) -> ast.FunctionDef:
+    return ast.FunctionDef(node.name, node.args, node.body, [], None, None, lineno=0)
+
+
+def made_with(kind: type) -> list[tuple[str, object]]:
+    """The names and defaults of a constructor, which Cython writes on the docstring's first line.
+
+    Where the keyword-only ones begin cannot be read there: Cython (3.3) puts the star one too late.
+    """
+    first, _, rest = kind.__doc__.splitlines()[0].partition("(")
+    assert first == kind.__name__
+    # From each of `dtype`, `Buffer base` and `shape=None` what stands last.
+    arguments = re.findall(r"(\w+(?:=[^,]+)?)(?:, |$)", rest.rpartition(")")[0])
+    space: dict[str, object] = {}
+    exec(f"def __init__({', '.join(['self', *arguments])}): ...", space)
+    return [(name, default) for name, _kind, default in parameters(space["__init__"])]
+
+
+def is_property(node: ast.FunctionDef) -> bool:
+    return [ast.unparse(decorator) for decorator in node.decorator_list] == ["property"]
+
+
+def members(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    assert all(isinstance(item, ast.FunctionDef | ast.Expr) for item in node.body)
+    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+
+
+def test_every_compiled_module_has_a_stub():
+    assert STUBS == COMPILED
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_has_the_public_names_of_its_module(path: Path):
+    module = module_of(path)
+    body = ast.parse(path.read_text()).body
+    stubbed = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    stubbed |= {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+    own = {
+        name
+        for name, value in vars(module).items()
+        if is_public(name)
+        and not isinstance(value, types.ModuleType)
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    }
+    imported = {"DLPACK_DEVICE_TYPES"}  # a dict does not know its module
+    assert stubbed == own - imported
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_has_the_bases_and_public_members_of_its_classes(path: Path):
+    for node, kind in classes_of(path):
+        bases = [ast.unparse(base) for base in node.bases] or ["object"]
+        assert bases == [base.__name__ for base in kind.__bases__]
+        stubbed = {name for name in members(node) if is_public(name)}
+        assert stubbed == {name for name in vars(kind) if is_public(name)}, kind
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_has_the_special_methods_of_its_classes(path: Path):
+    for node, kind in classes_of(path):
+        stubbed = {name for name in members(node) if not is_public(name)}
+        if sys.version_info < (3, 12):
+            stubbed.discard("__buffer__")  # Python names the slot from 3.12 on
+        assert [name for name in stubbed if not hasattr(kind, name)] == []
+        assert "__init__" in stubbed or "__init__" not in vars(kind), kind
+        special = {
+            name
+            for name, value in vars(kind).items()
+            if name.startswith("__") and callable(value) and not isinstance(value, SLOTS)
+        }
+        assert special - {"__reduce_cython__", "__setstate_cython__"} <= stubbed, kind
+
+
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_has_the_kinds_and_parameters_of_what_it_names(path: Path):
+    module = module_of(path)
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            assert written(node) == parameters(getattr(module, node.name)), node.name
+    for node, kind in classes_of(path):
+        for name, member in members(node).items():
+            compiled = vars(kind).get(name)
+            assert is_property(member) == isinstance(compiled, types.GetSetDescriptorType), name
+            if name == "__init__" and compiled is not None:  # a __cinit__ is written nowhere
+                assert [(name, value) for name, _, value in written(member)] == made_with(kind)
+            elif not is_property(member) and not isinstance(compiled, (*SLOTS, type(None))):
+                assert written(member) == parameters(compiled), name
+
+
+def test_the_stubs_hold_no_docstrings():
+    for path in STUBS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                assert ast.get_docstring(node) is None, path
