@@ -34,7 +34,7 @@ HEADERS = [
     "bfc/_debug.h",
     "bfc/dlpack.h",
 ]
-MODULES = ["_core", "_buffer", "_allocator", "_bfc", "trace/_replay"]
+MODULES = ["_core", "_arguments", "_buffer", "_allocator", "_bfc", "trace/_replay"]
 
 
 def extension(module: str) -> Extension:

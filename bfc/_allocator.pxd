@@ -12,6 +12,7 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
         cbool try_acquire()
         void wait_and_acquire()
         void release()
+        void give_way()
 
 cdef struct Request:
     uint64_t nbytes             # as asked
@@ -47,19 +48,26 @@ cdef class Allocator(Owner):
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef int64_t live_buffers
     cdef vector[Orphan] orphans         # guarded by the GIL
-    cdef dict streams_of                # handle -> the streams of record_stream
+    cdef dict streams_of                # allocation id -> the streams of record_stream
     cdef list waiting                   # [(handle, fences)]: freed, but a stream may still use them
-    cdef str last_refusal
     cdef object __weakref__
 
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
+    cdef uint64_t unreturned_bytes
     cdef bint joins_regions
     cdef readonly double retry_seconds
 
-    # What a policy answers.
+    cdef list stuck                     # of `waiting`, what the device failed for
+    cdef vector[Orphan] stuck_orphans
+    cdef bint is_abandoned              # collected, but for views of its memory
+    cdef uint64_t refused_bytes         # of the sub-allocator's last refusal; 0: the limit refused
+
+    # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
+    # what to do where nothing fits, which takes the lock itself.
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef ChunkHandle place(self, Request* request) noexcept nogil
-    cdef ChunkHandle place_after_miss(self, Request* request) except? 0xFFFFFFFE
+    cdef ChunkHandle find(self, Request* request) noexcept nogil
+    cdef int place_after_miss(self, Request* request, Placement* placed) except -1
     cdef void regions_released(self) noexcept nogil
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
@@ -67,31 +75,26 @@ cdef class Allocator(Owner):
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object freed_before, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
-    cdef int wait_for_other_calls(self) except -1
     cdef int try_allocate(self, Request* request, Placement* placed) except -1
-    cdef ChunkHandle after_miss(self, ChunkHandle handle, Request* request) except? 0xFFFFFFFE
-    cdef uint64_t address_from(self, object ptr) except? 0xFFFFFFFFFFFFFFFF
+    cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
+    cdef int after_miss(self, Request* request, Placement* placed) except -1
     cdef int free_locked(self, ChunkHandle handle) except -1
-    cdef int free_special(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept
-    cdef ChunkHandle handle_of_buffer(self, Buffer buffer) except? 0xFFFFFFFE
+    cdef Buffer own_buffer(self, Buffer buffer)
+    cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef int finish_waiting(self, ChunkHandle handle) except -1
-    cdef int mark_used_on(self, ChunkHandle handle, uint64_t stream) except -1
     cdef Counters start_peaks(self) noexcept
     cdef Counters end_peaks(self, Counters before) noexcept
     cdef int hand_over(self, ChunkHandle handle) except -1
     cdef list fences_for(self, streams)
-    cdef int settle(self) except -1
+    cdef int settle(self, bint again=*) except -1
     cdef int wait_for_streams(self) except -1
-    cdef tuple ask(self, Request* request, uint64_t nbytes)
+    cdef tuple ask(self, uint64_t nbytes)
+    cdef int take_unreturned(self, vector[Region]& regions) except -1
     cdef uint64_t forget(self, vector[Region]& regions) noexcept
     cdef object stats_of(self, Counters counters, uint64_t largest_free)
-    cdef int take_region(self, Request* request, tuple block, uint32_t bin_set) except -1
+    cdef int take_region(self, Request* request, Placement* placed, tuple block, uint32_t bin_set) except -1
     cdef int give_back(self, vector[Region]& regions) except -1
     cdef Chunk chunk_at(self, object ptr) except *
     cdef int raise_invalid_pointer(self, uint64_t address) except -1
-    cdef int raise_out_of_memory(self, uint64_t nbytes) except -1
-
-
-cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF

@@ -7,13 +7,15 @@
 
 import atexit
 import gc
-import math
+import os
 import time
+import weakref
 from threading import get_ident
 
 cimport cython
-from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
+from cpython.long cimport PyLong_CheckExact
 
+from bfc._arguments cimport address_from, count_from, size_from, stream_from
 from bfc._buffer cimport Buffer, BufferView
 from bfc._core cimport (
     EXPORTED, FREE, IN_USE, INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, STATE, USED_ELSEWHERE, WAITING,
@@ -21,16 +23,18 @@ from bfc._core cimport (
 )
 
 from bfc import snapshot as _snapshot
-from bfc.errors import ClosedError, InvalidPointerError, InvariantError, OutOfMemoryError, SubAllocatorError
-from bfc.streams import stream_handle
-from bfc.suballocators.base import SubAllocator, checked_alloc
+from bfc.errors import (
+    ClosedError, InvalidPointerError, InvariantError, SubAllocatorError, out_of_memory, report_unraisable,
+)
+from bfc.suballocators.base import SubAllocator, checked_alloc, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "_debug.h":
     const int BFC_DEBUG
 
-RETRY_POLL_SECONDS = 0.001
-OUT_OF_HOST_MEMORY = "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
+_RETRY_POLL_SECONDS = 0.001
+_VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
+_OUT_OF_HOST_MEMORY = "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
 
 cdef bint exiting = False
 
@@ -42,46 +46,37 @@ def _leave_memory_alone():
     exiting = True
 
 
-cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
-    cdef long long value
-    if PyLong_CheckExact(nbytes):
-        try:
-            value = PyLong_AsLongLong(nbytes)
-        except OverflowError:
-            value = -1
-        if value >= 0:
-            return <uint64_t>value
-    elif isinstance(nbytes, str):
-        raise TypeError(f"a size here is an int, not {nbytes!r}: allocate() takes texts")
-    return parse_bytes(nbytes)
+_allocators = weakref.WeakSet()
+_locked_for_a_fork = []
 
 
-cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF:
-    """A count of the timing counter: an int, or what a function returns now."""
-    return size_from(freed_before() if callable(freed_before) else freed_before)
+def _before_fork():
+    """A child gets a copy of the pool as it is between two changes, never in the middle of one."""
+    cdef Allocator allocator
+    for allocator in list(_allocators):
+        allocator.acquire()
+        _locked_for_a_fork.append(allocator)
 
 
-cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF:
-    cdef long long value
-    if PyLong_CheckExact(stream):
-        try:
-            value = PyLong_AsLongLong(stream)
-        except OverflowError:
-            value = -1
-        if value >= 0:
-            return <uint64_t>value
-    return 0 if stream is None else stream_handle(stream)
+def _after_fork_in_parent():
+    cdef Allocator allocator
+    for allocator in _locked_for_a_fork:
+        allocator.lock.release()
+    _locked_for_a_fork.clear()
 
 
-def memory_limit_of(memory_limit, sub_allocator):
-    """The limit in bytes: None asks the sub-allocator, a float is a fraction of what it has in all."""
-    if memory_limit is None:
-        return parse_bytes(sub_allocator.allocation_limit())
-    if isinstance(memory_limit, float):
-        if not 0 < memory_limit or math.isinf(memory_limit):
-            raise ValueError(f"memory_limit as a fraction must be above 0, not {memory_limit}")
-        return parse_bytes(int(sub_allocator.total_bytes * memory_limit))
-    return parse_bytes(memory_limit)
+def _after_fork_in_child():
+    """The threads that were inside a call to a sub-allocator do not exist here."""
+    cdef Allocator allocator
+    for allocator in _locked_for_a_fork:
+        allocator.callers.clear()
+        allocator.set_aside = allocator.unreturned_bytes
+    _after_fork_in_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent,
+                        after_in_child=_after_fork_in_child)
 
 
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
@@ -94,7 +89,7 @@ cdef class Allocator(Owner):
         self.streams_of = {}
         self.waiting = []
         self.callers = []
-        self.last_refusal = ""
+        self.stuck = []
         self.is_closed = True   # until it is set up
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
@@ -105,13 +100,14 @@ cdef class Allocator(Owner):
         if not isinstance(sub_allocator, SubAllocator):
             raise TypeError(f"the first argument is a sub-allocator, such as bfc.HostSubAllocator(), "
                             f"not {type(sub_allocator).__name__}")
-        self.limit = memory_limit_of(memory_limit, sub_allocator)
+        self.limit = resolve_limit(memory_limit, sub_allocator)
         self.home_stream = stream_from(stream)
         self.strict = strict
         self.sub_allocator = sub_allocator
         self.joins_regions = sub_allocator.supports_coalescing
         self.device = sub_allocator.device
         self.host_accessible = sub_allocator.device.kind == "cpu"
+        _allocators.add(self)
         return 0
 
     # -- what a policy answers ----------------------------------------------------------------------------------------
@@ -122,8 +118,8 @@ cdef class Allocator(Owner):
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         return NO_CHUNK
 
-    cdef ChunkHandle place_after_miss(self, Request* request) except? 0xFFFFFFFE:
-        return NO_CHUNK
+    cdef int place_after_miss(self, Request* request, Placement* placed) except -1:
+        return 0
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +172,9 @@ cdef class Allocator(Owner):
         if placed.handle == NO_CHUNK and self.retry_seconds > 0:
             self.wait_for_frees(&request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
-            self.raise_out_of_memory(size)
+            refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes)}"
+            raise out_of_memory(size, self.stats(), self.sub_allocator.total_bytes,
+                                refused_by if self.refused_bytes else "")
         return 0
 
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
@@ -186,7 +184,7 @@ cdef class Allocator(Owner):
         late = False
         while placed.handle == NO_CHUNK and not late:
             while self.frees == seen and not self.orphans.size() and not late:
-                time.sleep(RETRY_POLL_SECONDS)
+                time.sleep(_RETRY_POLL_SECONDS)
                 late = time.monotonic() >= deadline
             seen = self.frees
             if freed_before is not None:
@@ -204,63 +202,60 @@ cdef class Allocator(Owner):
         if self.orphans.size() or self.waiting:
             self.settle()
         self.acquire()
-        cdef ChunkHandle handle = NO_CHUNK
         if not self.is_closed:
-            handle = self.place(request)
-        if handle >= NO_HOST_MEMORY:
-            handle = self.after_miss(handle, request)
-        placed.handle = handle
-        if handle != NO_CHUNK:
-            placed.allocation_id = self.pool.chunks[handle].allocation_id
-            placed.ptr = self.pool.chunks[handle].ptr
+            self.fill(self.place(request), request, placed)
         self.lock.release()
-        if handle != NO_CHUNK and request.stream != self.home_stream:
-            self.mark_used_on(handle, request.stream)
+        if placed.handle >= NO_HOST_MEMORY:
+            self.after_miss(request, placed)
+        if placed.handle != NO_CHUNK and request.stream != self.home_stream:
+            self.streams_of.setdefault(placed.allocation_id, set()).add(request.stream)
         if BFC_DEBUG >= 2:
             self.check()
         return 0
 
-    cdef ChunkHandle after_miss(self, ChunkHandle handle, Request* request) except? 0xFFFFFFFE:
-        """The slow way. The lock is held before and after; an error lets go of it."""
+    cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil:
+        """Notes what the pool has answered, with the lock held."""
+        placed.handle = handle
+        if handle >= NO_HOST_MEMORY:
+            return
+        cdef Chunk* chunk = &self.pool.chunks[handle]
+        placed.allocation_id = chunk.allocation_id
+        placed.ptr = chunk.ptr
+        if request.stream != self.home_stream:
+            chunk.state |= USED_ELSEWHERE
+
+    cdef int after_miss(self, Request* request, Placement* placed) except -1:
+        """The slow way, without the lock: `place_after_miss` takes it where it needs the pool."""
         cdef uint64_t seen
-        try:
-            while handle == NO_CHUNK:
-                if self.is_closed:
-                    raise ClosedError("this allocator is closed")
-                seen = self.changes - request.changes
-                handle = self.place_after_miss(request)
-                if handle != NO_CHUNK or not self.worth_another_try(request, seen):
-                    break
-                handle = self.place(request)
-            if handle == NO_HOST_MEMORY:
-                raise MemoryError(OUT_OF_HOST_MEMORY)
-        except BaseException:
+        while placed.handle == NO_CHUNK:
+            if self.is_closed:
+                raise ClosedError("this allocator is closed")
+            seen = self.changes - request.changes   # what other threads have brought or taken
+            self.place_after_miss(request, placed)
+            if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
+                break
+            self.acquire()
+            if not self.is_closed:
+                self.fill(self.place(request), request, placed)
             self.lock.release()
-            raise
-        return handle
+        if placed.handle == NO_HOST_MEMORY:
+            placed.handle = NO_CHUNK
+            raise MemoryError(_OUT_OF_HOST_MEMORY)
+        return 0
 
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
-        sub-allocator, which hold a part of the limit. The lock is held before and after, but not meanwhile."""
+        sub-allocator, which hold a part of the limit."""
         cdef bint waits = not request.has_waited and (self.waiting or self.orphans.size())
         cdef bint inside = get_ident() in self.callers
         request.has_waited = True
-        self.lock.release()
-        try:
-            if waits:
-                self.wait_for_streams()
-            if not inside:  # a sub-allocator that allocates from its own allocator would wait for itself
-                self.wait_for_other_calls()
-        finally:
-            self.acquire()
-        return waits or (request.blocked and not inside) or self.changes - request.changes != seen
-
-    cdef int wait_for_other_calls(self) except -1:
-        """Waits until one of the calls to the sub-allocator that are under way has ended."""
-        calls = list(self.callers)
+        if waits:
+            self.wait_for_streams()
+        # A sub-allocator that allocates from its own allocator would wait for itself.
+        calls = [] if inside else list(self.callers)
         while calls and self.callers == calls:
-            time.sleep(RETRY_POLL_SECONDS)
-        return 0
+            time.sleep(_RETRY_POLL_SECONDS)
+        return waits or (request.blocked and not inside) or self.changes - request.changes != seen
 
     def allocate_many(self, sizes, stream=0):
         """The addresses of one allocation for each size, as a uint64 array: all of them, or none and an error.
@@ -285,7 +280,10 @@ cdef class Allocator(Owner):
                 done += 1
         except BaseException:
             for i in range(done):
-                self.deallocate_raw(out[i])
+                try:
+                    self.deallocate_raw(out[i])
+                except Exception:
+                    pass    # the error that is on its way says why
             raise
         return addresses
 
@@ -297,7 +295,7 @@ cdef class Allocator(Owner):
         Raises InvalidPointerError for what is no live allocation's first byte; nothing changes then.
         Cost: O(log n). Source: `BFCAllocator::DeallocateRaw`, spec 2.5.
         """
-        cdef uint64_t address = self.address_from(ptr)
+        cdef uint64_t address = address_from(ptr)
         cdef ChunkHandle handle
         if address == 0:
             self.frees += 1
@@ -311,32 +309,18 @@ cdef class Allocator(Owner):
             self.raise_invalid_pointer(address)
         self.free_locked(handle)
 
-    cdef uint64_t address_from(self, object ptr) except? 0xFFFFFFFFFFFFFFFF:
-        cdef long long value
-        if PyLong_CheckExact(ptr):
-            try:
-                value = PyLong_AsLongLong(ptr)
-                if value >= 0:
-                    return <uint64_t>value
-            except OverflowError:
-                pass
-        value = -1
-        try:
-            address = ptr.__index__()
-        except AttributeError:
-            raise TypeError(f"an address is an int, not {type(ptr).__name__}") from None
-        if not 0 <= address < 2**64 - 1:
-            raise InvalidPointerError(f"{address:#x} is no address")
-        return address
-
     def deallocate_many(self, ptrs):
-        """Frees every address, or none: all are checked first, and one given twice is refused."""
-        addresses = [self.address_from(ptr) for ptr in ptrs]
+        """Frees every address. All are checked first: where one is no live allocation, stands there twice, or is
+        viewed by another object, an error is raised and none is freed."""
+        addresses = [address_from(ptr) for ptr in ptrs]
         live = [address for address in addresses if address]
         if len(set(live)) != len(live):
             raise InvalidPointerError("the same address stands twice in one call")
+        cdef Chunk chunk
         for address in live:
-            self.allocation_id(address)
+            chunk = self.chunk_at(address)
+            if chunk.state & EXPORTED:
+                raise BufferError(_VIEWED)
         for address in live:
             self.deallocate_raw(address)
 
@@ -344,32 +328,39 @@ cdef class Allocator(Owner):
         """Frees a chunk with the lock held, and lets go of the lock."""
         cdef bint freed
         if self.pool.chunks[handle].state & (USED_ELSEWHERE | EXPORTED):
-            return self.free_special(handle)
+            if self.pool.chunks[handle].state & EXPORTED:
+                self.lock.release()
+                raise BufferError(_VIEWED)
+            return self.free_shared(handle)
         self.pool.prefetch_neighbours(handle)
         freed = self.pool.free_chunk(handle)
         self.frees += 1
         self.lock.release()
         if not freed:
-            raise MemoryError(OUT_OF_HOST_MEMORY)
+            raise MemoryError(_OUT_OF_HOST_MEMORY)
         if BFC_DEBUG >= 2:
             self.check()
         return 0
 
-    cdef int free_special(self, ChunkHandle handle) except -1:
-        """free_locked for what others may still use."""
-        if self.pool.chunks[handle].state & EXPORTED:
-            self.lock.release()
-            raise BufferError("another object holds a view of this memory (an array, a memoryview): delete it first")
-        return self.free_shared(handle)
-
-    cdef void set_exported(self, ChunkHandle handle, int64_t allocation_id, bint exported) noexcept:
+    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
+        """Marks a chunk as viewed or not, by the count at the moment of the lock. Whether it is live at all."""
         self.acquire()
-        if self.is_live(handle, allocation_id):
-            if exported:
-                self.pool.chunks[handle].state |= EXPORTED
-            else:
-                self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
+        cdef bint live = self.is_live_locked(handle, allocation_id)
+        if live and exports[0] > 0:
+            self.pool.chunks[handle].state |= EXPORTED
+        elif live:
+            self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
         self.lock.release()
+        return live
+
+    cdef void last_view_gone(self) noexcept:
+        """A finaliser of this allocator found views of its memory, and left the rest to them."""
+        if self.is_abandoned and not exiting:
+            self.is_abandoned = False
+            try:
+                self.close()
+            except BaseException as error:
+                report_unraisable(error)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if exiting:
@@ -377,7 +368,7 @@ cdef class Allocator(Owner):
         if self.orphans.size():
             self.settle()
         self.acquire()
-        if not self.is_live(handle, allocation_id):
+        if not self.is_live_locked(handle, allocation_id):
             self.lock.release()
             if self.is_closed:
                 return 0
@@ -393,7 +384,7 @@ cdef class Allocator(Owner):
         if not self.lock.try_acquire():
             self.orphans.push_back(Orphan(handle, allocation_id))
             return
-        if not self.is_live(handle, allocation_id):
+        if not self.is_live_locked(handle, allocation_id):
             self.lock.release()
         elif self.pool.chunks[handle].state & USED_ELSEWHERE or not self.pool.free_chunk(handle):
             self.lock.release()
@@ -402,8 +393,14 @@ cdef class Allocator(Owner):
             self.frees += 1
             self.lock.release()
 
-    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+    cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
+
+    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        self.acquire()
+        cdef bint live = self.is_live_locked(handle, allocation_id)
+        self.lock.release()
+        return live
 
     cdef void acquire(self) noexcept:
         if not self.lock.try_acquire():
@@ -419,33 +416,43 @@ cdef class Allocator(Owner):
         Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer.
         """
         cdef uint64_t on = stream_from(stream)
-        cdef ChunkHandle handle
         cdef uint64_t address = 0
+        cdef int64_t allocation_id
+        cdef ChunkHandle handle = NO_CHUNK
+        cdef Buffer buffer
         if isinstance(ptr_or_buffer, Buffer):
-            handle = self.handle_of_buffer(ptr_or_buffer)
+            buffer = self.own_buffer(ptr_or_buffer)
+            if buffer.nbytes == 0:
+                return
+            handle = buffer.handle
+            allocation_id = buffer.allocation_id
         else:
-            address = self.address_from(ptr_or_buffer)
-            self.acquire()
+            address = address_from(ptr_or_buffer)
+            if address == 0:
+                return
+        self.acquire()
+        if address:
             handle = self.pool.handle_of(address)
-            self.lock.release()
-        if handle == NO_CHUNK:
+            allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+        elif not self.is_live_locked(handle, allocation_id):
+            handle = NO_CHUNK
+        if handle != NO_CHUNK and on != self.home_stream:
+            self.pool.chunks[handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if handle == NO_CHUNK and address:
             self.raise_invalid_pointer(address)
+        if handle == NO_CHUNK:
+            raise InvalidPointerError("this buffer's memory was freed already")
         if on != self.home_stream:
-            self.mark_used_on(handle, on)
+            self.streams_of.setdefault(allocation_id, set()).add(on)
 
-    cdef ChunkHandle handle_of_buffer(self, Buffer buffer) except? 0xFFFFFFFE:
+    cdef Buffer own_buffer(self, Buffer buffer):
+        """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's."""
         while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
             buffer = (<BufferView>buffer).base
-        if buffer.owner is not self or not self.is_live(buffer.handle, buffer.allocation_id):
+        if buffer.owner is not self or (buffer.allocation_id == 0 and buffer.nbytes):
             raise InvalidPointerError("this buffer was freed, or comes from another allocator")
-        return buffer.handle
-
-    cdef int mark_used_on(self, ChunkHandle handle, uint64_t stream) except -1:
-        self.acquire()
-        self.pool.chunks[handle].state |= USED_ELSEWHERE
-        self.lock.release()
-        self.streams_of.setdefault(handle, set()).add(stream)
-        return 0
+        return buffer
 
     cdef Counters start_peaks(self) noexcept:
         """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""
@@ -469,13 +476,20 @@ cdef class Allocator(Owner):
     cdef int hand_over(self, ChunkHandle handle) except -1:
         """Makes a chunk that was allocated by handle known by its address, and its stream respected."""
         self.acquire()
-        cdef bint indexed = self.pool.chunks[handle].state & INDEXED or self.pool.index_chunk(handle)
-        cdef uint64_t stream = self.pool.chunks[handle].stream
+        if self.is_closed:
+            self.lock.release()
+            raise ClosedError("this allocator was closed during the replay")
+        cdef Chunk* chunk = &self.pool.chunks[handle]
+        cdef bint indexed = chunk.state & INDEXED or self.pool.index_chunk(handle)
+        cdef uint64_t stream = chunk.stream
+        cdef int64_t allocation_id = chunk.allocation_id
+        if stream != self.home_stream:
+            chunk.state |= USED_ELSEWHERE
         self.lock.release()
         if not indexed:
-            raise MemoryError(OUT_OF_HOST_MEMORY)
+            raise MemoryError(_OUT_OF_HOST_MEMORY)
         if stream != self.home_stream:
-            self.mark_used_on(handle, stream)
+            self.streams_of.setdefault(allocation_id, set()).add(stream)
         return 0
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
@@ -485,14 +499,14 @@ cdef class Allocator(Owner):
         self.pool.stop_using(handle)
         self.lock.release()
         try:
-            fences = self.fences_for(self.streams_of.get(handle, ()))
+            fences = self.fences_for(self.streams_of.get(allocation_id, ()))
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
                 self.pool.use_again(handle, allocation_id)
             self.lock.release()
             raise
-        self.streams_of.pop(handle, None)
+        self.streams_of.pop(allocation_id, None)
         if fences:
             self.waiting.append((handle, fences))
             return 0
@@ -517,40 +531,49 @@ cdef class Allocator(Owner):
         fences = [self.sub_allocator.fence(stream) for stream in sorted(streams)]
         return [fence for fence in fences if fence is not None and not fence.done()]
 
-    cdef int settle(self) except -1:
-        """Frees what finalisers left behind, and what other streams have finished with. Takes the lock itself. What the
-        device fails for stays where it is, and the first error is raised at the end."""
+    cdef int settle(self, bint again=False) except -1:
+        """Frees what finalisers left behind, and what other streams have finished with.
+
+        A device that fails here must not fail whoever comes by: what it fails for is put aside as stuck, and reported
+        as errors of finalisers are. `again` tries what is stuck, too.
+        """
         cdef vector[Orphan] left
         cdef Orphan orphan
-        fault = None
+        faults = []
         left.swap(self.orphans)
+        if again:
+            left.insert(left.end(), self.stuck_orphans.begin(), self.stuck_orphans.end())
+            self.stuck_orphans.clear()
+            self.waiting, self.stuck = self.waiting + self.stuck, []
         for orphan in left:
             self.acquire()
-            if not self.is_live(orphan.handle, orphan.allocation_id):
+            if not self.is_live_locked(orphan.handle, orphan.allocation_id):
                 self.lock.release()
                 continue
             try:
                 self.free_locked(orphan.handle)
             except BaseException as error:
-                self.orphans.push_back(orphan)
-                fault = fault or error
+                self.stuck_orphans.push_back(orphan)
+                faults.append(error)
         waiting, self.waiting = self.waiting, []
         for handle, fences in waiting:
             try:
                 unfinished = [fence for fence in fences if not fence.done()]
             except BaseException as error:
-                unfinished = fences
-                fault = fault or error
+                self.stuck.append((handle, fences))
+                faults.append(error)
+                continue
             if unfinished:
                 self.waiting.append((handle, unfinished))
             else:
                 self.finish_waiting(handle)
-        if fault is not None:
-            raise fault
+        for fault in faults:
+            report_unraisable(fault)
         return 0
 
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
+        self.settle()   # a finaliser's free may have yet to ask for its fences
         for _handle, fences in list(self.waiting):
             for fence in fences:
                 fence.wait()
@@ -559,41 +582,46 @@ cdef class Allocator(Owner):
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
-    cdef tuple ask(self, Request* request, uint64_t nbytes):
-        """A block as (address, bytes received), or None. The lock is held before and after, but not during the call;
-        meanwhile the bytes are set aside from the limit."""
+    cdef tuple ask(self, uint64_t nbytes):
+        """A block as (address, bytes received), or None. Without the lock; meanwhile the bytes are set aside."""
         self.set_aside += nbytes
-        self.callers.append(get_ident())
-        self.lock.release()
+        me = get_ident()
+        self.callers.append(me)
         try:
             block = checked_alloc(self.sub_allocator, MINIMUM_SIZE, nbytes, strict=self.strict)
-            if block is not None and self.is_closed:
-                self.sub_allocator.free(block[0], block[1])
-                raise ClosedError("this allocator was closed while it asked for memory")
         finally:
-            self.acquire()
+            self.callers.remove(me)
             self.set_aside -= nbytes
-            self.callers.remove(get_ident())
-        if block is None:
-            self.last_refusal = f"{self.sub_allocator!r}, asked last for {format_bytes(nbytes)}"
+        self.refused_bytes = 0 if block is not None else nbytes
         return block
 
-    cdef int take_region(self, Request* request, tuple block, uint32_t bin_set) except -1:
-        """Adds a block to the pool. The lock is held before and after."""
+    cdef int take_region(self, Request* request, Placement* placed, tuple block, uint32_t bin_set) except -1:
+        """Adds a block to the pool, and places the request under the same lock."""
         cdef uint64_t address = block[0], received = block[1]
-        if self.pool.overlaps_region(address, received):
+        cdef bint overlaps = False, closed, added = False
+        self.acquire()
+        closed = self.is_closed
+        if not closed:
+            overlaps = self.pool.overlaps_region(address, received)
+        if not closed and not overlaps:
+            added = self.pool.add_region(address, received, bin_set, self.joins_regions)
+            if added:
+                self.fill(self.find(request), request, placed)
+        self.lock.release()
+        if added:
+            self.changes += 1
+            request.changes += 1
+            return 0
+        if overlaps:
             raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {address:#x}, {received} bytes, which "
                                     f"overlaps a block that it gave before: not used, and not given back")
-        if not self.pool.add_region(address, received, bin_set, self.joins_regions):
-            self.lock.release()
-            try:
-                self.sub_allocator.free(address, received)
-            finally:
-                self.acquire()
-            raise MemoryError(OUT_OF_HOST_MEMORY)
-        self.changes += 1
-        request.changes += 1
-        return 0
+        self.sub_allocator.free(address, received)
+        if closed:
+            raise ClosedError("this allocator was closed while it asked for memory")
+        raise MemoryError(_OUT_OF_HOST_MEMORY)
+
+    cdef ChunkHandle find(self, Request* request) noexcept nogil:
+        return NO_CHUNK
 
     cdef uint64_t forget(self, vector[Region]& regions) noexcept:
         """Takes regions out of the pool, with the lock held. Their bytes stay set aside until give_back is done."""
@@ -602,8 +630,15 @@ cdef class Allocator(Owner):
         for region in regions:
             self.pool.remove_region(region)
             total += region.end - region.ptr
+        self.pool.forget_queued()
         self.set_aside += total
         return total
+
+    cdef int take_unreturned(self, vector[Region]& regions) except -1:
+        regions.insert(regions.end(), self.unreturned.begin(), self.unreturned.end())
+        self.unreturned.clear()
+        self.unreturned_bytes = 0
+        return 0
 
     cdef int give_back(self, vector[Region]& regions) except -1:
         """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
@@ -622,6 +657,7 @@ cdef class Allocator(Owner):
                 interrupt = interrupt if isinstance(error, Exception) else error
                 fault = fault or error
                 self.unreturned.push_back(region)
+                self.unreturned_bytes += region.end - region.ptr
             else:
                 self.set_aside -= region.end - region.ptr
                 self.changes += 1
@@ -645,17 +681,15 @@ cdef class Allocator(Owner):
         >>> allocator.release_free_regions()
         2097152
         """
-        cdef vector[Region] regions, again
-        self.settle()
+        cdef vector[Region] regions
+        cdef uint64_t released
+        self.settle(again=True)
         self.acquire()
         self.pool.free_regions(regions)
-        cdef uint64_t released = self.forget(regions)
+        released = self.forget(regions) + self.unreturned_bytes
         self.regions_released()
         self.lock.release()
-        again.swap(self.unreturned)
-        for region in again:
-            released += region.end - region.ptr
-            regions.push_back(region)
+        self.take_unreturned(regions)
         self.give_back(regions)
         if BFC_DEBUG >= 2:
             self.check()
@@ -674,27 +708,31 @@ cdef class Allocator(Owner):
         Waits for the streams that still use freed memory. Raises BufferError, and closes nothing, while another object
         holds a view of host memory. Closing twice does nothing.
         """
-        cdef vector[Region] regions, again
-        if self.exports:
+        cdef vector[Region] regions
+        cdef bint viewed
+        fault = None
+        if self.exports == 0:
+            try:
+                self.wait_for_streams()
+                self.settle(again=True)
+            except Exception as error:
+                fault = error   # a device that fails gets its memory back all the same
+        self.acquire()
+        viewed = self.exports > 0
+        if not viewed:
+            self.is_closed = True
+            self.pool.all_regions(regions)
+            self.forget(regions)
+        self.lock.release()
+        if viewed:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
-        fault = None
-        try:
-            self.settle()
-            self.wait_for_streams()
-        except Exception as error:
-            fault = error   # a device that fails gets its memory back all the same
-        self.acquire()
-        self.is_closed = True
-        self.pool.all_regions(regions)
-        self.forget(regions)
-        self.lock.release()
         self.orphans.clear()
+        self.stuck_orphans.clear()
         self.streams_of.clear()
         self.waiting.clear()
-        again.swap(self.unreturned)
-        for region in again:
-            regions.push_back(region)
+        self.stuck.clear()
+        self.take_unreturned(regions)
         self.give_back(regions)
         if fault is not None:
             raise fault
@@ -706,7 +744,11 @@ cdef class Allocator(Owner):
         self.close()
 
     def __del__(self):
-        if not exiting and not self.is_closed and not self.exports:
+        if exiting or self.is_closed:
+            return
+        if self.exports:
+            self.is_abandoned = True    # a view in the same garbage: the last of them closes
+        else:
             self.close()
 
     @property
@@ -718,7 +760,7 @@ cdef class Allocator(Owner):
 
     cdef Chunk chunk_at(self, object ptr) except *:
         """A copy of the live chunk that starts at an address."""
-        cdef uint64_t address = self.address_from(ptr)
+        cdef uint64_t address = address_from(ptr)
         cdef Chunk chunk
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
@@ -781,7 +823,7 @@ cdef class Allocator(Owner):
         return total
 
     def reset_peak_stats(self):
-        """Peaks start anew from what is in use and reserved now."""
+        """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
         self.acquire()
         self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
         self.pool.counters.peak_pool_bytes = self.pool.counters.pool_bytes
@@ -814,7 +856,7 @@ cdef class Allocator(Owner):
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
         if not copied:
-            raise MemoryError(OUT_OF_HOST_MEMORY)
+            raise MemoryError(_OUT_OF_HOST_MEMORY)
         return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), tuple(
             _snapshot.RegionInfo(regions[i].ptr, regions[i].end - regions[i].ptr, tuple(
                 chunk_info(&chunks[j]) for j in range(firsts[i], firsts[i + 1])))
@@ -847,29 +889,6 @@ cdef class Allocator(Owner):
         else:
             text = "lies in free memory: it is freed already, or was never handed out"
         raise InvalidPointerError(f"{address:#x} {text}")
-
-    cdef int raise_out_of_memory(self, uint64_t nbytes) except -1:
-        stats = self.stats()
-        raise OutOfMemoryError(
-            nbytes, stats.bytes_in_use, stats.pool_bytes, self.limit, stats.largest_free_block_bytes,
-            stats.fragmentation, refused=self.last_refusal, advice=self.advice(nbytes, stats))
-
-    def advice(self, nbytes, stats):
-        """What to try when `nbytes` do not fit: the lines at the end of an OutOfMemoryError."""
-        lines = []
-        free = stats.pool_bytes - stats.bytes_in_use
-        if nbytes > self.limit:
-            lines.append(f"a smaller request: it is above the limit of {format_bytes(self.limit)}")
-        if nbytes <= free:
-            lines.append("less fragmentation: enough is free, but in pieces; print(allocator.snapshot()) shows what "
-                         "stands between them")
-        if self.limit < self.sub_allocator.total_bytes:
-            lines.append(f"a higher memory_limit: the device has {format_bytes(self.sub_allocator.total_bytes)}")
-        if stats.bytes_waiting_for_streams:
-            lines.append(f"synchronising: {format_bytes(stats.bytes_waiting_for_streams)} wait for other streams")
-        if not lines:
-            lines.append("freeing something first: print(allocator.snapshot()) shows what is live")
-        return tuple(lines)
 
 
 cdef object chunk_info(Chunk* chunk):

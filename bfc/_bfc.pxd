@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint64_t
 
-from bfc._allocator cimport Allocator, Request
-from bfc._core cimport ChunkHandle, Growth
+from bfc._allocator cimport Allocator, Placement, Request
+from bfc._core cimport Growth
 
 
 cdef class BFCAllocator(Allocator):
@@ -11,7 +11,7 @@ cdef class BFCAllocator(Allocator):
     cdef readonly bint allow_growth
     cdef readonly bint garbage_collection
     cdef readonly double fragmentation_fraction
-    cdef ChunkHandle find(self, Request* request) noexcept nogil
     cdef uint64_t available(self) noexcept nogil
-    cdef bint extend(self, Request* request) except -1
+    cdef void merge_and_find(self, Request* request, Placement* placed) noexcept
+    cdef int extend(self, Request* request, Placement* placed) except -1
     cdef bint release_for(self, Request* request) except -1

@@ -7,7 +7,8 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Allocator, Request, count_from
+from bfc._allocator cimport Allocator, Placement, Request
+from bfc._arguments cimport count_from
 from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Growth, Region, SharedCounter, backpedal, round_up
 
 from bfc.units import format_bytes
@@ -93,67 +94,72 @@ cdef class BFCAllocator(Allocator):
         return self.pool.allocate_chunk(0, request.rounded, request.nbytes, request.stream, request.freed_before,
                                         request.indexed)
 
-    cdef ChunkHandle place_after_miss(self, Request* request) except? 0xFFFFFFFE:
+    cdef int place_after_miss(self, Request* request, Placement* placed) except -1:
         """The order of attempts is upstream's (spec 2.2): extend; merge what is not safe yet; collect and extend."""
-        cdef ChunkHandle handle = NO_CHUNK
+        self.extend(request, placed)
+        if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
+            self.merge_and_find(request, placed)
+        if placed.handle == NO_CHUNK and self.garbage_collection and self.release_for(request):
+            self.extend(request, placed)
+        return 0
+
+    cdef void merge_and_find(self, Request* request, Placement* placed) noexcept:
         cdef cbool satisfied = False
-        if self.extend(request):
-            handle = self.find(request)
-        if handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
-            self.pool.merge_timestamped(request.rounded, &satisfied)
-            if satisfied:
-                handle = self.find(request)
-        if handle == NO_CHUNK and self.garbage_collection and self.release_for(request) \
-                and self.extend(request):
-            handle = self.find(request)
-        return handle
+        self.acquire()
+        self.pool.merge_timestamped(request.rounded, &satisfied)
+        if satisfied:
+            self.fill(self.find(request), request, placed)
+        self.lock.release()
 
     cdef uint64_t available(self) noexcept nogil:
         """What the limit leaves. Upstream's difference wraps where a sub-allocator gave more than was asked."""
         cdef uint64_t taken = self.pool.counters.pool_bytes + self.set_aside
         return self.limit - taken if taken < self.limit else 0
 
-    cdef bint extend(self, Request* request) except -1:
-        """Adds a region of at least the rounded request, asking for less after each refusal (spec 2.4)."""
+    cdef int extend(self, Request* request, Placement* placed) except -1:
+        """Adds a region of at least the rounded request, asking for less after each refusal (spec 2.4), and places the
+        request there. `placed` stays as it is where there is no such region."""
         cdef uint64_t rounded = request.rounded
-        cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
-        request.blocked = rounded > available and rounded <= available + self.set_aside and len(self.callers) > 0
-        if rounded > available:
-            self.last_refusal = f"the memory limit, of which {format_bytes(available)} are not taken yet"
-            return False
         cdef cbool grew = False
-        cdef uint64_t size = self.growth.grow_to(rounded, available, &grew)
-        block = self.ask(request, size)
+        cdef uint64_t size = 0
+        self.acquire()
+        cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
+        if rounded <= available:
+            size = self.growth.grow_to(rounded, available, &grew)
+        request.blocked = size == 0 and rounded <= available + self.set_aside - self.unreturned_bytes
+        self.lock.release()
+        if size == 0:
+            self.refused_bytes = 0
+            return 0
+        block = self.ask(size)
         while block is None and size > rounded:
             size = backpedal(size)
             if size < rounded:
                 if self.strict:
-                    return False
+                    return 0
                 size = rounded      # upstream never tries just what is needed
-            block = self.ask(request, size)
-        if block is None:
-            return False
-        self.growth.succeeded(grew)
-        self.take_region(request, block, 0)
-        return True
+            block = self.ask(size)
+        if block is not None:
+            self.growth.succeeded(grew)
+            self.take_region(request, placed, block, 0)
+        return 0
 
     cdef bint release_for(self, Request* request) except -1:
         """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (spec 2.7)."""
         cdef vector[Region] regions
         cdef Region region
-        cdef uint64_t total = 0
+        cdef uint64_t total = 0, kept
+        self.acquire()
         self.pool.free_regions(regions)
         for region in regions:
             total += region.end - region.ptr
-        cdef uint64_t kept = self.pool.counters.pool_bytes + self.set_aside - total
+        kept = self.pool.counters.pool_bytes + self.set_aside - total
         if total == 0 or kept > self.limit or request.rounded > self.limit - kept:
+            self.lock.release()
             return False
         self.forget(regions)
         self.lock.release()
-        try:
-            self.give_back(regions)
-        finally:
-            self.acquire()
+        self.give_back(regions)
         request.changes += regions.size()
         return True
 

@@ -14,7 +14,8 @@ cdef class Owner:
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept
-    cdef void set_exported(self, ChunkHandle handle, int64_t allocation_id, bint exported) noexcept
+    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept
+    cdef void last_view_gone(self) noexcept
 
 
 cdef class Buffer:
@@ -28,7 +29,8 @@ cdef class Buffer:
     cdef void become(self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start, Py_ssize_t nbytes,
                      uint64_t stream) noexcept
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF
-    cdef void hold(self, int views) noexcept
+    cdef int hold(self) except -1
+    cdef void let_go(self) noexcept
 
 
 cdef class BufferView(Buffer):

@@ -7,6 +7,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
+import math
 import operator
 
 from bfc.errors import ClosedError
@@ -50,6 +51,7 @@ cdef enum:
     UINT8_CODE = 1
     BFLOAT16_CODE = 4
 
+_GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
 #: NumPy's kinds, and DLPack's numbers for them.
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _ONE_BYTE = ("|u1", "B", 1, (UINT8_CODE, 8))
@@ -65,7 +67,10 @@ cdef class Owner:
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         return False
 
-    cdef void set_exported(self, ChunkHandle handle, int64_t allocation_id, bint exported) noexcept:
+    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
+        return False
+
+    cdef void last_view_gone(self) noexcept:
         pass
 
 
@@ -113,14 +118,26 @@ cdef class Buffer:
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
         if self.nbytes and not (self.allocation_id and self.owner.is_live(self.handle, self.allocation_id)):
-            raise ClosedError("this buffer was freed, or its allocator closed: its memory belongs to others now")
+            raise ClosedError(_GONE)
         return self.start
 
-    cdef void hold(self, int views) noexcept:
-        if self.allocation_id and (self.exports == 0 or self.exports + views == 0):
-            self.owner.set_exported(self.handle, self.allocation_id, self.exports == 0)
-        self.exports += views
-        self.owner.exports += views
+    cdef int hold(self) except -1:
+        """One more view of this memory. It counts before it is sure that there is any, so that a free or a close that
+        comes in between waits for the answer or is seen."""
+        self.exports += 1
+        self.owner.exports += 1
+        if self.nbytes and not self.owner.sync_exported(self.handle, self.allocation_id, &self.exports):
+            self.let_go()
+            raise ClosedError(_GONE)
+        return 0
+
+    cdef void let_go(self) noexcept:
+        self.exports -= 1
+        self.owner.exports -= 1
+        if self.exports == 0 and self.nbytes:
+            self.owner.sync_exported(self.handle, self.allocation_id, &self.exports)
+        if self.owner.exports == 0:
+            self.owner.last_view_gone()
 
     @property
     def device(self):
@@ -198,7 +215,7 @@ cdef class Buffer:
             step *= dims[i]
         try:
             view.buf = <void*>self.address()
-            self.hold(1)
+            self.hold()
         except BaseException:
             PyMem_Free(dims)
             raise
@@ -216,7 +233,7 @@ cdef class Buffer:
 
     def __releasebuffer__(self, Py_buffer* view):
         PyMem_Free(view.internal)
-        self.hold(-1)
+        self.let_go()
 
     def __array__(self, dtype=None, copy=None):
         """NumPy comes here where the buffer protocol failed: for a dtype that it cannot name, or to hear the error."""
@@ -264,34 +281,37 @@ cdef class BufferView(Buffer):
     def __init__(self, Buffer base not None, dtype, shape=None):
         import numpy
 
-        self.dtype = numpy.dtype(dtype)
-        if self.dtype.hasobject:
+        if self.base is not None:
+            raise RuntimeError("a view is made once: make another")
+        dtype = numpy.dtype(dtype)
+        if dtype.hasobject:
             raise ValueError("a view cannot hold Python objects")
-        if self.dtype.itemsize == 0:
-            raise ValueError(f"a view needs items of at least one byte, not {self.dtype}")
+        if dtype.itemsize == 0:
+            raise ValueError(f"a view needs items of at least one byte, not {dtype}")
         if shape is None:
-            if base.nbytes % self.dtype.itemsize:
-                raise ValueError(f"{base.nbytes} bytes are no whole number of {self.dtype}")
-            shape = (base.nbytes // self.dtype.itemsize,)
-        self.layout = (self.dtype.str, _format_of(self.dtype), self.dtype.itemsize, _dlpack_type(self.dtype))
-        self.become(base.owner, base.handle, 0, base.start, 0, base.made_on)
+            if base.nbytes % dtype.itemsize:
+                raise ValueError(f"{base.nbytes} bytes are no whole number of {dtype}")
+            shape = (base.nbytes // dtype.itemsize,)
+        shape = _whole_shape(shape, base.nbytes // dtype.itemsize)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > base.nbytes:
+            raise ValueError(f"{shape} of {dtype} needs {nbytes} bytes; there are {base.nbytes}")
+        self.layout = (dtype.str, _format_of(dtype), dtype.itemsize, _dlpack_type(dtype))
+        self.become(base.owner, base.handle, 0, base.start, nbytes, base.made_on)
+        self.dtype = dtype
+        self.shape = shape
         self.base = base
-        self.shape = _whole_shape(shape, base.nbytes // self.dtype.itemsize)
-        items = 1
-        for dimension in self.shape:
-            items *= dimension
-        if items * self.dtype.itemsize > base.nbytes:
-            raise ValueError(f"{self.shape} of {self.dtype} needs {items * self.dtype.itemsize} bytes; "
-                             f"there are {base.nbytes}")
-        self.nbytes = items * self.dtype.itemsize
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
         if self.base is None:
             raise ClosedError("a view of no buffer")
         return self.base.address()
 
-    cdef void hold(self, int views) noexcept:
-        self.base.hold(views)
+    cdef int hold(self) except -1:
+        return self.base.hold()
+
+    cdef void let_go(self) noexcept:
+        self.base.let_go()
 
     def free(self):
         """Does nothing: the memory belongs to the buffer under the view."""
@@ -378,7 +398,7 @@ cdef int fill(DLTensor* tensor, int64_t* dims, Buffer buffer, here) except -1:
     tensor.shape = dims
     tensor.strides = dims + ndim
     tensor.byte_offset = 0
-    buffer.hold(1)
+    buffer.hold()
     return 0
 
 
@@ -391,7 +411,7 @@ cdef void* block_for(Buffer buffer, size_t structure) except NULL:
 
 cdef void release(void* manager_ctx) noexcept with gil:
     cdef Buffer buffer = <Buffer>manager_ctx
-    buffer.hold(-1)
+    buffer.let_go()
     Py_DECREF(buffer)
 
 

@@ -157,6 +157,7 @@ cdef class Pool:
     cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil
     cdef void free_regions(self, vector[Region]& out) noexcept nogil
     cdef void remove_region(self, Region region) noexcept nogil
+    cdef void forget_queued(self) noexcept nogil
     cdef void set_timing_counter(self, SharedCounter counter)
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil

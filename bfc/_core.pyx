@@ -9,6 +9,8 @@ cdef extern from *:
     """
     #include <cstdint>
 
+    static inline int64_t bfc_count_up(int64_t* value) { return __atomic_add_fetch(value, 1, __ATOMIC_RELAXED); }
+
     // In single precision, as TensorFlow does it: 2 GiB becomes 1932735232, where a double would give 1932735488.
     static inline uint64_t bfc_times_nine_tenths(uint64_t size) {
         return static_cast<uint64_t>(static_cast<float>(size) * 0.9f);
@@ -21,6 +23,7 @@ cdef extern from *:
         return starts.find(address, [=](uint32_t handle) { return chunks[handle].ptr == address; });
     }
     """
+    int64_t count_up "bfc_count_up"(int64_t* value) noexcept nogil
     uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
 
@@ -33,8 +36,7 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
     cbool try_push_chunk "bfc::try_push_back"(vector[Chunk]& items, const Chunk& item) noexcept
     cbool try_push_count "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
-    void remove_all(vector[ChunkHandle]& items, ChunkHandle item) noexcept
-    cbool try_copy(vector[ChunkHandle]& target, const vector[ChunkHandle]& source) noexcept
+    cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
     cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
 cdef enum:
@@ -74,8 +76,7 @@ cdef class SharedCounter:
         return self.next_count()
 
     cdef int64_t next_count(self) noexcept nogil:
-        self.value += 1
-        return self.value
+        return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
 
 
 cdef class Growth:
@@ -254,10 +255,10 @@ cdef class Pool:
         self.counters.bytes_waiting += chunk.size
 
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
-        """Takes stop_using back. The table has room: its load is held at two thirds."""
+        """Takes stop_using back."""
         cdef Chunk* chunk = &self.chunks[handle]
-        self.starts.insert(chunk.ptr, handle)
-        chunk.state = IN_USE | INDEXED | USED_ELSEWHERE
+        chunk.state = IN_USE | USED_ELSEWHERE
+        self.index_chunk(handle)
         chunk.allocation_id = allocation_id
         self.counters.bytes_waiting -= chunk.size
 
@@ -310,6 +311,8 @@ cdef class Pool:
                 handle = events.handles[events.number[i]]
                 if handle == NO_CHUNK:
                     continue
+                if self.chunks[handle].state & USED_ELSEWHERE:
+                    return i
                 size = self.chunks[handle].requested_size
                 if not self.free_chunk(handle):
                     return i
@@ -391,8 +394,6 @@ cdef class Pool:
             chunk = &self.chunks[handle]
             following = chunk.next
             if chunk.state == FREE:
-                if chunk.freed_at_count > 0:    # upstream leaves it queued, and reads freed memory later
-                    remove_all(self.timestamped, handle)
                 self.remove_free_chunk_from_bin(self.bins_of(handle), handle)
             else:
                 self.counters.bytes_in_use -= chunk.size
@@ -403,6 +404,16 @@ cdef class Pool:
             handle = following
         self.counters.pool_bytes -= region.end - region.ptr
         self.regions.erase(region.end)
+
+    cdef void forget_queued(self) noexcept nogil:
+        """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and
+        reads freed memory later. Call it after remove_region, before any record is used again."""
+        cdef size_t kept = 0, i
+        for i in range(self.timestamped.size()):
+            if self.chunks[self.timestamped[i]].state != DELETED:
+                self.timestamped[kept] = self.timestamped[i]
+                kept += 1
+        self.timestamped.resize(kept)
 
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil:
         cdef ChunkHandle handle = region.first
@@ -484,10 +495,10 @@ cdef class Pool:
         cdef ChunkHandle handle
         cdef Chunk* chunk
         satisfied[0] = required == 0
-        if not try_copy(queued, self.timestamped) or not try_copy(to_merge, self.timestamped):
+        queued.swap(self.timestamped)
+        if not try_reserve(self.timestamped, queued.size()) or not try_reserve(to_merge, queued.size()):
+            queued.swap(self.timestamped)
             return
-        to_merge.clear()
-        self.timestamped.clear()    # keeps its room, so that nothing below can fail
         for handle in queued:
             chunk = &self.chunks[handle]
             if chunk.state != FREE:
@@ -501,7 +512,7 @@ cdef class Pool:
         for handle in to_merge:
             if self.chunks[handle].state != FREE:
                 continue  # merged into another of the list
-            if satisfied[0] and required > 0:
+            if (satisfied[0] and required > 0) or not self.bins_of(handle).reserve():
                 self.timestamped.push_back(handle)
             elif self.merge_one(handle, required):
                 satisfied[0] = True

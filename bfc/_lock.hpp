@@ -1,5 +1,5 @@
 // A lock for sections of well under a microsecond, taken with one atomic exchange. Who waits lets go of the GIL first
-// (the caller sees to that) and yields the processor: a replay may hold it for long.
+// (the caller sees to that) and yields the processor. A replay holds it for many events, and gives way between batches.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,31 @@ public:
         return !held_.exchange(true, std::memory_order_acquire);
     }
     void wait_and_acquire() noexcept {
+        if (try_acquire()) return;
+        waiters_.fetch_add(1);
         for (int tries = 0; !try_acquire(); ++tries) {
             if (tries < 64)
                 std::this_thread::yield();
             else
-                std::this_thread::sleep_for(std::chrono::microseconds(50));
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
+        waiters_.fetch_sub(1);
     }
     void release() noexcept { held_.store(false, std::memory_order_release); }
 
+    // Lets others have it, if there are any, and takes it again.
+    void give_way() noexcept {
+        const int waiting = waiters_.load();
+        if (waiting == 0) return;
+        release();
+        for (int tries = 0; tries < 200 && waiters_.load() >= waiting; ++tries)
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        wait_and_acquire();
+    }
+
 private:
     std::atomic<bool> held_{false};
+    std::atomic<int> waiters_{0};
 };
 
 }  // namespace bfc

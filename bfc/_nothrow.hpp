@@ -2,7 +2,7 @@
 // where a C++ exception cannot become a Python one.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 #include <map>
 #include <vector>
 
@@ -19,14 +19,9 @@ bool try_push_back(std::vector<T>& items, const typename std::vector<T>::value_t
 }
 
 template <class T>
-void remove_all(std::vector<T>& items, const T& item) noexcept {
-    items.erase(std::remove(items.begin(), items.end(), item), items.end());
-}
-
-template <class T>
-bool try_copy(std::vector<T>& target, const std::vector<T>& source) noexcept {
+bool try_reserve(std::vector<T>& items, size_t count) noexcept {
     try {
-        target = source;
+        items.reserve(count);
         return true;
     } catch (...) {
         return false;

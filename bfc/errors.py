@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
+from typing import TYPE_CHECKING
 
 from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    from bfc.snapshot import Stats
 
 
 class OutOfMemoryError(MemoryError):
@@ -92,3 +98,52 @@ class InvariantError(AssertionError):
 class TraceError(ValueError):
     """A trace that cannot be read or replayed; the text names the file and the fault in one
     line."""
+
+
+def out_of_memory(
+    requested: int, stats: Stats, total_bytes: int, refused_by: str = ""
+) -> OutOfMemoryError:
+    """The error for a request that found no room, with what to try. The device has `total_bytes`."""
+    not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
+    return OutOfMemoryError(
+        requested,
+        stats.bytes_in_use,
+        stats.pool_bytes,
+        stats.bytes_limit,
+        stats.largest_free_block_bytes,
+        stats.fragmentation,
+        refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
+        advice=_advice(requested, stats, total_bytes),
+    )
+
+
+def _advice(requested: int, stats: Stats, total_bytes: int) -> tuple[str, ...]:
+    lines = []
+    limit, waiting = format_bytes(stats.bytes_limit), stats.bytes_waiting_for_streams
+    if requested > stats.bytes_limit:
+        lines.append(f"a smaller request: it is above the limit of {limit}")
+    if requested <= stats.pool_bytes - stats.bytes_in_use:
+        lines.append(
+            "less fragmentation: enough is free, but in pieces; "
+            "print(allocator.snapshot()) shows what stands between them"
+        )
+    if stats.bytes_limit < total_bytes:
+        lines.append(f"a higher memory_limit: the device has {format_bytes(total_bytes)}")
+    if waiting:
+        lines.append(f"synchronising: {format_bytes(waiting)} wait for other streams")
+    if not lines:
+        lines.append("freeing something first: print(allocator.snapshot()) shows what is live")
+    return tuple(lines)
+
+
+def report_unraisable(error: BaseException) -> None:
+    """Reports an error that has nobody to raise it to, as Python does for finalisers."""
+    sys.unraisablehook(
+        types.SimpleNamespace(
+            exc_type=type(error),
+            exc_value=error,
+            exc_traceback=error.__traceback__,
+            err_msg="a free that was put off has failed; release_free_regions() tries it again",
+            object=None,
+        )
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 import bfc
-from bfc.cli import main
+from bfc.cli import main, replay
 
 TRACES = Path(__file__).parents[1] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")
@@ -37,6 +38,113 @@ def test_json_is_for_scripts(capsys):
     (row,) = report["traces"]
     assert (row["trace"], row["events"], row["refused"]) == ("gpu_lm_small", 62, 0)
     assert len(row["occupancy_when_most_is_live"]) == 100
+
+
+@pytest.fixture
+def namesakes(tmp_path: Path) -> list[str]:
+    """Two traces of one stem, the second with half of its memory free when most is live."""
+    paths = [tmp_path / folder / "t.npz" for folder in "AB"]
+    for path, op in zip(paths, ([0, 0], [0]), strict=True):
+        path.parent.mkdir()
+        bfc.Trace(op, range(len(op)), [512] * len(op)).save(path)
+    return [str(path) for path in paths]
+
+
+def test_traces_of_one_stem_keep_their_own_pictures(capsys, namesakes):
+    assert main(["replay", *namesakes, SMALL, "--device", "simulated:4GiB", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["traces"]
+    assert [row["trace"] for row in rows] == [*namesakes, "gpu_lm_small"]
+    assert main(["replay", *namesakes, "--device", "simulated:1KiB", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["traces"]
+    pictures = [row["occupancy_when_most_is_live"] for row in rows]
+    assert pictures == ["*" * 100, "*" * 50 + "_" * 50]
+
+
+def test_traces_of_one_stem_are_told_apart_in_print(capsys, namesakes):
+    assert main(["replay", *namesakes, "--device", "simulated:1KiB"]) == 0
+    out = capsys.readouterr().out
+    for path in namesakes:
+        assert f"{path}, when most is live\n" in out
+        assert sum(line.startswith(f"{path}  ") for line in out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("passes", ["abc", "0", "-3", "1.5", ""])
+def test_passes_that_are_no_number_are_said_to_be_none(capsys, passes):
+    with pytest.raises(SystemExit) as raised:
+        main(["replay", SMALL, f"--passes={passes}"])
+    assert raised.value.code == 2
+    fault = f"argument --passes: {passes!r} is no whole number of at least 1"
+    assert fault in capsys.readouterr().err
+
+
+class Bar:
+    """What the command uses of tqdm."""
+
+    made: list[Bar]
+
+    def __init__(self, *, total: int, desc: str, **options: object) -> None:
+        self.total, self.desc, self.options = total, desc, options
+        self.steps: list[int] = []
+        self.closed = False
+        self.made.append(self)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.closed = True
+
+    def update(self, events: int) -> None:
+        assert not self.closed
+        self.steps.append(events)
+
+
+def terminal(is_one: bool) -> types.SimpleNamespace:
+    """A `sys` for the command: pytest puts a stderr of its own into the real one."""
+    return types.SimpleNamespace(stderr=types.SimpleNamespace(isatty=lambda: is_one))
+
+
+@pytest.fixture
+def bars(monkeypatch) -> list[Bar]:
+    """The bars that are made, on a terminal, with tqdm installed, and however short the work."""
+    monkeypatch.setattr(Bar, "made", [], raising=False)
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=Bar))
+    monkeypatch.setattr(replay, "LONG_TRACE", 1)
+    monkeypatch.setattr(replay, "sys", terminal(True))
+    return Bar.made
+
+
+def test_the_bar_covers_every_replay(bars):
+    trace = bfc.Trace.load(SMALL)
+    assert main(["replay", SMALL, "--passes", "4", "--no-picture"]) == 0
+    (bar,) = bars
+    assert bar.desc == "gpu_lm_small"
+    assert bar.total == len(trace) + 4 * len(trace.closed())
+    assert bar.steps == [len(trace)] + 4 * [len(trace.closed())]
+    assert bar.closed
+
+
+def test_the_bar_of_a_long_trace_moves_within_a_replay(bars, tmp_path):
+    count = 300_000
+    path = tmp_path / "long.npz"
+    bfc.Trace([0, 1] * (count // 2), [0] * count, [1, 0] * (count // 2)).save(path)
+    assert main(["replay", str(path), "--passes", "1", "--no-picture"]) == 0
+    (bar,) = bars
+    assert sum(bar.steps) == bar.total == 2 * count
+    assert len(bar.steps) == 4
+    assert min(bar.steps) > 0
+
+
+@pytest.mark.parametrize("why", ["short work", "no terminal", "no tqdm"])
+def test_no_bar_where_it_is_of_no_use(bars, monkeypatch, why):
+    if why == "short work":
+        monkeypatch.setattr(replay, "LONG_TRACE", 1_000_000)
+    elif why == "no terminal":
+        monkeypatch.setattr(replay, "sys", terminal(False))
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert main(["replay", SMALL, "--no-picture"]) == 0
+    assert bars == []
 
 
 def test_json_has_no_nan(capsys, tmp_path):

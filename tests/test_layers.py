@@ -24,6 +24,7 @@ RANKS = {
     "_starts": 0,
     "_memory": 0,
     "_core": 1,
+    "_arguments": 1,
     "suballocators": 2,
     "_buffer": 3,
     "_allocator": 4,
@@ -37,7 +38,7 @@ RANKS = {
     "__main__": 9,
 }
 #: Imports within one rank that the table allows.
-SIDEWAYS = {("errors", "units")}
+SIDEWAYS = {("errors", "units"), ("errors", "snapshot")}
 #: Imports inside functions that may point anywhere: (file's entry, target's entry).
 LAZY = {("snapshot", "viz")}
 

@@ -352,6 +352,7 @@ def try_to_allocate(allocator: bfc.BFCAllocator) -> None:
         allocator.deallocate_raw(allocator.allocate_raw(256))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_fence_that_fails_later_loses_no_memory(fences) -> None:
     for ptr in [fences.allocate_raw(1000, stream=SIDE) for _ in range(3)]:
         fences.deallocate_raw(ptr)
@@ -361,6 +362,7 @@ def test_a_fence_that_fails_later_loses_no_memory(fences) -> None:
     come_back_to_nothing(fences)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_fence_that_fails_for_a_dropped_buffer_loses_no_memory(fences) -> None:
     buffers = [fences.allocate(1000, stream=SIDE) for _ in range(3)]
     buffers.clear()

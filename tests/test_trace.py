@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import os
+import pickle
 import random
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import numpy as np
 import pytest
 
 import bfc
+import bfc.trace.trace as trace_module
 
 TRACES = sorted((Path(__file__).parents[1] / "bench" / "traces").glob("*.npz"))
 
@@ -209,6 +214,111 @@ def test_ids_far_apart_need_no_table_of_their_range():
     assert trace.fullest_event() == 1
 
 
+@pytest.mark.parametrize("far", [1, 10_000_000])
+def test_what_becomes_of_the_callers_arrays_does_not_matter(far: int):
+    op, ids = np.array([0, 0, 1], np.uint8), np.array([0, far, 0], np.uint32)
+    size, stream = np.array([1000, 300, 0], np.uint64), np.zeros(3, np.uint16)
+    trace = bfc.Trace(op, ids, size, stream)
+    expected = trace.replay(allocator()).addresses.tolist()
+    ids[:] = 2**31
+    op[:] = 7
+    size[:] = 2**63
+    stream[:] = 9
+    assert trace.id.tolist() == [0, far, 0]
+    assert trace.replay(allocator()).addresses.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["op", "id", "size", "stream"])
+def test_the_arrays_of_a_trace_cannot_be_changed(name: str):
+    trace = bfc.Trace([0, 0, 1], [0, 1, 0], [1000, 300, 0])
+    copies = [trace, copy.copy(trace), copy.deepcopy(trace), pickle.loads(pickle.dumps(trace))]
+    for one in [*copies, trace.closed(), trace[:2]]:
+        column = getattr(one, name)
+        assert column.flags.c_contiguous
+        assert column.flags.aligned
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            column.flags.writeable = True
+        with pytest.raises(AttributeError):
+            setattr(one, name, column)
+    assert not trace._numbers.flags.writeable
+    assert not bfc.Trace([0], [2**32 - 1], [1])._numbers.flags.writeable
+
+
+def test_a_copy_of_a_trace_has_its_meta():
+    trace = bfc.Trace([0], [0], [1], meta={"source": ["a test"]})
+    deep = copy.deepcopy(trace)
+    assert deep.meta == trace.meta
+    assert deep.meta is not trace.meta
+    assert copy.copy(trace).meta is trace.meta
+
+
+def test_a_trace_that_was_refused_a_second_life_keeps_its_first():
+    trace = bfc.Trace([0], [0], [1])
+    with pytest.raises(bfc.TraceError):
+        trace.__init__([0, 0], [5, 5], [1, 1])
+    assert len(trace) == len(trace._numbers) == 1
+
+
+def circular() -> list[object]:
+    meta: list[object] = []
+    meta.append(meta)
+    return meta
+
+
+@pytest.mark.parametrize("before", [None, b"what was there"])
+@pytest.mark.parametrize(
+    ("meta", "error"),
+    [
+        ({1, 2}, TypeError),
+        (circular(), ValueError),
+        ("x" * (16 << 20), bfc.TraceError),
+    ],
+    ids=["a set", "a circle", "too long"],
+)
+def test_a_save_that_fails_changes_nothing(tmp_path: Path, before, meta, error):
+    path = tmp_path / "one.npz"
+    if before is not None:
+        path.write_bytes(before)
+    with pytest.raises(error):
+        bfc.Trace([0], [0], [1], meta=meta).save(path)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
+
+
+def test_a_disk_that_fills_up_changes_nothing(tmp_path: Path, monkeypatch):
+    def full(file, **arrays):
+        file.write(b"half of it")
+        raise OSError("no space left on device")
+
+    path = tmp_path / "one.npz"
+    bfc.Trace([0], [0], [1]).save(path)
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(OSError, match="no space left"):
+        bfc.Trace([0, 1], [0, 0], [1, 0]).save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(bfc.Trace.load(path)) == 1
+
+
+def test_a_save_keeps_a_files_mode_and_a_links_target(tmp_path: Path):
+    path, link = tmp_path / "one.npz", tmp_path / "link.npz"
+    trace = bfc.Trace([0], [0], [1])
+    trace.save(path)
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    path.chmod(0o640)
+    link.symlink_to(path)
+    trace.closed().save(link)
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert len(bfc.Trace.load(path)) == 2
+
+
+def test_a_save_to_a_device_writes_to_it():
+    bfc.Trace([0], [0], [1]).save(os.devnull)
+    assert not Path(os.devnull).is_file()
+
+
 def test_a_trace_survives_a_file(tmp_path: Path):
     trace = bfc.Trace([0, 1], [3, 3], [10, 0], stream=[2, 2], meta={"source": "a test"})
     trace.save(tmp_path / "one.npz")
@@ -231,6 +341,80 @@ def npy(array: np.ndarray, **options) -> bytes:
     file = io.BytesIO()
     np.save(file, array, **options)
     return file.getvalue()
+
+
+def promised(count: int, dtype: str) -> bytes:
+    """The start of an array: a header for `count` numbers, and a MiB of zeros."""
+    file = io.BytesIO()
+    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + bytes(1 << 20)
+
+
+def bomb(path: Path, count: int, **dtypes: str) -> None:
+    """A small archive whose directory and headers say that each member holds `count` numbers."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, dtype in dtypes.items():
+            archive.writestr(f"{name}.npy", promised(count, dtype))
+            archive.getinfo(f"{name}.npy").file_size = 128 + count * np.dtype(dtype).itemsize
+
+
+OWN = {"op": "u1", "id": "u4", "size": "u8", "stream": "u2"}
+WIDE = dict.fromkeys(OWN, "i8")
+
+
+@pytest.mark.parametrize(
+    ("count", "dtypes", "fault"),
+    [
+        (2**28 + 2**20, OWN, "id unpacks to 1077936256 bytes"),
+        (2**27 + 2**20, WIDE, "op unpacks to"),
+        (2**30 + 2**20, dict.fromkeys(OWN, "u1"), "op unpacks to"),
+        (2**28, OWN | {"op": "u4", "stream": "u4"}, "it unpacks to 5368709632 bytes"),
+        (2**27, WIDE | {"meta": "u8"}, "meta unpacks to"),
+    ],
+)
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch, count: int, dtypes: dict[str, str], fault: str
+):
+    path = tmp_path / "bomb.npz"
+    bomb(path, count, **dtypes)
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it was unpacked"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(bfc.TraceError, match=fault):
+            bfc.Trace.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("count", "dtypes"), [(2**28, OWN), (2**27, WIDE)])
+def test_the_longest_traces_are_not_taken_for_bombs(tmp_path: Path, count: int, dtypes):
+    path = tmp_path / "long.npz"
+    bomb(path, count, **dtypes)
+    with zipfile.ZipFile(path) as archive:
+        assert list(trace_module._members(archive)) == list(OWN)
+
+
+def test_many_small_numbers_are_too_many_events(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(trace_module, "MOST_EVENTS", 3)
+    path = tmp_path / "many.npz"
+    path.write_bytes(npz(**dict.fromkeys(("op", "id", "size"), npy(np.zeros(4, np.uint8)))))
+    with pytest.raises(bfc.TraceError, match=r"op.npy holds 4 numbers: at most 3"):
+        bfc.Trace.load(path)
+    with pytest.raises(bfc.TraceError, match="at most 3 events"):
+        bfc.Trace([0] * 4, range(4), [1] * 4).save(path)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "<u4", ">u4", "i8", ">u8"])
+def test_any_integer_type_is_read(tmp_path: Path, dtype: str):
+    path = tmp_path / "wide.npz"
+    columns = {"op": [0, 1], "id": [3, 3], "size": [100, 0], "stream": [2, 2]}
+    np.savez(path, **{name: np.array(values, dtype) for name, values in columns.items()})
+    trace = bfc.Trace.load(path)
+    assert {name: getattr(trace, name).tolist() for name in columns} == columns
+    assert trace.meta is None
 
 
 GOOD = {name: npy(np.zeros(1, np.uint32)) for name in ("op", "id", "size")}

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,24 +95,21 @@ def add_to(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> bool:
     """Replays every trace. True where all of it fitted."""
     make_allocator = _allocator_maker(arguments)
-    rows, pictures = [], []
-    for path in _files(arguments.traces):
+    results: list[tuple[Row, bfc.Snapshot | None]] = []
+    for name, path in _named(list(_files(arguments.traces))):
         trace = bfc.Trace.load(path)
-        rows.append(_replay(path.stem, trace, make_allocator, arguments.passes))
-        if not arguments.no_picture:
-            pictures.append((path.stem, _at_its_fullest(trace, make_allocator)))
+        row = _replay(name, trace, make_allocator, arguments.passes)
+        picture = None if arguments.no_picture else _at_its_fullest(trace, make_allocator)
+        results.append((row, picture))
     if arguments.json:
-        print(
-            json.dumps(
-                {"device": arguments.device, "traces": [_as_json(row, pictures) for row in rows]},
-                indent=2,
-            )
-        )
+        traces = [_as_json(row, picture) for row, picture in results]
+        print(json.dumps({"device": arguments.device, "traces": traces}, indent=2))
     else:
-        for name, snapshot in pictures:
-            print(f"{name}, when most is live\n{snapshot}\n")
-        _print_table([HEADINGS, *(row.cells() for row in rows)])
-    return not any(row.refused for row in rows)
+        for row, picture in results:
+            if picture is not None:
+                print(f"{row.trace}, when most is live\n{picture}\n")
+        _print_table([HEADINGS, *(row.cells() for row, _ in results)])
+    return not any(row.refused for row, _ in results)
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:
@@ -123,6 +121,12 @@ def _files(paths: list[Path]) -> Iterator[Path]:
             yield from inside
         else:
             yield path
+
+
+def _named(paths: list[Path]) -> list[tuple[str, Path]]:
+    """Each path behind its name: the stem, or all of it where two have one stem."""
+    stems = Counter(path.stem for path in paths)
+    return [(path.stem if stems[path.stem] == 1 else str(path), path) for path in paths]
 
 
 def _allocator_maker(arguments: argparse.Namespace) -> Callable[[], bfc.BFCAllocator]:
@@ -152,11 +156,14 @@ def _replay(
     name: str, trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator], passes: int
 ) -> Row:
     closed = trace.closed()
-    with make_allocator() as allocator:
-        first = trace.replay(allocator)
-        fragmentation = allocator.stats().fragmentation
-    with make_allocator() as allocator, _progress(name, len(closed) * passes) as progress:
-        times = [closed.replay(allocator, progress=progress).ns_per_event for _ in range(passes)]
+    with _progress(name, len(trace) + len(closed) * passes) as progress:
+        with make_allocator() as allocator:
+            first = trace.replay(allocator, progress=progress())
+            fragmentation = allocator.stats().fragmentation
+        with make_allocator() as allocator:
+            times = [
+                closed.replay(allocator, progress=progress()).ns_per_event for _ in range(passes)
+            ]
     return Row(
         name,
         len(trace),
@@ -189,28 +196,32 @@ def _bar(name: str, events: int) -> tqdm[NoReturn] | None:
 
 
 @contextlib.contextmanager
-def _progress(name: str, events: int) -> Iterator[Callable[[int], None] | None]:
-    """What each replay calls to move the bar, or None where there is no bar."""
+def _progress(name: str, events: int) -> Iterator[Callable[[], Callable[[int], None] | None]]:
+    """A function to call once a replay: it returns what that replay calls to move the bar, or None
+    where there is no bar."""
     bar = _bar(name, events)
     if bar is None:
-        yield None
+        yield lambda: None
         return
-    with bar:
+
+    def start() -> Callable[[int], None]:
         last = 0
 
         def report(done: int) -> None:
             nonlocal last
-            bar.update(done - last if done > last else done)
+            bar.update(done - last)
             last = done
 
-        yield report
+        return report
+
+    with bar:
+        yield start
 
 
-def _as_json(row: Row, pictures: list[tuple[str, bfc.Snapshot]]) -> dict[str, Any]:
-    snapshots = dict(pictures)
-    if row.trace not in snapshots:
+def _as_json(row: Row, picture: bfc.Snapshot | None) -> dict[str, Any]:
+    if picture is None:
         return asdict(row)
-    return {**asdict(row), "occupancy_when_most_is_live": snapshots[row.trace].occupancy()}
+    return {**asdict(row), "occupancy_when_most_is_live": picture.occupancy()}
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
@@ -224,7 +235,10 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError("it is at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return value

@@ -7,11 +7,13 @@ and `free`, and run the suite in `tests/suballocators/test_contract.py` on it.
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, SupportsIndex
 
 from bfc.errors import SubAllocatorError
+from bfc.units import parse_bytes
 
 #: DLPack's numbers for the kinds of memory that it knows.
 DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_managed": 13}
@@ -41,13 +43,18 @@ class Fence(Protocol):
 class SubAllocator(ABC):
     """A source of regions.
 
-    An allocator calls it without holding a lock, from any thread, and possibly from several at
-    once. Every block that `alloc` returned goes back through `free` exactly once.
+    An allocator calls it without holding a lock, from any thread (also the one in which a buffer is
+    finalised), and possibly from several at once. Every block that `alloc` returned goes back
+    through `free`, at the latest when the allocator closes. Several allocators may share one
+    source. Its `repr` stands in error messages: keep it to a few words.
+
+    `total_bytes`, `device` and `supports_coalescing` stay as they are once an allocator has been
+    made on it; `asynchronous` may change.
     """
 
     #: What it has in all, in bytes: the default memory limit of an allocator.
     total_bytes: int
-    #: Where its memory lies.
+    #: Where its memory lies. The kind "cpu" says that the host can read and write it.
     device: Device = Device("simulated")
     #: Whether `free` may be given one range that spans several blocks which lie end to end. With it
     #: an allocator joins such blocks into one region. Memory that the driver frees block by block
@@ -59,24 +66,41 @@ class SubAllocator(ABC):
 
     @abstractmethod
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        """A block of at least `nbytes`, as (address, bytes received), or None where there is no
-        room for it.
+        """A block of at least `nbytes` (1 or more), as (address, bytes received), or None where
+        there is no room for it.
 
-        The address is a multiple of `alignment` (256), and overlaps no other block. None is the
-        ordinary answer of a full device: an allocator then asks for less. Anything else that goes
-        wrong is raised as SubAllocatorError.
+        The address is above 0 and a multiple of `alignment` (256, or another power of two), and the
+        block overlaps no other that is live and ends below 2**64. Its content may be anything. What
+        is received beyond `nbytes` is used too, and counts towards the allocator's limit.
+
+        None is the ordinary answer of a full device: an allocator then asks for less, or gives up.
+        A MemoryError counts as None. Anything else that goes wrong is raised as SubAllocatorError;
+        another exception reaches the caller inside one.
         """
 
     @abstractmethod
     def free(self, address: int, nbytes: int) -> None:
-        """Takes a block back: the address and the bytes received, as `alloc` returned them."""
+        """Takes a block back: the address and the bytes received, as `alloc` returned them; where
+        `supports_coalescing`, also a run of whole blocks. Never a part of a block.
+
+        Raises SubAllocatorError for what is no live block, and changes nothing then. After any
+        exception the allocator takes the block for live and offers it again at its next
+        `release_free_regions()` or `close()`.
+        """
 
     def fence(self, stream: int) -> Fence | None:
-        """A mark behind all that is queued on the stream now; None where nothing is."""
+        """A mark behind all that is queued on the stream now; None where nothing is.
+
+        `stream` is a handle as users pass it, 0 the default stream. Asked for once a free, for each
+        stream other than the allocator's own that may use the block, and only while `asynchronous`.
+        The fence may be asked and waited for from any thread, and again after it was done. What it
+        raises is passed on, and the memory behind it stays in use.
+        """
         return None
 
     def allocation_limit(self) -> int:
-        """The memory limit of an allocator that was given none, in bytes."""
+        """The memory limit of an allocator that was given none, in bytes. Asked once, when the
+        allocator is made; a device may answer with what is free on it now."""
         return self.total_bytes
 
 
@@ -121,3 +145,16 @@ def checked_alloc(
         f"{call} returned address {address:#x} and {received} bytes: the address must be above 0 "
         f"and a multiple of {alignment}, and the bytes at least what was asked for"
     )
+
+
+def resolve_limit(
+    memory_limit: SupportsIndex | str | float | None, sub_allocator: SubAllocator
+) -> int:
+    """A memory limit in bytes: None asks the sub-allocator, a float is a fraction of its total."""
+    if memory_limit is None:
+        return parse_bytes(sub_allocator.allocation_limit())
+    if isinstance(memory_limit, float):
+        if not 0 < memory_limit < math.inf:
+            raise ValueError(f"memory_limit as a fraction must be above 0, not {memory_limit}")
+        return parse_bytes(int(sub_allocator.total_bytes * memory_limit))
+    return parse_bytes(memory_limit)

@@ -1,5 +1,6 @@
 """A trace through an allocator in one compiled loop, and the check that a trace makes sense."""
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc._allocator cimport Allocator, Placement, Request
@@ -7,8 +8,16 @@ from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, ChunkHandle, Counters, Ev
 
 import time
 
+from bfc.errors import ClosedError
+
+cdef extern from "_debug.h":
+    const int BFC_DEBUG
+
+_CLOSED = "this allocator was closed during the replay"
+
 cdef enum:
     EVENTS_BETWEEN_REPORTS = 1 << 18
+    EVENTS_OF_A_BATCH = 1 << 13     # a fraction of a millisecond
 
 
 def find_fault(const uint8_t[::1] op, const uint32_t[::1] number, const uint64_t[::1] size, Py_ssize_t numbers):
@@ -46,6 +55,9 @@ cdef class Run:
     def __init__(self, Allocator allocator, const uint8_t[::1] op, const uint32_t[::1] number,
                  const uint64_t[::1] size, const uint16_t[::1] stream, ChunkHandle[::1] handles,
                  uint64_t[::1] addresses):
+        lengths = {op.shape[0], number.shape[0], size.shape[0], stream.shape[0], addresses.shape[0]}
+        if len(lengths) > 1:
+            raise ValueError(f"the columns differ in length: {sorted(lengths)}")
         self.allocator = allocator
         self.handles = handles
         self.addresses = addresses
@@ -79,64 +91,73 @@ cdef class Run:
         while start < self.events.count:
             end = min(start + EVENTS_BETWEEN_REPORTS, self.events.count)
             begun = time.perf_counter()
-            if self.allocator.sub_allocator.asynchronous:
+            if self.allocator.sub_allocator is not None and self.allocator.sub_allocator.asynchronous:
                 self.play_with_fences(start, end)
             else:
                 with nogil:
                     self.play_some(self.allocator, start, end)
             self.seconds += time.perf_counter() - begun
             start = end
+            PyErr_CheckSignals()
             if progress is not None:
                 progress(end)
+            if BFC_DEBUG >= 2:
+                self.allocator.check()
         return 0
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:
+        """In batches, between which other threads get the lock."""
+        cdef size_t stop
         allocator.lock.wait_and_acquire()
         while start < end:
-            start = allocator.pool.play(&self.events, start, end, &self.tally)
-            if start < end:
+            stop = min(start + EVENTS_OF_A_BATCH, end)
+            if allocator.is_closed:
+                allocator.lock.release()
                 with gil:
-                    self.play_one(allocator, start)
+                    raise ClosedError(_CLOSED)
+            start = allocator.pool.play(&self.events, start, stop, &self.tally)
+            if start < stop:
+                allocator.lock.release()
+                with gil:
+                    self.play_one(start)
                 start += 1
+                allocator.lock.wait_and_acquire()
+            else:
+                allocator.lock.give_way()
         allocator.lock.release()
         return 0
 
-    cdef int play_one(self, Allocator allocator, size_t i) except -1:
-        """An event that the pool could not serve alone. The lock is held before and after; an error lets go of it."""
+    cdef int play_one(self, size_t i) except -1:
+        """An event that the pool could not serve alone. The lock is not held."""
         cdef Request request
-        cdef ChunkHandle handle = NO_CHUNK
-        if self.events.op[i] == DEALLOCATE:
-            allocator.lock.release()
-            raise MemoryError("the host is out of memory for the allocator's bookkeeping")
-        request = allocator.request(self.events.size[i], self.events.stream[i])
-        if request.nbytes == 0:
-            return 0
-        request.indexed = False
-        handle = allocator.after_miss(allocator.place(&request), &request)
-        if handle == NO_CHUNK:
-            self.failed += 1
-        else:
-            self.keep(i, &request, handle, allocator.pool.chunks[handle].ptr)
+        cdef Placement placed
+        cdef ChunkHandle* handle = &self.events.handles[self.events.number[i]]
+        if self.events.op[i] == ALLOCATE:
+            request = self.allocator.request(self.events.size[i], self.events.stream[i])
+            request.indexed = False
+            self.allocator.try_allocate(&request, &placed)
+            self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
+            self.keep(i, &request, placed.handle, placed.ptr)
+        elif handle[0] != NO_CHUNK:
+            self.acquire_open()
+            self.tally.live -= self.allocator.pool.chunks[handle[0]].requested_size
+            self.allocator.free_locked(handle[0])
+            handle[0] = NO_CHUNK
+        return 0
+
+    cdef int acquire_open(self) except -1:
+        """The lock of an allocator that is still open: in one that is closed a handle means nothing."""
+        self.allocator.acquire()
+        if self.allocator.is_closed:
+            self.allocator.lock.release()
+            raise ClosedError(_CLOSED)
         return 0
 
     cdef int play_with_fences(self, size_t start, size_t end) except -1:
         """For a device whose streams may be unfinished: each free on another stream must ask it."""
-        cdef Request request
-        cdef Placement placed
-        cdef uint32_t number
         cdef size_t i
         for i in range(start, end):
-            number = self.events.number[i]
-            if self.events.op[i] == ALLOCATE:
-                request = self.allocator.request(self.events.size[i], self.events.stream[i])
-                self.allocator.try_allocate(&request, &placed)
-                self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
-                self.keep(i, &request, placed.handle, placed.ptr)
-            elif self.events.handles[number] != NO_CHUNK:
-                self.allocator.acquire()
-                self.tally.live -= self.allocator.pool.chunks[self.events.handles[number]].requested_size
-                self.allocator.free_locked(self.events.handles[number])
-                self.events.handles[number] = NO_CHUNK
+            self.play_one(i)
         return 0
 
     cdef void keep(self, size_t i, Request* request, ChunkHandle handle, uint64_t ptr) noexcept:
@@ -155,10 +176,18 @@ cdef class Run:
         return 0
 
     cdef int take_back(self) except -1:
+        """Frees what is live, after an error. What the device does not let go of is the caller's, by its address."""
         cdef Py_ssize_t i
         for i in range(self.handles.shape[0]):
-            if self.handles[i] != NO_CHUNK:
-                self.allocator.acquire()
+            if self.handles[i] == NO_CHUNK or self.allocator.is_closed:
+                continue
+            try:
+                self.acquire_open()
                 self.allocator.free_locked(self.handles[i])
-                self.handles[i] = NO_CHUNK
+            except Exception:
+                try:
+                    self.allocator.hand_over(self.handles[i])
+                except Exception:
+                    pass    # the error that is on its way says why
+            self.handles[i] = NO_CHUNK
         return 0

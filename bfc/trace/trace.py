@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
+import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
 from bfc.trace._replay import Run, find_fault
@@ -18,15 +21,32 @@ if TYPE_CHECKING:
 
     from bfc._allocator import Allocator
 
-ALLOC, FREE = 0, 1
-#: Larger arrays in a file are refused: 2**28 events are 4 GiB of addresses alone.
+#: The most events that a file may hold.
 MOST_EVENTS = 1 << 28
+#: What each array of a file may unpack to, in bytes, and all together: 2**28 events in a trace's
+#: own types (1, 4, 8 and 2 bytes), or 2**27 where every number takes 8.
+MOST_BYTES = {
+    "op": 1 << 30,
+    "id": 1 << 30,
+    "size": 2 << 30,
+    "stream": 1 << 30,
+    "meta": 64 << 20,
+}
+MOST_BYTES_IN_ALL = (4 << 30) + MOST_BYTES["meta"]
+#: What an array's header may take on top of that.
+HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to. Sizes are bytes; peaks are over the replay, `peak_bytes_live` of what
-    was asked for."""
+    """What a replay came to. Sizes are bytes, and peaks are over the replay alone.
+
+    `addresses` holds one for each event: 0 at a free, at a refused allocation and at one of 0
+    bytes. `failed` counts the allocations that were refused for want of memory. `seconds` is the
+    time in the compiled loop, with what the sub-allocator took and without `progress`.
+    `peak_bytes_live` is of what the trace asked for; `peak_bytes_in_use` (whole chunks) and
+    `peak_bytes_reserved` (regions) are the allocator's, with what else lives in it.
+    """
 
     addresses: NDArray[np.uint64]
     failed: int
@@ -37,10 +57,12 @@ class Replay:
 
     @property
     def events(self) -> int:
+        """How many events were replayed."""
         return len(self.addresses)
 
     @property
     def ns_per_event(self) -> float:
+        """Nanoseconds an event; 0 of an empty trace."""
         return self.seconds * 1e9 / self.events if self.events else 0.0
 
 
@@ -50,7 +72,7 @@ class Trace:
     Arrays of one length: `op` (0 allocates, 1 frees), `id` (the allocation's number), `size`
     (bytes; 0 at a free) and `stream` (ordinal of the owning stream; None: all 0). An id may be used
     again once it is freed; ids never freed are live at the end. `meta` is any JSON value. Raises
-    TraceError where the events make no sense.
+    TraceError where the events make no sense. The arrays are copied, and cannot be changed.
 
     >>> import bfc
     >>> trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[1000, 300, 0])
@@ -70,22 +92,46 @@ class Trace:
     ) -> None:
         import numpy as np
 
-        self.op = _column("op", op, np.uint8)
-        self.id = _column("id", id, np.uint32)
-        self.size = _column("size", size, np.uint64)
-        self.stream = (
-            np.zeros(len(self.op), np.uint16)
-            if stream is None
-            else _column("stream", stream, np.uint16)
+        ops = _column("op", op, np.uint8)
+        ids = _column("id", id, np.uint32)
+        sizes = _column("size", size, np.uint64)
+        streams = _column(
+            "stream", np.zeros(len(ops), np.uint8) if stream is None else stream, np.uint16
         )
-        self.meta = meta
-        lengths = {len(self.op), len(self.id), len(self.size), len(self.stream)}
+        lengths = {len(ops), len(ids), len(sizes), len(streams)}
         if len(lengths) > 1:
             raise TraceError(f"op, id, size and stream differ in length: {sorted(lengths)}")
-        self._numbers, self._number_count = _dense(self.id)
-        fault = find_fault(self.op, self._numbers, self.size, self._number_count)
+        numbers, count = _dense(ids)
+        fault = find_fault(ops, numbers, sizes, count)
         if fault is not None:
             raise TraceError(f"event {fault[0]}: {fault[1]}")
+        self._op, self._id, self._size, self._stream = ops, ids, sizes, streams
+        self._numbers, self._number_count = numbers, count
+        self.meta = meta
+
+    @property
+    def op(self) -> NDArray[np.uint8]:
+        """0 where an event allocates, 1 where it frees. Read-only, as are the others."""
+        return self._op
+
+    @property
+    def id(self) -> NDArray[np.uint32]:
+        """The number of the allocation that an event makes or frees."""
+        return self._id
+
+    @property
+    def size(self) -> NDArray[np.uint64]:
+        """The bytes that an event asks for; at a free, whatever was given there."""
+        return self._size
+
+    @property
+    def stream(self) -> NDArray[np.uint16]:
+        """The ordinal of the stream that owns the allocation."""
+        return self._stream
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy or a pickle is checked again: its arrays come back as ones that can be changed.
+        return type(self), (self.op, self.id, self.size, self.stream), {"meta": self.meta}
 
     def __len__(self) -> int:
         return len(self.op)
@@ -114,30 +160,29 @@ class Trace:
         # In a stable sort by id each free stands right behind its allocation.
         order = np.argsort(self._numbers, kind="stable")
         change = self.size.astype(np.int64)
-        frees = self.op[order] == FREE
+        frees = self.op[order].astype(bool)
         change[order[frees]] = -change[order[np.flatnonzero(frees) - 1]]
         return int(np.cumsum(change).argmax())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Reads an `.npz` with these arrays, and a JSON text `meta` if it has one. Nothing in it is
-        executed.
+        """Reads an `.npz` with these arrays, of any integer type that holds their numbers, and a
+        JSON text `meta` if it has one. Nothing in it is executed.
 
         Raises TraceError, in one line that names the file and the fault, and OSError where it
-        cannot be opened.
+        cannot be opened. Files of more than 2**28 events, or that unpack to more than some 4 GiB,
+        are refused before they are unpacked. Cost: O(n), and while it reads about twice the memory
+        of the arrays.
         """
-        import numpy as np
-
         try:
             with open(path, "rb") as raw:
                 if not zipfile.is_zipfile(raw):
                     raise TraceError("it is no .npz archive")
-                raw.seek(0)
-                with np.load(raw, allow_pickle=False) as file:
-                    columns = {name: _member(file, name) for name in ("op", "id", "size")}
-                    stream = _member(file, "stream") if "stream" in file.files else None
-                    meta = _meta(file)
-            return cls(**columns, stream=stream, meta=meta)
+                with zipfile.ZipFile(raw) as archive:
+                    members = _members(archive)
+                    arrays = {name: _array(archive, info) for name, info in members.items()}
+            text = arrays.pop("meta", None)
+            return cls(**arrays, meta=None if text is None else _meta(text))
         except TraceError as error:
             raise TraceError(f"{os.fspath(path)}: {error}") from None
         except OSError:
@@ -146,33 +191,53 @@ class Trace:
             Exception
         ) as error:  # BadZipFile, zlib.error, and what else a damaged archive provokes
             fault = " ".join(f"{type(error).__name__}: {error}".split())
-            raise TraceError(f"{os.fspath(path)}: it is damaged ({fault})") from None
+            raise TraceError(f"{os.fspath(path)}: it cannot be read ({fault})") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an `.npz` that `load`, or any NumPy, reads."""
+        """Writes an `.npz` that `load`, or any NumPy, reads: compressed, and at `path` as it is
+        given, with no ending added.
+
+        Raises TypeError or ValueError where `meta` is no JSON, TraceError where `load` would refuse
+        the file for its size, and OSError. A file that was there is replaced once the new one is
+        whole, which is written to the same folder: after an error it is as it was.
+
+        >>> import pathlib, tempfile, bfc
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "run.npz")
+        ...     bfc.Trace([0], [0], [1000], meta={"model": "small"}).save(path)
+        ...     bfc.Trace.load(path).meta
+        {'model': 'small'}
+        """
         import numpy as np
 
-        with open(path, "wb") as file:
+        meta = np.array(json.dumps(self.meta))
+        if len(self) > MOST_EVENTS or meta.nbytes > MOST_BYTES["meta"]:
+            raise TraceError(
+                f"{os.fspath(path)}: a file holds at most {MOST_EVENTS} events, and a meta of "
+                f"{MOST_BYTES['meta'] // 4} characters"
+            )
+        with _replacing(path) as file:
             np.savez_compressed(
-                file,
-                op=self.op,
-                id=self.id,
-                size=self.size,
-                stream=self.stream,
-                meta=json.dumps(self.meta),
+                file, op=self.op, id=self.id, size=self.size, stream=self.stream, meta=meta
             )
 
     def closed(self) -> Trace:
-        """This trace, and behind it a free of everything that it leaves live: it can be replayed
-        again and again."""
+        """This trace, and behind it a free of everything that it leaves live, the oldest first: it
+        can be replayed again and again. Cost: O(n), and a copy of the arrays.
+
+        >>> import bfc
+        >>> trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[1000, 300, 0])
+        >>> trace.closed().op.tolist(), trace.closed().id.tolist()
+        ([0, 0, 1, 1], [0, 1, 0, 1])
+        """
         import numpy as np
 
         last = np.full(self._number_count, -1, np.int64)
         last[self._numbers] = np.arange(len(self))
         open_at = last[(last >= 0)]
-        open_at = np.sort(open_at[self.op[open_at] == ALLOC])
+        open_at = np.sort(open_at[~self.op[open_at].astype(bool)])
         return Trace(
-            np.concatenate([self.op, np.full(len(open_at), FREE, np.uint8)]),
+            np.concatenate([self.op, np.ones(len(open_at), np.uint8)]),
             np.concatenate([self.id, self.id[open_at]]),
             np.concatenate([self.size, np.zeros(len(open_at), np.uint64)]),
             np.concatenate([self.stream, self.stream[open_at]]),
@@ -184,10 +249,19 @@ class Trace:
     ) -> Replay:
         """Runs every event through an allocator, in one compiled loop with the GIL released.
 
-        A refused allocation counts as failed and its free is passed over. What the trace leaves
-        live stays live: `closed()` frees it. `progress` is called now and then with the number of
-        events done. Where a sub-allocator raises, what the replay has allocated is freed, and the
-        error goes on.
+        A refused allocation counts as failed, without a wait for `retry_seconds`, and its free is
+        passed over. What the trace leaves live stays live: `closed()` frees it. `progress` is
+        called now and then with the number of events done.
+
+        Other threads may use the allocator: their calls and the replay take turns, and a turn of
+        the replay is some 1000s of events. What they allocate counts in the peaks of chunks and
+        regions. For those the peaks of `allocator.stats()` start again with the replay; at its end
+        they are put back, or stay where the replay went higher. Two replays at once on one
+        allocator mix up each other's peaks.
+
+        Raises ClosedError (also where it is closed meanwhile), SubAllocatorError, MemoryError where
+        the host has no room for the bookkeeping, KeyboardInterrupt, and what `progress` raises:
+        what the replay has allocated is freed then.
         """
         import numpy as np
 
@@ -206,8 +280,7 @@ class Trace:
 
 
 def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
-    """One contiguous, one-dimensional array of the right type; TraceError where values do not fit
-    into it."""
+    """A copy of one dimension and of the right type; TraceError where values do not fit into it."""
     import numpy as np
 
     array = np.asarray(values)
@@ -218,7 +291,14 @@ def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
     top = np.iinfo(dtype).max
     if array.size and array.dtype != dtype and (int(array.min()) < 0 or int(array.max()) > top):
         raise TraceError(f"{name} holds numbers outside 0 to {top}")
-    return np.ascontiguousarray(array, dtype)
+    return _fixed(array, dtype)
+
+
+def _fixed(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """A copy that nobody can change, as it lies in bytes: compiled code relies on its numbers."""
+    import numpy as np
+
+    return np.ndarray(len(array), dtype, array.astype(dtype, copy=False).tobytes())
 
 
 def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
@@ -232,25 +312,63 @@ def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
     if top <= 4 * len(ids) + 1024:
         return ids, top
     unique, inverse = np.unique(ids, return_inverse=True)
-    return inverse.astype(np.uint32), len(unique)
+    return _fixed(inverse, np.uint32), len(unique)
 
 
-def _member(file: Any, name: str) -> NDArray[Any]:
-    if name not in file.files:
-        raise TraceError(f"it holds no array {name!r}")
-    info = file.zip.getinfo(f"{name}.npy")
-    if info.file_size > 8 * MOST_EVENTS + 4096:
-        raise TraceError(
-            f"{name} unpacks to {info.file_size} bytes: at most {MOST_EVENTS} events are read"
-        )
-    array: NDArray[Any] = file[name]
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The arrays of a file by name; TraceError where one is missing, or they are too large to be a
+    trace. Nothing is unpacked, and no more than this is unpacked later."""
+    by_file = {info.filename: info for info in archive.infolist()}
+    found = {name: by_file[f"{name}.npy"] for name in MOST_BYTES if f"{name}.npy" in by_file}
+    for name in ("op", "id", "size"):
+        if name not in found:
+            raise TraceError(f"it holds no array {name!r}")
+    for name, info in found.items():
+        if info.file_size > MOST_BYTES[name] + HEADER_BYTES:
+            raise TraceError(
+                f"{name} unpacks to {info.file_size} bytes: at most {MOST_BYTES[name]} are read"
+            )
+    total = sum(info.file_size for info in found.values())
+    if total > MOST_BYTES_IN_ALL + len(found) * HEADER_BYTES:
+        raise TraceError(f"it unpacks to {total} bytes: at most {MOST_BYTES_IN_ALL} are read")
+    return found
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    from numpy.lib.format import read_array
+
+    with archive.open(info) as member:
+        array: NDArray[Any] = read_array(member, allow_pickle=False)
+    if array.size > MOST_EVENTS:
+        raise TraceError(f"{info.filename} holds {array.size} numbers: at most {MOST_EVENTS}")
     return array
 
 
-def _meta(file: Any) -> Any:
-    if "meta" not in file.files:
-        return None
+def _meta(text: NDArray[Any]) -> Any:
     try:
-        return json.loads(str(_member(file, "meta").item()))
+        return json.loads(str(text.item()))
     except ValueError as error:
         raise TraceError(f"its meta is no JSON ({error})") from None
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A new file, which takes the place of `path` once it is whole. After an error nothing of it is
+    left."""
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        with open(path, "wb") as file:  # a pipe or a device: written to, not replaced
+            yield file
+        return
+    new = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
+    with open(new, "xb") as file:
+        try:
+            if os.path.exists(target):
+                shutil.copymode(target, new)
+            yield file
+            file.close()
+            os.replace(new, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new)
+            raise

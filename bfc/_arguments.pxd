@@ -1,0 +1,8 @@
+"""What users pass, read into C numbers: one fast path for plain ints, and clear errors for the rest."""
+
+from libc.stdint cimport uint64_t
+
+cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,57 @@
+"""Sizes, counts, streams and addresses, from Python objects."""
+
+from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
+
+from bfc.errors import InvalidPointerError
+from bfc.streams import stream_handle
+from bfc.units import parse_bytes
+
+
+cdef inline bint is_small_int(object value, uint64_t* number):
+    """Whether it is a plain int from 0 to 2**63 - 1, and which."""
+    cdef long long found
+    if not PyLong_CheckExact(value):
+        return False
+    try:
+        found = PyLong_AsLongLong(value)
+    except OverflowError:
+        return False
+    number[0] = <uint64_t>found
+    return found >= 0
+
+
+cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
+    """A number of bytes up to 2**63 - 1. TypeError for a text, which only `allocate` takes."""
+    cdef uint64_t size
+    if is_small_int(nbytes, &size):
+        return size
+    if isinstance(nbytes, str):
+        raise TypeError(f"a size here is an int, not {nbytes!r}: allocate() takes texts")
+    return parse_bytes(nbytes)
+
+
+cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF:
+    """A count of the timing counter: an int, or what a function returns now."""
+    return size_from(freed_before() if callable(freed_before) else freed_before)
+
+
+cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF:
+    """A stream's handle; None is the default stream, 0."""
+    cdef uint64_t handle
+    if is_small_int(stream, &handle):
+        return handle
+    return 0 if stream is None else stream_handle(stream)
+
+
+cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
+    """An address. TypeError for what is no int, InvalidPointerError for what no address can be."""
+    cdef uint64_t small
+    if is_small_int(ptr, &small):
+        return small
+    try:
+        address = ptr.__index__()
+    except AttributeError:
+        raise TypeError(f"an address is an int, not {type(ptr).__name__}") from None
+    if not 0 <= address < 2**64 - 1:
+        raise InvalidPointerError(f"{address:#x} is no address")
+    return address
