@@ -316,10 +316,8 @@ cdef class Allocator(Owner):
         live = [address for address in addresses if address]
         if len(set(live)) != len(live):
             raise InvalidPointerError("the same address stands twice in one call")
-        cdef Chunk chunk
         for address in live:
-            chunk = self.chunk_at(address)
-            if chunk.state & EXPORTED:
+            if self.chunk_at(address).state & EXPORTED:
                 raise BufferError(_VIEWED)
         for address in live:
             self.deallocate_raw(address)
@@ -398,7 +396,7 @@ cdef class Allocator(Owner):
 
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         self.acquire()
-        cdef bint live = self.is_live_locked(handle, allocation_id)
+        live = self.is_live_locked(handle, allocation_id)
         self.lock.release()
         return live
 

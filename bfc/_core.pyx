@@ -290,35 +290,40 @@ cdef class Pool:
 
         It answers as BFC does: all chunks stand in one set of bins, and a size is rounded to 256.
         """
-        cdef size_t i
+        cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
+        cdef const uint32_t* number = events.number
+        cdef ChunkHandle* handles = events.handles
+        cdef uint64_t live = tally.live, peak = tally.peak_live, size
+        cdef size_t i = start
         cdef ChunkHandle handle
-        cdef uint64_t size
-        for i in range(start, end):
+        while i < end:
             if self.chunk_count > FITS_THE_CACHE:
                 look_ahead(events, self.chunks, self.chunk_count, i)
-            if events.op[i] == ALLOCATE:
+            if op[i] == ALLOCATE:
                 size = events.size[i]
                 if size == 0 or self.timing != NULL:
-                    return i
+                    break
                 handle = self.allocate_chunk(0, round_up(size, MINIMUM_SIZE), size, events.stream[i], 0, False)
                 if handle >= NO_HOST_MEMORY:
-                    return i
-                events.handles[events.number[i]] = handle
+                    break
+                handles[number[i]] = handle
                 events.addresses[i] = self.chunks[handle].ptr
-                tally.live += size
-                tally.peak_live = max(tally.peak_live, tally.live)
+                live += size
+                peak = max(peak, live)
             else:
-                handle = events.handles[events.number[i]]
-                if handle == NO_CHUNK:
-                    continue
-                if self.chunks[handle].state & USED_ELSEWHERE:
-                    return i
-                size = self.chunks[handle].requested_size
-                if not self.free_chunk(handle):
-                    return i
-                tally.live -= size
-                events.handles[events.number[i]] = NO_CHUNK
-        return end
+                handle = handles[number[i]]
+                if handle != NO_CHUNK:
+                    if self.chunks[handle].state & USED_ELSEWHERE:
+                        break
+                    size = self.chunks[handle].requested_size
+                    if not self.free_chunk(handle):
+                        break
+                    live -= size
+                    handles[number[i]] = NO_CHUNK
+            i += 1
+        tally.live = live
+        tally.peak_live = peak
+        return i
 
     # -- regions ------------------------------------------------------------------------------------------------------
 

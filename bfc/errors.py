@@ -103,7 +103,7 @@ class TraceError(ValueError):
 def out_of_memory(
     requested: int, stats: Stats, total_bytes: int, refused_by: str = ""
 ) -> OutOfMemoryError:
-    """The error for a request that found no room, with what to try. The device has `total_bytes`."""
+    """The error for a request without room, and what to try. The device has `total_bytes`."""
     not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
     return OutOfMemoryError(
         requested,
