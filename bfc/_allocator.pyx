@@ -292,7 +292,8 @@ cdef class Allocator(Owner):
     def deallocate_raw(self, ptr):
         """Gives an address of `allocate_raw` back. 0 is a no-op.
 
-        Raises InvalidPointerError for what is no live allocation's first byte; nothing changes then.
+        Raises InvalidPointerError for what is no live allocation's first byte, BufferError while another object views
+        the memory, and what the device raises where another stream used it; nothing changes then.
         Cost: O(log n). Source: `BFCAllocator::DeallocateRaw`, spec 2.5.
         """
         cdef uint64_t address = address_from(ptr)
@@ -411,7 +412,7 @@ cdef class Allocator(Owner):
         """Says that another stream uses this memory: freed, it comes back only when what was queued on that stream at
         the free has finished. A no-op for the allocator's own stream.
 
-        Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer.
+        Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer. A no-op for 0 bytes.
         """
         cdef uint64_t on = stream_from(stream)
         cdef uint64_t address = 0

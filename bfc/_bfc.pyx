@@ -27,7 +27,8 @@ cdef class BFCAllocator(Allocator):
     `garbage_collection` gives wholly free regions back when memory has run out. A chunk is split where at least
     `fragmentation_fraction` of the limit (0: 128 MiB) would be left over, or where it is twice the request.
     `strict` refuses whatever TensorFlow 2.21 refuses. `retry_seconds` waits that long for other threads to free memory.
-    `stream` is the one that it belongs to.
+    `stream` is the one that it belongs to. Any thread may use it. Raises TypeError or ValueError for options that are
+    none. Source: `tsl::BFCAllocator` of TensorFlow 2.21; docs/design.md lists where it differs on purpose.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), memory_limit="64 MiB")
@@ -67,7 +68,17 @@ cdef class BFCAllocator(Allocator):
 
     def set_timing_counter(self, SharedCounter counter not None):
         """From now on a free carries the counter's next count, and is merged with its neighbours only when the safe
-        frontier has passed it (TensorFlow's `SetTimingCounter`, spec 2.9)."""
+        frontier has passed it (TensorFlow's `SetTimingCounter`, spec 2.9).
+
+        Each allocation then looks through the frees that are not merged yet: O(n) in those.
+
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+        >>> allocator.set_timing_counter(bfc.SharedCounter())
+        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+        >>> [chunk.freed_at_count for chunk in allocator.snapshot().free_chunks()]
+        [1, 0]
+        """
         self.acquire()
         self.pool.set_timing_counter(counter)
         self.lock.release()
