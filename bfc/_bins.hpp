@@ -139,8 +139,14 @@ public:
     size_t count() const { return count_; }
     size_t bytes() const { return sizeof(*this) + nodes_ * sizeof(Node); }
 
-    // Every entry in rising order; false where an entry is out of order or in the wrong place. For check().
+    // Every entry in rising order; false where an entry is out of order or in the wrong place, or where the host is
+    // out of memory for the list. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
+        try {
+            out.reserve(out.size() + count_);
+        } catch (...) {
+            return false;
+        }
         for (int number = 0; number < kBins; ++number) {
             const Bin& bin = bins_[number];
             const bool marked = (words_[number >> 6] >> (number & 63)) & 1;
