@@ -4,7 +4,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc._allocator cimport Allocator, Placement, Request
-from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, ChunkHandle, Counters, Events, Tally
+from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Tally
 
 import time
 
@@ -178,6 +178,7 @@ cdef class Run:
     cdef int take_back(self) except -1:
         """Frees what is live, after an error. What the device does not let go of is the caller's, by its address."""
         cdef Py_ssize_t i
+        self.take_back_plain()
         for i in range(self.handles.shape[0]):
             if self.handles[i] == NO_CHUNK or self.allocator.is_closed:
                 continue
@@ -191,3 +192,16 @@ cdef class Run:
                     pass    # the error that is on its way says why
             self.handles[i] = NO_CHUNK
         return 0
+
+    cdef void take_back_plain(self) noexcept:
+        """All that no other stream uses: at once, under one lock."""
+        cdef Py_ssize_t i
+        cdef ChunkHandle handle
+        self.allocator.acquire()
+        for i in range(self.handles.shape[0]):
+            handle = self.handles[i]
+            if handle == NO_CHUNK or self.allocator.is_closed:
+                continue
+            if not self.allocator.pool.chunks[handle].state & USED_ELSEWHERE and self.allocator.pool.free_chunk(handle):
+                self.handles[i] = NO_CHUNK
+        self.allocator.lock.release()
