@@ -209,7 +209,7 @@ cdef class Allocator(Owner):
             self.after_miss(request, placed)
         if placed.handle != NO_CHUNK and request.stream != self.home_stream:
             self.streams_of.setdefault(placed.allocation_id, set()).add(request.stream)
-        if BFC_DEBUG >= 2:
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check()
         return 0
 
@@ -337,7 +337,7 @@ cdef class Allocator(Owner):
         self.lock.release()
         if not freed:
             raise MemoryError(_OUT_OF_HOST_MEMORY)
-        if BFC_DEBUG >= 2:
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check()
         return 0
 
@@ -690,7 +690,7 @@ cdef class Allocator(Owner):
         self.lock.release()
         self.take_unreturned(regions)
         self.give_back(regions)
-        if BFC_DEBUG >= 2:
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check()
         return released
 

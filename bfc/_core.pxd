@@ -138,6 +138,7 @@ cdef class Pool:
     cdef SharedCounter timing_counter   # None: frees carry no timestamp
     cdef void* timing
     cdef uint64_t safe_frontier
+    cdef uint64_t unchecked             # changes since a debug build's last check
     cdef vector[ChunkHandle] timestamped
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
@@ -166,6 +167,7 @@ cdef class Pool:
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef void all_regions(self, vector[Region]& out) noexcept nogil
     cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts) noexcept nogil
+    cdef cbool check_is_due(self) noexcept nogil
     cdef const char* fault(self) noexcept nogil
 
     cdef const char* fault_in_regions(self, Counters* recount, size_t* reached) noexcept nogil

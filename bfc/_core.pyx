@@ -42,6 +42,7 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
 cdef enum:
     CACHE_LINE = 64
     FIRST_CHUNKS = 64
+    CHUNKS_CHECKED_AT_EACH_CHANGE = 256
     LOOK_AHEAD = 6                  # events
     FITS_THE_CACHE = 4096           # chunks: a quarter of a megabyte of records
 
@@ -588,6 +589,14 @@ cdef class Pool:
             copied = copied and try_push_region(regions, deref(it).second) and try_push_count(firsts, chunks.size())
             postincrement(it)
         return copied
+
+    cdef cbool check_is_due(self) noexcept nogil:
+        """Whether a debug build should check now: after every change of a small pool, seldomer of a large one."""
+        self.unchecked += 1
+        if self.unchecked * CHUNKS_CHECKED_AT_EACH_CHANGE < self.chunk_count:
+            return False
+        self.unchecked = 0
+        return True
 
     cdef const char* fault(self) noexcept nogil:
         """The first broken invariant of docs/design.md, or NULL. Recounts everything."""
