@@ -16,8 +16,8 @@ if DEBUG not in ("0", "1", "2"):
 
 COMPILE = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
 if sys.platform == "linux":
-    # The replay loop is to become one function, split and coalesce and bins included: a third of
-    # its time (measured).
+    # The replay loop is to become one function, split and coalesce and bins included: it
+    # took a seventh off an event, from 19.6 ns to 16.8.
     COMPILE += [
         f"--param={name}=2000" for name in ("max-inline-insns-single", "inline-unit-growth")
     ]

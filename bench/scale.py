@@ -172,9 +172,17 @@ def bookkeeping() -> None:
             say(f"  {live:>9} live, none free      {allocator.bookkeeping_bytes / live:6.1f}")
     with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
         churn(1_000_000, 1_000_000).replay(allocator)
-        snapshot = allocator.snapshot()
-        live, free = len(snapshot.live_chunks()), len(snapshot.free_chunks())
-        say(f"  {live:>9} live, {free:>7} free   {allocator.bookkeeping_bytes / live:6.1f}")
+        say_bytes_a_live_chunk(allocator)
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+        addresses = allocator.allocate_many([4096] * 2_000_000)
+        allocator.deallocate_many(addresses[::2].tolist())
+        say_bytes_a_live_chunk(allocator)
+
+
+def say_bytes_a_live_chunk(allocator: bfc.BFCAllocator) -> None:
+    snapshot = allocator.snapshot()
+    live, free = len(snapshot.live_chunks()), len(snapshot.free_chunks())
+    say(f"  {live:>9} live, {free:>7} free   {allocator.bookkeeping_bytes / live:6.1f}")
 
 
 if __name__ == "__main__":
