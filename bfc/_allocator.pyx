@@ -457,8 +457,7 @@ cdef class Allocator(Owner):
         """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""
         self.acquire()
         cdef Counters before = self.pool.counters
-        self.pool.counters.peak_bytes_in_use = before.bytes_in_use
-        self.pool.counters.peak_pool_bytes = before.pool_bytes
+        self.pool.restart_peaks()
         self.lock.release()
         return before
 
@@ -684,7 +683,7 @@ cdef class Allocator(Owner):
         cdef uint64_t released
         self.settle(again=True)
         self.acquire()
-        self.pool.free_regions(regions)
+        self.pool.list_regions(regions, False)
         released = self.forget(regions) + self.unreturned_bytes
         self.regions_released()
         self.lock.release()
@@ -708,7 +707,7 @@ cdef class Allocator(Owner):
         holds a view of host memory. Closing twice does nothing.
         """
         cdef vector[Region] regions
-        cdef bint viewed
+        cdef bint viewed, listed
         fault = None
         if self.exports == 0:
             try:
@@ -718,11 +717,13 @@ cdef class Allocator(Owner):
                 fault = error   # a device that fails gets its memory back all the same
         self.acquire()
         viewed = self.exports > 0
-        if not viewed:
+        listed = not viewed and self.pool.list_regions(regions, True)
+        if listed:
             self.is_closed = True
-            self.pool.all_regions(regions)
             self.forget(regions)
         self.lock.release()
+        if not viewed and not listed:
+            raise MemoryError(_OUT_OF_HOST_MEMORY)
         if viewed:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
@@ -824,8 +825,7 @@ cdef class Allocator(Owner):
     def reset_peak_stats(self):
         """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
         self.acquire()
-        self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
-        self.pool.counters.peak_pool_bytes = self.pool.counters.pool_bytes
+        self.pool.restart_peaks()
         self.pool.counters.largest_alloc_size = 0
         self.lock.release()
 

@@ -38,7 +38,7 @@ cdef class BFCAllocator(Allocator):
     """
 
     def __cinit__(self, *args, **kwargs):
-        self.growth = Growth(0, 0)
+        self.growth = Growth(0)
 
     def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
                  fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0):
@@ -55,7 +55,7 @@ cdef class BFCAllocator(Allocator):
         if fragmentation_fraction > 0:
             slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
         self.pool.add_bin_set(slack_cap, True)
-        self.growth = Growth(self.limit, min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
+        self.growth = Growth(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
         self.is_closed = False
 
     def __repr__(self):
@@ -161,7 +161,7 @@ cdef class BFCAllocator(Allocator):
         cdef Region region
         cdef uint64_t total = 0, kept
         self.acquire()
-        self.pool.free_regions(regions)
+        self.pool.list_regions(regions, False)
         for region in regions:
             total += region.end - region.ptr
         kept = self.pool.counters.pool_bytes + self.set_aside - total

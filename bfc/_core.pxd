@@ -114,7 +114,6 @@ cdef class SharedCounter:
 
 
 cdef class Growth:
-    cdef readonly uint64_t limit
     cdef readonly uint64_t next_region_size
     cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil
     cdef void succeeded(self, cbool grew) noexcept nogil
@@ -156,16 +155,16 @@ cdef class Pool:
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
     cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil
-    cdef void free_regions(self, vector[Region]& out) noexcept nogil
+    cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil
     cdef void remove_region(self, Region region) noexcept nogil
     cdef void forget_queued(self) noexcept nogil
     cdef void set_timing_counter(self, SharedCounter counter)
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil
+    cdef void restart_peaks(self) noexcept nogil
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
-    cdef void all_regions(self, vector[Region]& out) noexcept nogil
     cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil
     cdef const char* fault(self) noexcept nogil

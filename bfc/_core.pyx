@@ -81,10 +81,9 @@ cdef class SharedCounter:
 
 
 cdef class Growth:
-    """How large the next region is: doubling from a first size, never past the limit (spec 2.4)."""
+    """How large the next region is, before the limit has its say: doubling from a first size (spec 2.4)."""
 
-    def __cinit__(self, uint64_t limit, uint64_t first_size):
-        self.limit = limit
+    def __cinit__(self, uint64_t first_size):
         self.first_size = round_up(first_size, MINIMUM_SIZE)
         self.next_region_size = self.first_size
 
@@ -239,6 +238,10 @@ cdef class Pool:
             self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
         return True
 
+    cdef void restart_peaks(self) noexcept nogil:
+        self.counters.peak_bytes_in_use = self.counters.bytes_in_use
+        self.counters.peak_pool_bytes = self.counters.pool_bytes
+
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil:
         """The host memory that it keeps: records ever used, the table of starts, the bins."""
         cdef uint64_t total = self.chunk_count * sizeof(Chunk) + self.starts.bytes()
@@ -374,23 +377,18 @@ cdef class Pool:
         self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
         return True
 
-    cdef void free_regions(self, vector[Region]& out) noexcept nogil:
-        """The regions without a chunk in use, in address order."""
+    cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil:
+        """The regions without a chunk in use, or all, in address order. False: the host is out of memory."""
         cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
         cdef ChunkHandle handle
         while it != self.regions.end():
             handle = deref(it).second.first
-            while handle != NO_CHUNK and self.chunks[handle].state == FREE:
+            while not used_too and handle != NO_CHUNK and self.chunks[handle].state == FREE:
                 handle = self.chunks[handle].next
-            if handle == NO_CHUNK:
-                try_push_region(out, deref(it).second)
+            if (used_too or handle == NO_CHUNK) and not try_push_region(out, deref(it).second):
+                return False
             postincrement(it)
-
-    cdef void all_regions(self, vector[Region]& out) noexcept nogil:
-        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
-        while it != self.regions.end():
-            try_push_region(out, deref(it).second)
-            postincrement(it)
+        return True
 
     cdef void remove_region(self, Region region) noexcept nogil:
         """Forgets a region and whatever chunks it holds."""
