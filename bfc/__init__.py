@@ -1,6 +1,7 @@
 """A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
 NumPy."""
 
+from bfc import cuda
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._buffer import Buffer, BufferView
@@ -8,6 +9,7 @@ from bfc._core import SharedCounter
 from bfc.errors import (
     ClosedError,
     DeviceUnavailableError,
+    DriverError,
     InvalidPointerError,
     InvariantError,
     OutOfMemoryError,
@@ -15,7 +17,14 @@ from bfc.errors import (
     TraceError,
 )
 from bfc.snapshot import BinInfo, ChunkInfo, RegionInfo, Snapshot, Stats
-from bfc.suballocators import Device, Fence, HostSubAllocator, SimulatedSubAllocator, SubAllocator
+from bfc.suballocators import (
+    CUDASubAllocator,
+    Device,
+    Fence,
+    HostSubAllocator,
+    SimulatedSubAllocator,
+    SubAllocator,
+)
 from bfc.trace import Replay, Trace
 
 __version__ = "0.1.0"
@@ -26,10 +35,12 @@ __all__ = [
     "BinInfo",
     "Buffer",
     "BufferView",
+    "CUDASubAllocator",
     "ChunkInfo",
     "ClosedError",
     "Device",
     "DeviceUnavailableError",
+    "DriverError",
     "Fence",
     "HostSubAllocator",
     "InvalidPointerError",
@@ -45,4 +56,5 @@ __all__ = [
     "SubAllocatorError",
     "Trace",
     "TraceError",
+    "cuda",
 ]

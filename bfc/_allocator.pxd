@@ -39,7 +39,11 @@ cdef class Allocator(Owner):
     cdef Pool pool
     cdef readonly object sub_allocator
     cdef readonly bint strict
-    cdef uint64_t home_stream
+    cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
+    cdef uint64_t default_stream_alias
+    cdef object thread_streams
+    cdef uint64_t fenced_frees          # the part of `frees` that left no work behind on the home stream
+    cdef dict ordered                   # stream -> the frees on the home stream that it waits for already
     cdef uint64_t limit
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
     cdef uint64_t changes               # counts regions that came or went
@@ -48,7 +52,7 @@ cdef class Allocator(Owner):
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef int64_t live_buffers
     cdef vector[Orphan] orphans         # guarded by the GIL
-    cdef dict streams_of                # allocation id -> the streams of record_stream
+    cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
     cdef list waiting                   # [(handle, fences)]: freed, but a stream may still use them
     cdef object __weakref__
 
@@ -72,7 +76,13 @@ cdef class Allocator(Owner):
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef void acquire(self) noexcept
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object freed_before, Placement* placed) except -1
+    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
+                                Placement* placed) except -1
+    cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
+    cdef int order_after_home(self, uint64_t on) except -1
+    cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
+    cdef int free_handle_quietly(self, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
     cdef int try_allocate(self, Request* request, Placement* placed) except -1

@@ -36,6 +36,9 @@ _RETRY_POLL_SECONDS = 0.001
 _VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 _OUT_OF_HOST_MEMORY = "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
 
+cdef enum:
+    HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # the home of memory whose user is the host
+
 cdef bint exiting = False
 
 
@@ -89,6 +92,7 @@ cdef class Allocator(Owner):
         self.streams_of = {}
         self.waiting = []
         self.callers = []
+        self.ordered = {}
         self.stuck = []
         self.is_closed = True   # until it is set up
 
@@ -101,12 +105,22 @@ cdef class Allocator(Owner):
             raise TypeError(f"the first argument is a sub-allocator, such as bfc.HostSubAllocator(), "
                             f"not {type(sub_allocator).__name__}")
         self.limit = resolve_limit(memory_limit, sub_allocator)
-        self.home_stream = stream_from(stream)
+        self.default_stream_alias = sub_allocator.default_stream_alias
+        self.thread_streams = sub_allocator.thread_streams
+        self.home_stream = self.stream_of(stream)
+        if self.home_stream in self.thread_streams:
+            raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to one: "
+                             f"give it stream 0, and name stream {self.home_stream} in each allocate()")
+        if not sub_allocator.stream_ordered:
+            if self.home_stream:
+                raise ValueError(f"memory of {sub_allocator!r} belongs to the host: name streams in allocate() and "
+                                 f"record_stream(), not here")
+            self.home_stream = HOST_STREAM
         self.strict = strict
         self.sub_allocator = sub_allocator
         self.joins_regions = sub_allocator.supports_coalescing
         self.device = sub_allocator.device
-        self.host_accessible = sub_allocator.device.kind == "cpu"
+        self.host_accessible = sub_allocator.host_accessible
         _allocators.add(self)
         return 0
 
@@ -137,7 +151,7 @@ cdef class Allocator(Owner):
         ('0x10000000000', '0x10000000400')
         """
         cdef Placement placed
-        self.allocate_placement(size_from(nbytes), stream_from(stream), freed_before, &placed)
+        self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
         return placed.ptr
 
     def allocate(self, nbytes, stream=None):
@@ -152,29 +166,72 @@ cdef class Allocator(Owner):
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
-        cdef uint64_t on = self.home_stream if stream is None else stream_from(stream)
-        self.allocate_placement(size, on, None, &placed)
+        cdef uint64_t on = self.home_stream if stream is None else self.stream_of(stream)
+        self.allocate_placement(size, on, stream, None, &placed)
         buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
 
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object freed_before, Placement* placed) except -1:
+    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
+        """A stream's handle, the default stream's always the same one."""
+        cdef uint64_t handle = stream_from(stream)
+        return 0 if handle == self.default_stream_alias else handle
+
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
+                                Placement* placed) except -1:
         cdef Request request = self.request(size, on)
         if freed_before is not None:
             request.freed_before = count_from(freed_before)
         cdef uint64_t seen = self.frees
         self.try_allocate(&request, placed)
-        if placed.handle != NO_CHUNK or size == 0:
-            return 0
+        if placed.handle == NO_CHUNK and size:
+            self.try_harder(&request, freed_before, seen, placed)
+        if on != self.home_stream and size:
+            self.leave_home(placed, on, stream)
+        return 0
+
+    cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
+        """What helps, or an error. `seen` is the count of frees before the first attempt."""
         if self.live_buffers and not self.strict:
             gc.collect()    # buffers in reference cycles
-            self.try_allocate(&request, placed)
+            self.try_allocate(request, placed)
         if placed.handle == NO_CHUNK and self.retry_seconds > 0:
-            self.wait_for_frees(&request, freed_before, seen, placed)
+            self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes)}"
-            raise out_of_memory(size, self.stats(), self.sub_allocator.total_bytes,
+            raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
                                 refused_by if self.refused_bytes else "")
+        return 0
+
+    cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
+        """Sees to it that memory for another stream is safe to use there, and comes back by a fence."""
+        try:
+            self.order_after_home(on)
+        except BaseException:
+            self.free_handle_quietly(placed)
+            raise
+        self.streams_of.setdefault(placed.allocation_id, {})[on] = stream
+        return 0
+
+    cdef int free_handle_quietly(self, Placement* placed) except -1:
+        """Takes an allocation back that no stream has used yet."""
+        self.acquire()
+        if self.is_live_locked(placed.handle, placed.allocation_id):
+            self.free_locked(placed.handle)
+        else:
+            self.lock.release()
+        return 0
+
+    cdef int order_after_home(self, uint64_t on) except -1:
+        """Memory freed on the home stream may still be in use there by work that is queued: another stream that gets
+        it must wait for that."""
+        cdef uint64_t home_frees = self.frees - self.fenced_frees
+        if self.home_stream == HOST_STREAM or not self.sub_allocator.asynchronous:
+            return 0
+        if home_frees == self.ordered.get(on, 0) and on not in self.thread_streams:
+            return 0
+        self.sub_allocator.order(self.home_stream, on)
+        self.ordered[on] = home_frees
         return 0
 
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
@@ -207,8 +264,6 @@ cdef class Allocator(Owner):
         self.lock.release()
         if placed.handle >= NO_HOST_MEMORY:
             self.after_miss(request, placed)
-        if placed.handle != NO_CHUNK and request.stream != self.home_stream:
-            self.streams_of.setdefault(placed.allocation_id, set()).add(request.stream)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check()
         return 0
@@ -272,10 +327,10 @@ cdef class Allocator(Owner):
         cdef uint64_t[::1] out = addresses
         cdef Py_ssize_t done = 0, i
         cdef Placement placed
-        cdef uint64_t on = stream_from(stream)
+        cdef uint64_t on = self.stream_of(stream)
         try:
             for size in wanted:
-                self.allocate_placement(size, on, None, &placed)
+                self.allocate_placement(size, on, stream, None, &placed)
                 out[done] = placed.ptr
                 done += 1
         except BaseException:
@@ -410,13 +465,15 @@ cdef class Allocator(Owner):
 
     def record_stream(self, ptr_or_buffer, stream):
         """Says that another stream uses this memory: freed, it comes back only when what was queued on that stream at
-        the free has finished. A no-op for the allocator's own stream.
+        the free has finished. A no-op for the allocator's own stream. A stream object (with `__cuda_stream__`) is kept
+        alive until then; an int must name a stream that lives as long.
 
         Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer. A no-op for 0 bytes.
         """
-        cdef uint64_t on = stream_from(stream)
+        cdef uint64_t on = self.stream_of(stream)
         cdef uint64_t address = 0
         cdef int64_t allocation_id
+        cdef bint elsewhere = False
         cdef ChunkHandle handle = NO_CHUNK
         cdef Buffer buffer
         if isinstance(ptr_or_buffer, Buffer):
@@ -435,15 +492,18 @@ cdef class Allocator(Owner):
             allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
         elif not self.is_live_locked(handle, allocation_id):
             handle = NO_CHUNK
-        if handle != NO_CHUNK and on != self.home_stream:
-            self.pool.chunks[handle].state |= USED_ELSEWHERE
+        if handle != NO_CHUNK:
+            # what was allocated for another stream was never said to be used on the home stream
+            elsewhere = on != self.home_stream or self.pool.chunks[handle].stream != self.home_stream
+            if elsewhere:
+                self.pool.chunks[handle].state |= USED_ELSEWHERE
         self.lock.release()
         if handle == NO_CHUNK and address:
             self.raise_invalid_pointer(address)
         if handle == NO_CHUNK:
             raise InvalidPointerError("this buffer's memory was freed already")
-        if on != self.home_stream:
-            self.streams_of.setdefault(allocation_id, set()).add(on)
+        if elsewhere:
+            self.streams_of.setdefault(allocation_id, {})[on] = stream
 
     cdef Buffer own_buffer(self, Buffer buffer):
         """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's."""
@@ -452,6 +512,37 @@ cdef class Allocator(Owner):
         if buffer.owner is not self or (buffer.allocation_id == 0 and buffer.nbytes):
             raise InvalidPointerError("this buffer was freed, or comes from another allocator")
         return buffer
+
+    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1:
+        cdef uint64_t on = self.stream_of(consumer)
+        cdef bint live
+        if on == made_on:
+            return 0
+        self.acquire()
+        live = self.is_live_locked(handle, allocation_id)
+        if live:
+            self.pool.chunks[handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
+            self.sub_allocator.order(made_on, on)
+        if live:
+            self.streams_of.setdefault(allocation_id, {})[on] = consumer
+        return 0
+
+    cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
+        self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
+        return 0
+
+    cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
+        return self.allocate(nbytes, self.visible_stream(stream))
+
+    cdef object visible_stream(self, uint64_t stream):
+        return None if stream == HOST_STREAM else stream
+
+    cdef object interface_stream(self, uint64_t stream):
+        if stream == HOST_STREAM or not self.sub_allocator.asynchronous:
+            return None
+        return self.default_stream_alias if stream == 0 else stream
 
     cdef Counters start_peaks(self) noexcept:
         """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""
@@ -487,7 +578,7 @@ cdef class Allocator(Owner):
         if not indexed:
             raise MemoryError(_OUT_OF_HOST_MEMORY)
         if stream != self.home_stream:
-            self.streams_of.setdefault(allocation_id, set()).add(stream)
+            self.streams_of.setdefault(allocation_id, {})[stream] = None
         return 0
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
@@ -516,6 +607,7 @@ cdef class Allocator(Owner):
 
     cdef int finish_waiting(self, ChunkHandle handle) except -1:
         self.acquire()
+        self.fenced_frees += self.pool.chunks[handle].stream != self.home_stream
         cdef bint freed = not self.is_waiting(handle) or self.pool.free_chunk(handle)
         self.frees += 1
         self.lock.release()
@@ -790,8 +882,8 @@ cdef class Allocator(Owner):
 
     @property
     def stream(self):
-        """The stream it belongs to, as an int."""
-        return self.home_stream
+        """The stream it belongs to, as an int; None for memory whose user is the host (pinned)."""
+        return self.visible_stream(self.home_stream)
 
     def stats(self):
         """A `bfc.Stats`: TensorFlow's AllocatorStats, and what it leaves out. O(1)."""

@@ -5,12 +5,23 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from bfc._core cimport ChunkHandle
 
 
+cdef class Buffer
+
+
 cdef class Owner:
     """Who a buffer gives its chunk back to. The allocator derives from it, so no import points upwards."""
 
     cdef readonly object device
     cdef readonly bint host_accessible
     cdef int64_t exports            # views of this memory that other libraries hold
+    # What is queued on a consumer's stream waits for a buffer's own stream from now on, and counts as using the buffer.
+    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1
+    # Behind what is queued on the stream; done when it returns.
+    cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1
+    cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream)
+    # A stream as users see it: None where the host is the user. And as __cuda_array_interface__ wants it: never 0.
+    cdef object visible_stream(self, uint64_t stream)
+    cdef object interface_stream(self, uint64_t stream)
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept

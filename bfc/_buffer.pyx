@@ -58,6 +58,21 @@ _ONE_BYTE = ("|u1", "B", 1, (UINT8_CODE, 8))
 
 
 cdef class Owner:
+    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1:
+        raise NotImplementedError
+
+    cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
+        raise NotImplementedError
+
+    cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
+        raise NotImplementedError
+
+    cdef object visible_stream(self, uint64_t stream):
+        return stream
+
+    cdef object interface_stream(self, uint64_t stream):
+        return None
+
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         raise NotImplementedError
 
@@ -151,8 +166,8 @@ cdef class Buffer:
 
     @property
     def stream(self):
-        """The stream it was allocated on, as an int."""
-        return self.made_on
+        """The stream it was allocated on, as an int; None for pinned memory allocated on none."""
+        return self.owner.visible_stream(self.made_on)
 
     @property
     def freed(self):

@@ -83,6 +83,26 @@ class SubAllocatorError(RuntimeError):
     """A sub-allocator failed in another way than "out of memory", or broke its contract."""
 
 
+class DriverError(SubAllocatorError):
+    """A driver's call failed with something other than "out of memory".
+
+    `call` says which, `code` and `name` are the driver's own for the failure (700,
+    "CUDA_ERROR_ILLEGAL_ADDRESS").
+    """
+
+    def __init__(self, call: str, code: int, name: str, text: str = "", hint: str = "") -> None:
+        self.call = call
+        self.code = code
+        self.name = name
+        self.text = text
+        self.hint = hint
+        said = f" ({text})" if text else ""
+        super().__init__(f"{call}: {name}{said}" + (f"\n  try: {hint}" if hint else ""))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.call, self.code, self.name, self.text, self.hint)
+
+
 class DeviceUnavailableError(RuntimeError):
     """No driver, no device, or a package is missing; the text says what to install."""
 

@@ -61,8 +61,17 @@ class SubAllocator(ABC):
     #: must say False.
     supports_coalescing: bool = False
     #: Whether work queued on a stream can be unfinished. False: an allocator never asks for a
-    #: fence.
+    #: fence, or for an order.
     asynchronous: bool = False
+    #: Whether memory may be used again while its last user's work is still queued on the
+    #: allocator's stream: later work there runs after it. Not where the host is the user.
+    stream_ordered: bool = True
+    #: Another handle of stream 0, if there is one (CUDA: 1).
+    default_stream_alias: int = 0
+    #: Handles that name another stream in each thread (CUDA: 2): no allocator can belong to one.
+    thread_streams: frozenset[int] = frozenset()
+    #: The calls that need no GIL, as a capsule (`bfc/_source.h`), for PyTorch.
+    native: object | None = None
 
     @abstractmethod
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
@@ -97,6 +106,24 @@ class SubAllocator(ABC):
         raises is passed on, and the memory behind it stays in use.
         """
         return None
+
+    def order(self, first: int, then: int) -> None:
+        """Makes what is queued on the stream `then` from now on wait for what is queued on `first`
+        now. Returns at once.
+
+        Asked when memory that was freed on the allocator's own stream, `first`, goes to another.
+        """
+        return
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        """Copies between two addresses, of which at least one is this source's and the other may be
+        the host's, behind what is queued on the stream. Done when it returns."""
+        raise SubAllocatorError(f"{self!r} holds no bytes that could be copied")
+
+    @property
+    def host_accessible(self) -> bool:
+        """Whether the host can read and write its memory at the same addresses."""
+        return self.device.kind in ("cpu", "cuda_host")
 
     def allocation_limit(self) -> int:
         """The memory limit of an allocator that was given none, in bytes. Asked once, when the

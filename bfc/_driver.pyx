@@ -1,0 +1,675 @@
+"""The CUDA driver through cuda-python's C functions, which one build finds in cuda-bindings 12.9 and 13 alike.
+
+They are taken from `cuda.bindings.cydriver.__pyx_capi__`, whose capsules are named by their C signature: no header, no
+library to link, and no Python call between us and the driver. Nothing is loaded before the first device is asked for.
+"""
+
+import atexit
+import os
+
+cimport cython
+from cpython.exc cimport PyErr_Clear
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libcpp cimport bool as cbool
+
+from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
+
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_back[T](vector[T]& items, T& item)
+    cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
+
+cdef extern from "_source.h":
+    const char* BFC_NATIVE_SOURCE
+
+cdef enum:                      # CUresult, as far as the code decides by it; the driver names the rest
+    SUCCESS = 0
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    DEINITIALIZED = 4
+    NO_DEVICE = 100
+    INVALID_CONTEXT = 201
+    INVALID_HANDLE = 400
+    NOT_FOUND = 500
+    NOT_READY = 600
+    CONTEXT_IS_DESTROYED = 709
+    NOT_LIVE = -1               # ours: no block of this source
+
+cdef enum:
+    LEGACY_STREAM = 1           # the default stream, whatever cuda-python takes 0 for
+    PER_THREAD_STREAM = 2
+    NON_BLOCKING = 1            # cuStreamCreate
+    BLOCKING_WAIT = 1           # cuEventCreate
+    NO_TIMING = 2
+    RELAXED = 2                 # CUstreamCaptureMode
+    ATTACH_GLOBAL = 1           # cuMemAllocManaged
+    PORTABLE_AND_MAPPED = 3     # cuMemHostAlloc
+    ALIGNMENT = 256             # of what the driver gives, at least
+
+cdef struct Functions:          # in the order of _SIGNATURES
+    CUresult (*init)(unsigned int) noexcept nogil
+    CUresult (*driver_version)(int*) noexcept nogil
+    CUresult (*error_name)(CUresult, const char**) noexcept nogil
+    CUresult (*error_text)(CUresult, const char**) noexcept nogil
+    CUresult (*device_count)(int*) noexcept nogil
+    CUresult (*device_get)(int*, int) noexcept nogil
+    CUresult (*device_name)(char*, int, int) noexcept nogil
+    CUresult (*device_total)(size_t*, int) noexcept nogil
+    CUresult (*device_attribute)(int*, int, int) noexcept nogil
+    CUresult (*context_retain)(void**, int) noexcept nogil
+    CUresult (*context_release)(int) noexcept nogil
+    CUresult (*context_id)(void*, unsigned long long*) noexcept nogil
+    CUresult (*context_push)(void*) noexcept nogil
+    CUresult (*context_pop)(void**) noexcept nogil
+    CUresult (*context_synchronize)() noexcept nogil
+    CUresult (*capture_mode)(int*) noexcept nogil
+    CUresult (*memory_info)(size_t*, size_t*) noexcept nogil
+    CUresult (*memory_alloc)(uint64_t*, size_t) noexcept nogil
+    CUresult (*memory_free)(uint64_t) noexcept nogil
+    CUresult (*managed_alloc)(uint64_t*, size_t, unsigned int) noexcept nogil
+    CUresult (*host_alloc)(void**, size_t, unsigned int) noexcept nogil
+    CUresult (*host_free)(void*) noexcept nogil
+    CUresult (*async_alloc)(uint64_t*, size_t, void*) noexcept nogil
+    CUresult (*async_free)(uint64_t, void*) noexcept nogil
+    CUresult (*copy_async)(uint64_t, uint64_t, size_t, void*) noexcept nogil
+    CUresult (*event_create)(void**, unsigned int) noexcept nogil
+    CUresult (*event_record)(void*, void*) noexcept nogil
+    CUresult (*event_query)(void*) noexcept nogil
+    CUresult (*event_synchronize)(void*) noexcept nogil
+    CUresult (*event_destroy)(void*) noexcept nogil
+    CUresult (*stream_create)(void**, unsigned int) noexcept nogil
+    CUresult (*stream_destroy)(void*) noexcept nogil
+    CUresult (*stream_wait_event)(void*, void*, unsigned int) noexcept nogil
+    CUresult (*stream_synchronize)(void*) noexcept nogil
+    CUresult (*stream_is_capturing)(void*, int*) noexcept nogil
+
+_SIGNATURES = (
+    ("cuInit", "unsigned int"),
+    ("cuDriverGetVersion", "int *"),
+    ("cuGetErrorName", "CUresult, char const **"),
+    ("cuGetErrorString", "CUresult, char const **"),
+    ("cuDeviceGetCount", "int *"),
+    ("cuDeviceGet", "CUdevice *, int"),
+    ("cuDeviceGetName", "char *, int, CUdevice"),
+    ("cuDeviceTotalMem", "size_t *, CUdevice"),
+    ("cuDeviceGetAttribute", "int *, CUdevice_attribute, CUdevice"),
+    ("cuDevicePrimaryCtxRetain", "CUcontext *, CUdevice"),
+    ("cuDevicePrimaryCtxRelease", "CUdevice"),
+    ("cuCtxGetId", "CUcontext, unsigned PY_LONG_LONG *"),
+    ("cuCtxPushCurrent", "CUcontext"),
+    ("cuCtxPopCurrent", "CUcontext *"),
+    ("cuCtxSynchronize", "void"),
+    ("cuThreadExchangeStreamCaptureMode", "CUstreamCaptureMode *"),
+    ("cuMemGetInfo", "size_t *, size_t *"),
+    ("cuMemAlloc", "CUdeviceptr *, size_t"),
+    ("cuMemFree", "CUdeviceptr"),
+    ("cuMemAllocManaged", "CUdeviceptr *, size_t, unsigned int"),
+    ("cuMemHostAlloc", "void **, size_t, unsigned int"),
+    ("cuMemFreeHost", "void *"),
+    ("cuMemAllocAsync", "CUdeviceptr *, size_t, CUstream"),
+    ("cuMemFreeAsync", "CUdeviceptr, CUstream"),
+    ("cuMemcpyAsync", "CUdeviceptr, CUdeviceptr, size_t, CUstream"),
+    ("cuEventCreate", "CUevent *, unsigned int"),
+    ("cuEventRecord", "CUevent, CUstream"),
+    ("cuEventQuery", "CUevent"),
+    ("cuEventSynchronize", "CUevent"),
+    ("cuEventDestroy", "CUevent"),
+    ("cuStreamCreate", "CUstream *, unsigned int"),
+    ("cuStreamDestroy", "CUstream"),
+    ("cuStreamWaitEvent", "CUstream, CUevent, unsigned int"),
+    ("cuStreamSynchronize", "CUstream"),
+    ("cuStreamIsCapturing", "CUstream, CUstreamCaptureStatus *"),
+)
+
+cdef Functions cu
+cdef bint loaded = False
+cdef bint forked = False        # the driver does not survive a fork: its calls fail in the child
+cdef bint exiting = False       # it may be gone already
+
+_KINDS = {"device": DEVICE, "managed": MANAGED, "pinned": PINNED, "async": ASYNC}
+
+_FORKED = ("CUDA was used before this process was forked, and does not work in the child: start processes with "
+           "multiprocessing's \"spawn\" or \"forkserver\"")
+
+_HINTS = {
+    NOT_INITIALIZED: _FORKED,
+    INVALID_CONTEXT: "the device's context was reset, and its memory with it: close this allocator and make another",
+    CONTEXT_IS_DESTROYED:
+        "the device's context was reset, and its memory with it: close this allocator and make another",
+    INVALID_HANDLE: "the stream was destroyed, or belongs to another device",
+    NOT_FOUND: "this driver is too old for the call: update it",
+    700: "a kernel touched memory that is not its own, and the context is lost: compute-sanitizer finds which",
+    719: "a kernel failed, and the context is lost: compute-sanitizer finds which",
+    900: "a CUDA graph is being captured: allocate before, or free after the capture",
+    906: "a CUDA graph is being captured, and the default stream may not be used meanwhile",
+    907: "a CUDA graph is being captured on this stream: free the memory after the capture",
+}
+
+
+@atexit.register
+def _leave_the_driver_alone():
+    global exiting
+    exiting = True
+
+
+def _forget_the_driver():
+    global forked
+    forked = loaded
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_the_driver)
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+def load():
+    """Finds the driver and initialises it, once. Raises DeviceUnavailableError, which says what is missing."""
+    global loaded
+    if forked:
+        raise DeviceUnavailableError(_FORKED)
+    if loaded:
+        return
+    try:
+        from cuda.bindings import cydriver
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"CUDA needs the package cuda-bindings ({error}): pip install 'bfc-allocator[cuda]'") from error
+    cdef void** functions = <void**>&cu
+    for index, (name, arguments) in enumerate(_SIGNATURES):
+        signature = f"CUresult ({arguments})".encode()
+        try:
+            functions[index] = PyCapsule_GetPointer(cydriver.__pyx_capi__[name], signature)
+        except (KeyError, ValueError) as error:
+            raise DeviceUnavailableError(f"the installed cuda-bindings has no {name} as bfc calls it: bfc works with "
+                                         f"12.9 and 13") from error
+    initialise()
+    loaded = True
+
+
+cdef int initialise() except -1:
+    cdef CUresult result = cu.init(0)
+    try:
+        if result == NOT_FOUND:
+            raise_pending()
+    except RuntimeError as error:
+        raise DeviceUnavailableError(
+            f"no NVIDIA driver was found ({first_line(error)}): install one, or run where nvidia-smi works") from error
+    if result == NO_DEVICE:
+        raise DeviceUnavailableError("the NVIDIA driver found no device: check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    if result:
+        raise DeviceUnavailableError(f"the NVIDIA driver does not start: {failure(result, 'cuInit')}")
+    return 0
+
+
+cdef int raise_pending() except? -1:
+    """Raises what cuda-python has set when it did not find the driver's library."""
+    return -1
+
+
+cdef str first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+cdef object failure(CUresult result, str call):
+    """The exception for a result."""
+    cdef const char* name = NULL
+    cdef const char* text = NULL
+    if result == NOT_LIVE:
+        return SubAllocatorError(f"{call} is no block that is live")
+    if forked:
+        result = NOT_INITIALIZED
+        named, said = "CUDA_ERROR_NOT_INITIALIZED", "initialization error"
+    else:
+        cu.error_name(result, &name)
+        cu.error_text(result, &text)
+        named = name.decode() if name != NULL else f"CUDA error {result}"
+        said = text.decode() if text != NULL else "the driver has no text for it"
+    return DriverError(call, result, named, said, _HINTS.get(result, ""))
+
+
+cdef inline bint failed(CUresult result) noexcept:
+    """Whether a call failed. Drops the exception that cuda-python sets for a call which the driver lacks."""
+    if result == NOT_FOUND:
+        PyErr_Clear()
+    return result != SUCCESS
+
+
+cdef int check(CUresult result, str call) except -1:
+    if failed(result):
+        raise failure(result, call)
+    return 0
+
+
+def device_count():
+    """The devices that the driver shows this process. Raises DeviceUnavailableError."""
+    cdef int count = 0
+    load()
+    check(cu.device_count(&count), "cuDeviceGetCount")
+    return count
+
+
+def driver_version():
+    """(major, minor) of the newest CUDA that the driver knows. Raises DeviceUnavailableError."""
+    cdef int version = 0
+    load()
+    check(cu.driver_version(&version), "cuDriverGetVersion")
+    return version // 1000, version % 1000 // 10
+
+
+# -- one device --------------------------------------------------------------------------------------------------------
+
+cdef inline void* stream_handle(uint64_t stream) noexcept nogil:
+    return <void*><size_t>(stream if stream else LEGACY_STREAM)
+
+
+cdef inline void* all_of(uint64_t stream) noexcept nogil:
+    """Where a mark covers all of a stream. The per-thread stream of which thread is not known, but the default stream
+    waits for every one of them."""
+    return stream_handle(0 if stream == PER_THREAD_STREAM else stream)
+
+
+cdef class Device:
+    """The primary context of one device, a kind of memory on it, and the events that fence it. Retained until this
+    object goes."""
+
+    def __init__(self, device, kind):
+        if kind not in _KINDS:
+            raise ValueError(f"kind is one of {', '.join(map(repr, _KINDS))}, not {kind!r}")
+        if self.retained:
+            raise RuntimeError("a device is opened once")
+        count = device_count()
+        self.ordinal = device
+        if not 0 <= device < count:
+            raise DeviceUnavailableError(f"there is no device {device}: the driver shows {count}, counted from 0")
+        cdef int handle = 0, supported = 0
+        check(cu.device_get(&handle, self.ordinal), f"cuDeviceGet({device})")
+        self.kind = _KINDS[kind]
+        if self.kind == ASYNC and not self.attribute(115):
+            raise DeviceUnavailableError(f"device {device} or its driver has no memory pools (CUDA "
+                                         f"{'.'.join(map(str, driver_version()))}): take kind=\"device\"")
+        if self.kind == MANAGED and not self.attribute(83):
+            raise DeviceUnavailableError(f"device {device} has no managed memory: take kind=\"device\"")
+        check(cu.context_retain(&self.context, self.ordinal), f"cuDevicePrimaryCtxRetain({device})")
+        self.retained = True
+        check(cu.context_id(self.context, &self.identity), "cuCtxGetId")
+        if self.kind == ASYNC:
+            self.open_own_stream()
+
+    def open_own_stream(self):
+        cdef int mode
+        check(self.enter(&mode), "cuCtxPushCurrent")
+        cdef CUresult result = cu.stream_create(&self.own_stream, NON_BLOCKING)
+        self.leave(mode)
+        check(result, "cuStreamCreate")
+
+    def __dealloc__(self):
+        cdef void* event
+        cdef int mode
+        if not self.retained or exiting or forked:
+            return
+        if self.enter(&mode) == SUCCESS:
+            for event in self.idle_events:
+                cu.event_destroy(event)
+            if self.own_stream != NULL:
+                cu.stream_destroy(self.own_stream)
+            self.leave(mode)
+        cu.context_release(self.ordinal)
+
+    cdef CUresult enter(self, int* mode) noexcept nogil:
+        """Makes the context current. A graph that another thread captures must not mind what is done here.
+
+        Another library may reset the primary context and use it anew, under the same handle: only its id tells.
+        """
+        cdef unsigned long long identity = 0
+        if forked:
+            return NOT_INITIALIZED
+        cdef CUresult result = cu.context_id(self.context, &identity)
+        if result == SUCCESS and identity != self.identity:
+            result = CONTEXT_IS_DESTROYED
+        if result == SUCCESS:
+            result = cu.context_push(self.context)
+        mode[0] = RELAXED
+        if result == SUCCESS:
+            cu.capture_mode(mode)
+        return result
+
+    cdef void leave(self, int mode) noexcept nogil:
+        cdef void* popped
+        cu.capture_mode(&mode)
+        cu.context_pop(&popped)
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    def attribute(self, number):
+        """A CUdevice_attribute."""
+        cdef int value = 0
+        check(cu.device_attribute(&value, number, self.ordinal), f"cuDeviceGetAttribute({number}, {self.ordinal})")
+        return value
+
+    @property
+    def name(self):
+        cdef char text[256]
+        check(cu.device_name(text, 256, self.ordinal), f"cuDeviceGetName({self.ordinal})")
+        return (<const char*>text).decode()
+
+    @property
+    def total_bytes(self):
+        cdef size_t total = 0
+        check(cu.device_total(&total, self.ordinal), f"cuDeviceTotalMem({self.ordinal})")
+        return total
+
+    def memory_info(self):
+        """(free, total) bytes of the device now, as every process on it shares them."""
+        cdef size_t free = 0, total = 0
+        cdef int mode
+        cdef CUresult result
+        with nogil:
+            result = self.enter(&mode)
+            if result == SUCCESS:
+                result = cu.memory_info(&free, &total)
+                self.leave(mode)
+        check(result, "cuMemGetInfo")
+        return free, total
+
+    @property
+    def is_gone(self):
+        """Whether the context was reset, or the process forked: what was allocated is lost then."""
+        cdef int mode
+        if self.enter(&mode) != SUCCESS:
+            return True
+        self.leave(mode)
+        return False
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def alloc(self, uint64_t alignment, uint64_t nbytes):
+        """As SubAllocator.alloc."""
+        cdef uint64_t address = 0
+        cdef CUresult result
+        with nogil:
+            result = self.allocate(alignment, nbytes, &address)
+        if result == OUT_OF_MEMORY:
+            return None
+        if failed(result):
+            raise failure(result, f"{_ALLOC_CALLS[self.kind]}({nbytes} bytes) on device {self.ordinal}")
+        return address, nbytes
+
+    def free(self, uint64_t address, uint64_t nbytes):
+        """As SubAllocator.free."""
+        cdef CUresult result
+        with nogil:
+            result = self.release(address, nbytes)
+        if failed(result):
+            raise failure(result, f"{_FREE_CALLS[self.kind]}({address:#x}, {nbytes} bytes) on device {self.ordinal}")
+
+    cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil:
+        cdef int mode
+        cdef Block block
+        cdef uint64_t margin = alignment - ALIGNMENT if alignment > ALIGNMENT else 0
+        if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 63:
+            return OUT_OF_MEMORY
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = self.ask(nbytes + margin, &block.base)
+        block.nbytes = nbytes
+        if result == SUCCESS:
+            address[0] = (block.base + alignment - 1) & ~(alignment - 1)
+            self.lock.wait_and_acquire()
+            if try_store(self.live, address[0], block):
+                self.live_bytes += nbytes
+            else:
+                result = OUT_OF_MEMORY
+            self.lock.release()
+            if result != SUCCESS:
+                self.give_back(block.base)
+        self.leave(mode)
+        return result
+
+    cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil:
+        cdef CUresult result
+        if self.kind == MANAGED:
+            return cu.managed_alloc(address, nbytes, ATTACH_GLOBAL)
+        if self.kind == PINNED:
+            return cu.host_alloc(<void**>address, nbytes, PORTABLE_AND_MAPPED)
+        if self.kind == ASYNC:
+            result = cu.async_alloc(address, nbytes, self.own_stream)
+            if result == SUCCESS:
+                result = cu.stream_synchronize(self.own_stream)
+            return result
+        return cu.memory_alloc(address, nbytes)
+
+    cdef CUresult release(self, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef int mode
+        cdef CUresult result
+        cdef Block block
+        self.lock.wait_and_acquire()
+        cdef bint found = self.live.count(address) and self.live[address].nbytes == nbytes
+        if found:
+            block = self.live[address]
+            self.live.erase(address)
+            self.live_bytes -= nbytes
+        self.lock.release()
+        if not found:
+            return NOT_LIVE
+        result = self.enter(&mode)
+        if result == SUCCESS:
+            result = self.give_back(block.base)
+            self.leave(mode)
+        if result == SUCCESS or is_lost(result):
+            return SUCCESS
+        self.lock.wait_and_acquire()
+        try_store(self.live, address, block)    # an entry was just taken out: there is room for it
+        self.live_bytes += nbytes
+        self.lock.release()
+        return result
+
+    cdef CUresult give_back(self, uint64_t base) noexcept nogil:
+        """cuMemFree waits for all work on the device; for the others we do, since work on any stream may use a region."""
+        cdef CUresult result
+        if self.kind == DEVICE or self.kind == MANAGED:
+            return cu.memory_free(base)
+        result = cu.context_synchronize()
+        if result != SUCCESS:
+            return result
+        if self.kind == PINNED:
+            return cu.host_free(<void*>base)
+        result = cu.async_free(base, self.own_stream)
+        return result if result != SUCCESS else cu.stream_synchronize(self.own_stream)
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def fence(self, uint64_t stream):
+        """As SubAllocator.fence. Raises DriverError."""
+        cdef Fence fence = Fence.__new__(Fence)
+        cdef CUresult result
+        with nogil:
+            result = self.mark(stream, &fence.event)
+        if failed(result):
+            raise failure(result, f"a fence on stream {stream:#x} of device {self.ordinal}")
+        fence.device = self
+        return fence
+
+    def order(self, uint64_t first, uint64_t then):
+        """As SubAllocator.order. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.make_wait(first, then)
+        if failed(result):
+            raise failure(result, f"making stream {then:#x} wait for stream {first:#x} on device {self.ordinal}")
+
+    def synchronize(self):
+        """Waits for all work on the device. Raises DriverError, also for what a kernel did wrong earlier."""
+        cdef CUresult result
+        with nogil:
+            result = self.drain()
+        if failed(result):
+            raise failure(result, f"cuCtxSynchronize on device {self.ordinal}")
+
+    def copy(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream):
+        """As SubAllocator.copy. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.move(destination, source, nbytes, stream)
+        if failed(result):
+            raise failure(result, f"a copy of {nbytes} bytes on stream {stream:#x} of device {self.ordinal}")
+
+    cdef CUresult take_event(self, void** event) noexcept nogil:
+        """An idle event, or a new one, in the context that is current."""
+        event[0] = NULL
+        self.lock.wait_and_acquire()
+        if self.idle_events.size():
+            event[0] = self.idle_events.back()
+            self.idle_events.pop_back()
+        self.lock.release()
+        if event[0] != NULL:
+            return SUCCESS
+        cdef CUresult result = cu.event_create(event, NO_TIMING | BLOCKING_WAIT)
+        if result == SUCCESS:
+            self.lock.wait_and_acquire()
+            self.event_count += 1
+            self.lock.release()
+        return result
+
+    cdef void put_event(self, void* event) noexcept nogil:
+        cdef bint kept
+        self.lock.wait_and_acquire()
+        kept = try_push_back(self.idle_events, event)
+        self.event_count -= not kept
+        self.lock.release()
+        if not kept:
+            cu.event_destroy(event)
+
+    cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
+        """An event behind what is queued on a stream now. One that is being captured cannot be asked when it is done."""
+        cdef int mode, capturing = 0
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = cu.stream_is_capturing(all_of(stream), &capturing)
+        if result == SUCCESS and capturing:
+            result = 907
+        if result == SUCCESS:
+            result = self.take_event(event)
+        if result == SUCCESS:
+            result = cu.event_record(event[0], all_of(stream))
+            if result != SUCCESS:
+                self.put_event(event[0])
+                event[0] = NULL
+        self.leave(mode)
+        return result
+
+    cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil:
+        """A wait takes the event as it stands at the call, so the event is idle again at once."""
+        cdef int mode
+        cdef void* event
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = self.take_event(&event)
+        if result == SUCCESS:
+            result = cu.event_record(event, all_of(first))
+            if result == SUCCESS:
+                result = cu.stream_wait_event(stream_handle(then), event, 0)
+            self.put_event(event)
+        self.leave(mode)
+        return result
+
+    cdef CUresult drain(self) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.context_synchronize()
+            self.leave(mode)
+        return result
+
+    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.copy_async(destination, source, nbytes, stream_handle(stream))
+            if result == SUCCESS:
+                result = cu.stream_synchronize(stream_handle(stream))
+            self.leave(mode)
+        return result
+
+    cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.event_synchronize(event) if wait else cu.event_query(event)
+            self.leave(mode)
+        return result
+
+    # -- without the GIL -----------------------------------------------------------------------------------------------
+
+    def native(self):
+        """The capsule of `_source.h`. It is good for as long as this object."""
+        self.table.self = <void*>self
+        self.table.alloc = <int (*)(void*, uint64_t, uint64_t, uint64_t*, uint64_t*) noexcept nogil>native_alloc
+        self.table.free = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_free
+        self.table.order = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_order
+        self.table.synchronize = <int (*)(void*) noexcept nogil>native_synchronize
+        return PyCapsule_New(&self.table, BFC_NATIVE_SOURCE, NULL)
+
+
+_ALLOC_CALLS = {DEVICE: "cuMemAlloc", MANAGED: "cuMemAllocManaged", PINNED: "cuMemHostAlloc", ASYNC: "cuMemAllocAsync"}
+_FREE_CALLS = {DEVICE: "cuMemFree", MANAGED: "cuMemFree", PINNED: "cuMemFreeHost", ASYNC: "cuMemFreeAsync"}
+
+
+cdef inline bint is_lost(CUresult result) noexcept nogil:
+    """Whether the memory went with its context, or belongs to the parent of this process."""
+    return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
+
+
+cdef int native_alloc(Device device, uint64_t alignment, uint64_t nbytes, uint64_t* address,
+                      uint64_t* received) noexcept nogil:
+    received[0] = nbytes
+    return device.allocate(alignment, nbytes, address)
+
+
+cdef int native_free(Device device, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return device.release(address, nbytes)
+
+
+cdef int native_order(Device device, uint64_t first, uint64_t then) noexcept nogil:
+    return device.make_wait(first, then)
+
+
+cdef int native_synchronize(Device device) noexcept nogil:
+    return device.drain()
+
+
+@cython.no_gc
+cdef class Fence:
+    """An event behind what was queued on a stream. See `bfc.Fence`."""
+
+    cdef int ask(self, bint wait) except -1:
+        cdef CUresult result
+        cdef void* event = self.event
+        if event == NULL:
+            return 1
+        with nogil:
+            result = self.device.ask_event(event, wait)
+        if result == NOT_READY:
+            return 0
+        if not is_lost(result):
+            if failed(result):
+                raise failure(result, f"{'cuEventSynchronize' if wait else 'cuEventQuery'} on device {self.device.ordinal}")
+        if self.event != NULL:      # another thread may have seen it, too
+            self.event = NULL
+            if result == SUCCESS:
+                self.device.put_event(event)
+        return 1
+
+    def done(self):
+        """Whether everything queued before the mark has finished."""
+        return bool(self.ask(False))
+
+    def wait(self):
+        """Blocks until it has."""
+        self.ask(True)
+
+    def __dealloc__(self):
+        if self.event != NULL and not exiting:
+            self.device.put_event(self.event)

@@ -1,0 +1,131 @@
+"""Memory of a CUDA device, through the driver."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import Literal, SupportsIndex
+
+from bfc import _driver
+from bfc.suballocators.base import Device, SubAllocator
+from bfc.units import format_bytes
+
+Kind = Literal["device", "managed", "pinned", "async"]
+
+MIB = 1 << 20
+COMPUTE_CAPABILITY_MAJOR = 75  # numbers of CUdevice_attribute
+CONCURRENT_MANAGED_ACCESS = 89
+
+#: What TensorFlow leaves to the driver and others, by compute capability (spec tf_bfc.md 2.19).
+RESERVE_BELOW_2_GIB = 225 * MIB
+RESERVES = {7: 1050 * MIB, 8: 1536 * MIB}
+OLDEST_RESERVE, NEWEST_RESERVE = 500 * MIB, 1800 * MIB
+#: Where TensorFlow caps a pool of pinned memory.
+PINNED_LIMIT = 128 << 30
+
+
+class CUDASubAllocator(SubAllocator):
+    """Memory of one CUDA device, from the primary context that CuPy, numba, PyTorch and the runtime
+    API use: an address is good in all of them.
+
+    `kind` is "device" (cuMemAlloc), "managed" (cuMemAllocManaged), "pinned" (host memory that the
+    device reaches, cuMemHostAlloc) or "async" (the device's current memory pool, cuMemAllocAsync).
+    Needs the package cuda-bindings, 12.9 or 13: `pip install 'bfc-allocator[cuda]'`.
+
+    Raises DeviceUnavailableError where there is no driver, no such device or no such memory, and
+    says which; later DriverError, with the driver's name for what went wrong. The driver is loaded
+    and the context retained here, not at import; the context is let go with the last reference.
+
+    In a forked child nothing works but freeing and closing, which do nothing there. After a reset
+    of the context (`cudaDeviceReset`, numba's `cuda.close()`) its memory is gone: calls raise, and
+    closing works.
+
+    >>> import bfc
+    >>> if bfc.cuda.is_available():
+    ...     allocator = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="1 GiB")
+    """
+
+    supports_coalescing = False  # the driver takes back what it gave, block by block
+    asynchronous = True
+    default_stream_alias = 1
+    thread_streams = frozenset({2})
+
+    def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:
+        ordinal = operator.index(device)
+        self._driver = _driver.Device(ordinal, kind)
+        self.kind = kind
+        self.device = Device(
+            {"managed": "cuda_managed", "pinned": "cuda_host"}.get(kind, "cuda"), ordinal
+        )
+        self.stream_ordered = kind != "pinned"
+        self.total_bytes = (
+            _physical_memory() if kind == "pinned" else int(self._driver.total_bytes)
+        )
+        self.native = self._driver.native()
+        self._host_accessible = kind == "pinned" or (
+            kind == "managed" and bool(self._driver.attribute(CONCURRENT_MANAGED_ACCESS))
+        )
+
+    def __repr__(self) -> str:
+        live, total = format_bytes(self.live_bytes), format_bytes(self.total_bytes)
+        kind = "" if self.kind == "device" else f", {self.kind}"
+        return f"CUDASubAllocator({self.device.ordinal}{kind}: {total}, {live} live)"
+
+    @property
+    def live_bytes(self) -> int:
+        """What was allocated and not freed, in bytes."""
+        return self._driver.live_bytes
+
+    @property
+    def name(self) -> str:
+        """The driver's name for the device."""
+        return self._driver.name
+
+    @property
+    def host_accessible(self) -> bool:
+        return self._host_accessible
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device now, all processes on it counted. One driver call."""
+        return self._driver.memory_info()
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        return self._driver.alloc(alignment, nbytes)
+
+    def free(self, address: int, nbytes: int) -> None:
+        self._driver.free(address, nbytes)
+
+    def fence(self, stream: int) -> _driver.Fence:
+        return self._driver.fence(stream)
+
+    def order(self, first: int, then: int) -> None:
+        self._driver.order(first, then)
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        self._driver.copy(destination, source, nbytes, stream)
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device."""
+        self._driver.synchronize()
+
+    def allocation_limit(self) -> int:
+        """What TensorFlow takes by default: the memory that is free now, less a reserve for the
+        driver and for others: 225 MiB where less than 2 GiB are free, else 500 MiB up to compute
+        capability 6, 1050 for 7, 1536 for 8, 1800 from 9 on; nothing where less than that is free.
+        For pinned memory half of the machine's, and at most 128 GiB.
+        """
+        if self.kind == "pinned":
+            return min(PINNED_LIMIT, self.total_bytes // 2)
+        free, _total = self.memory_info()
+        reserve = self._reserve(free)
+        return free - reserve if reserve < free else free
+
+    def _reserve(self, free: int) -> int:
+        if free < 2 << 30:
+            return RESERVE_BELOW_2_GIB
+        major = self._driver.attribute(COMPUTE_CAPABILITY_MAJOR)
+        return RESERVES.get(major, OLDEST_RESERVE if major < 7 else NEWEST_RESERVE)
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

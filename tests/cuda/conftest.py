@@ -1,0 +1,68 @@
+"""The CUDA suite: on the emulated driver of tests/emulator/, or with BFC_TEST_GPU=1 on a real GPU.
+
+A test that needs what only the emulator can do (a call that fails, a log, work held back) takes the
+fixture `emulated`, and is skipped on a real GPU. All others run unchanged on both.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+
+import emulator
+import pytest
+
+import bfc
+
+MakeCUDA = Callable[..., bfc.BFCAllocator]
+ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine() -> emulator.Driver | None:
+    """The emulated driver, loaded before cuda-python looks for a real one; None on a real GPU."""
+    return None if ON_GPU else emulator.load()
+
+
+@pytest.fixture(autouse=True)
+def account(machine: emulator.Driver | None) -> Iterator[None]:
+    """After each test nothing is held back, the driver had nothing to complain of, and all memory
+    that the test took is back."""
+    if machine is None:
+        yield
+        return
+    machine.clear()
+    gc.collect()
+    before = machine.live()
+    yield
+    machine.release_all()
+    gc.collect()
+    assert machine.complaints == []
+    assert machine.live() == before, "device memory was leaked"
+
+
+@pytest.fixture
+def emulated(machine: emulator.Driver | None) -> emulator.Driver:
+    if machine is None:
+        pytest.skip("needs the emulated driver")
+    return machine
+
+
+@pytest.fixture
+def make_cuda() -> Iterator[MakeCUDA]:
+    """Makes allocators over a CUDA device: `make_cuda(device, kind=..., **options)`, 64 MiB unless
+    a limit is given. After the test each one is checked and closed."""
+    allocators: list[bfc.BFCAllocator] = []
+
+    def make(device: int = 0, *, kind: str = "device", **options: object) -> bfc.BFCAllocator:
+        options.setdefault("memory_limit", "64 MiB")
+        allocators.append(bfc.BFCAllocator(bfc.CUDASubAllocator(device, kind=kind), **options))
+        return allocators[-1]
+
+    yield make
+    gc.collect()
+    for allocator in allocators:
+        allocator.check()
+        allocator.close()
+        assert allocator.sub_allocator.live_bytes == 0
