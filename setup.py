@@ -29,13 +29,24 @@ HEADERS = [
     "bfc/_bins.hpp",
     "bfc/_starts.hpp",
     "bfc/_lock.hpp",
+    "bfc/_wait.hpp",
     "bfc/_source.h",
     "bfc/_memory.hpp",
     "bfc/_nothrow.hpp",
     "bfc/_debug.h",
     "bfc/dlpack.h",
 ]
-MODULES = ["_core", "_driver", "_arguments", "_buffer", "_allocator", "_bfc", "trace/_replay"]
+MODULES = [
+    "_core",
+    "_driver",
+    "_arguments",
+    "_buffer",
+    "_ledger",
+    "_frees",
+    "_allocator",
+    "_bfc",
+    "trace/_replay",
+]
 
 
 def extension(module: str) -> Extension:

@@ -12,6 +12,6 @@ cdef class BFCAllocator(Allocator):
     cdef readonly bint garbage_collection
     cdef readonly double fragmentation_fraction
     cdef uint64_t available(self) noexcept nogil
-    cdef void merge_and_find(self, Request* request, Placement* placed) noexcept
-    cdef int extend(self, Request* request, Placement* placed) except -1
-    cdef bint release_for(self, Request* request) except -1
+    cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil
+    cdef int extend(self, Request* request, Placement* placed) except -1 nogil
+    cdef int release_for(self, Request* request) except -1 nogil

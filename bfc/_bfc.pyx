@@ -93,7 +93,7 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, True, 0, False, False)
+        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, True, False, 0, False, False)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied
@@ -105,7 +105,7 @@ cdef class BFCAllocator(Allocator):
         return self.pool.allocate_chunk(0, request.rounded, request.nbytes, request.stream, request.freed_before,
                                         request.indexed)
 
-    cdef int place_after_miss(self, Request* request, Placement* placed) except -1:
+    cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is upstream's (spec 2.2): extend; merge what is not safe yet; collect and extend."""
         self.extend(request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
@@ -114,7 +114,7 @@ cdef class BFCAllocator(Allocator):
             self.extend(request, placed)
         return 0
 
-    cdef void merge_and_find(self, Request* request, Placement* placed) noexcept:
+    cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil:
         cdef cbool satisfied = False
         self.acquire()
         self.pool.merge_timestamped(request.rounded, &satisfied)
@@ -127,12 +127,14 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t taken = self.pool.counters.pool_bytes + self.set_aside
         return self.limit - taken if taken < self.limit else 0
 
-    cdef int extend(self, Request* request, Placement* placed) except -1:
+    cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
         """Adds a region of at least the rounded request, asking for less after each refusal (spec 2.4), and places the
         request there. `placed` stays as it is where there is no such region."""
         cdef uint64_t rounded = request.rounded
         cdef cbool grew = False
         cdef uint64_t size = 0
+        cdef Region block
+        cdef int got
         self.acquire()
         cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
         if rounded <= available:
@@ -142,20 +144,20 @@ cdef class BFCAllocator(Allocator):
         if size == 0:
             self.refused_bytes = 0
             return 0
-        block = self.ask(size)
-        while block is None and size > rounded:
+        got = self.ask(request, size, &block)
+        while not got and size > rounded:
             size = backpedal(size)
             if size < rounded:
                 if self.strict:
                     return 0
                 size = rounded      # upstream never tries just what is needed
-            block = self.ask(size)
-        if block is not None:
+            got = self.ask(request, size, &block)
+        if got:
             self.growth.succeeded(grew)
-            self.take_region(request, placed, block, 0)
+            self.take_region(request, placed, &block, 0)
         return 0
 
-    cdef bint release_for(self, Request* request) except -1:
+    cdef int release_for(self, Request* request) except -1 nogil:
         """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (spec 2.7)."""
         cdef vector[Region] regions
         cdef Region region
@@ -170,7 +172,7 @@ cdef class BFCAllocator(Allocator):
             return False
         self.forget(regions)
         self.lock.release()
-        self.give_back(regions)
+        self.give_back(regions, request.without_gil)
         request.changes += regions.size()
         return True
 

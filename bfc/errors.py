@@ -120,6 +120,13 @@ class TraceError(ValueError):
     line."""
 
 
+def out_of_host_memory() -> MemoryError:
+    """The error for a change that found no host memory for its bookkeeping, and was not made."""
+    return MemoryError(
+        "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
+    )
+
+
 def out_of_memory(
     requested: int, stats: Stats, total_bytes: int, refused_by: str = ""
 ) -> OutOfMemoryError:

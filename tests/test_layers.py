@@ -20,6 +20,7 @@ RANKS = {
     "dlpack": 0,
     "_source": 0,
     "_lock": 0,
+    "_wait": 0,
     "_nothrow": 0,
     "_bins": 0,
     "_starts": 0,
@@ -30,18 +31,20 @@ RANKS = {
     "suballocators": 2,
     "cuda": 2,
     "_buffer": 3,
-    "_allocator": 4,
-    "_bfc": 5,
-    "trace": 6,
-    "viz": 6,
-    "copy": 6,
-    "integrations": 6,
-    "__init__": 7,
-    "cli": 8,  # uses bfc as a user does
-    "__main__": 9,
+    "_ledger": 4,
+    "_frees": 5,
+    "_allocator": 6,
+    "_bfc": 7,
+    "trace": 8,
+    "viz": 8,
+    "copy": 8,
+    "integrations": 8,
+    "__init__": 9,
+    "cli": 10,  # uses bfc as a user does
+    "__main__": 11,
 }
 #: Imports within one rank that the table allows.
-SIDEWAYS = {("errors", "units"), ("errors", "snapshot")}
+SIDEWAYS = {("errors", "units"), ("errors", "snapshot"), ("_wait", "_lock")}
 #: Imports inside functions that may point anywhere: (file's entry, target's entry).
 LAZY = {("snapshot", "viz")}
 

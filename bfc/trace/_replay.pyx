@@ -91,7 +91,7 @@ cdef class Run:
         while start < self.events.count:
             end = min(start + EVENTS_BETWEEN_REPORTS, self.events.count)
             begun = time.perf_counter()
-            if self.allocator.sub_allocator is not None and self.allocator.sub_allocator.asynchronous:
+            if self.must_fence():
                 self.play_with_fences(start, end)
             else:
                 with nogil:
@@ -136,6 +136,8 @@ cdef class Run:
             request = self.allocator.request(self.events.size[i], self.events.stream[i])
             request.indexed = False
             self.allocator.try_allocate(&request, &placed)
+            if placed.handle != NO_CHUNK and request.stream != self.allocator.home_stream:
+                self.allocator.leave_home(&placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
         elif handle[0] != NO_CHUNK:
@@ -152,6 +154,16 @@ cdef class Run:
             self.allocator.lock.release()
             raise ClosedError(_CLOSED)
         return 0
+
+    cdef bint must_fence(self) except -1:
+        """Whether a stream other than the allocator's is in use on a device where its work may be unfinished."""
+        cdef size_t i
+        if self.allocator.sub_allocator is None or not self.allocator.sub_allocator.asynchronous:
+            return False
+        for i in range(self.events.count):
+            if self.events.stream[i] != self.allocator.home_stream:
+                return True
+        return False
 
     cdef int play_with_fences(self, size_t start, size_t end) except -1:
         """For a device whose streams may be unfinished: each free on another stream must ask it."""

@@ -1,0 +1,40 @@
+"""The way back: frees at once, from a finaliser, and when streams have finished."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp.vector cimport vector
+
+from bfc._buffer cimport Buffer
+from bfc._core cimport ChunkHandle
+from bfc._ledger cimport Ledger
+
+cdef struct Orphan:             # a free that found the lock taken
+    ChunkHandle handle
+    int64_t allocation_id
+
+
+cdef class Frees(Ledger):
+    cdef uint64_t frees                 # counts frees; who waits for memory watches it
+    cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
+    cdef int64_t live_buffers
+    cdef vector[Orphan] orphans         # guarded by the GIL, as the next four
+    cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
+    cdef dict waiting                   # stream -> deque of (fence, [handle, fences left]): freed, but still in use
+    cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
+    cdef vector[Orphan] stuck_orphans
+    cdef bint is_abandoned              # collected, but for views of its memory
+
+    cdef int free_locked(self, ChunkHandle handle) except -1
+    cdef int free_shared(self, ChunkHandle handle) except -1
+    cdef bint is_waiting(self, ChunkHandle handle) noexcept
+    cdef int finish_waiting(self, ChunkHandle handle) except -1
+    cdef list fences_for(self, streams)
+    cdef int settle(self, bint again=*) except -1
+    cdef int free_orphans(self, list faults) except -1
+    cdef int settle_stream(self, stream, list faults) except -1
+    cdef int wait_for_streams(self) except -1
+    cdef int forget_frees(self) except -1
+    cdef Buffer own_buffer(self, Buffer buffer)
+    cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1
+
+
+cdef bint is_exiting() noexcept nogil

@@ -1,0 +1,13 @@
+from collections.abc import Iterable
+from typing import SupportsIndex
+
+from bfc._buffer import Buffer
+from bfc._ledger import Ledger
+from bfc.streams import StreamLike
+
+class Frees(Ledger):
+    def deallocate_raw(self, ptr: SupportsIndex) -> None: ...
+    def deallocate_many(self, ptrs: Iterable[SupportsIndex]) -> None: ...
+    def record_stream(
+        self, ptr_or_buffer: SupportsIndex | Buffer, stream: StreamLike | None
+    ) -> None: ...

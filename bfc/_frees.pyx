@@ -1,0 +1,353 @@
+"""The way back: frees at once, from a finaliser, and when streams have finished. Rules (docs/design.md has the reasons):
+
+- no driver call for memory that one stream alone has used;
+- fences are asked for, and asked, with no lock held;
+- a free from a finaliser never waits: where the lock is taken it leaves its handle behind for the next caller.
+"""
+
+import atexit
+from collections import deque
+
+cimport cython
+
+from bfc._arguments cimport address_from
+from bfc._buffer cimport Buffer, BufferView
+from bfc._core cimport EXPORTED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc._ledger cimport HOST_STREAM
+
+from bfc.errors import InvalidPointerError, out_of_host_memory, report_unraisable
+
+cdef extern from "_debug.h":
+    const int BFC_DEBUG
+
+_VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
+
+cdef bint exiting = False
+
+
+@atexit.register
+def _leave_memory_alone():
+    """After this frees do nothing: the driver, or half of Python, may be gone already."""
+    global exiting
+    exiting = True
+
+
+cdef bint is_exiting() noexcept nogil:
+    return exiting
+
+
+@cython.no_gc_clear
+cdef class Frees(Ledger):
+    """How memory comes back to an allocator. Make a `BFCAllocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.streams_of = {}
+        self.waiting = {}
+        self.stuck = []
+
+    # -- free ---------------------------------------------------------------------------------------------------------
+
+    def deallocate_raw(self, ptr):
+        """Gives an address of `allocate_raw` back. 0 is a no-op.
+
+        Raises InvalidPointerError for what is no live allocation's first byte, BufferError while another object views
+        the memory, and what the device raises where another stream used it; nothing changes then.
+        Cost: O(log n). Source: `BFCAllocator::DeallocateRaw`, spec 2.5.
+        """
+        cdef uint64_t address = address_from(ptr)
+        cdef ChunkHandle handle
+        if address == 0:
+            self.acquire()
+            self.frees += 1
+            self.lock.release()
+            return
+        if self.orphans.size():
+            self.settle()
+        self.acquire()
+        handle = self.pool.handle_of(address)
+        if handle == NO_CHUNK:
+            self.lock.release()
+            self.raise_invalid_pointer(address)
+        self.free_locked(handle)
+
+    def deallocate_many(self, ptrs):
+        """Frees every address. All are checked first: where one is no live allocation, stands there twice, or is
+        viewed by another object, an error is raised and none is freed."""
+        addresses = [address_from(ptr) for ptr in ptrs]
+        live = [address for address in addresses if address]
+        if len(set(live)) != len(live):
+            raise InvalidPointerError("the same address stands twice in one call")
+        for address in live:
+            if self.chunk_at(address).state & EXPORTED:
+                raise BufferError(_VIEWED)
+        for address in live:
+            self.deallocate_raw(address)
+
+    cdef int free_locked(self, ChunkHandle handle) except -1:
+        """Frees a chunk with the lock held, and lets go of the lock."""
+        cdef bint freed
+        if self.pool.chunks[handle].state & (USED_ELSEWHERE | EXPORTED):
+            if self.pool.chunks[handle].state & EXPORTED:
+                self.lock.release()
+                raise BufferError(_VIEWED)
+            return self.free_shared(handle)
+        self.pool.prefetch_neighbours(handle)
+        freed = self.pool.free_chunk(handle)
+        self.frees += 1
+        self.lock.release()
+        if not freed:
+            raise out_of_host_memory()
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check()
+        return 0
+
+    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
+        """Marks a chunk as viewed or not, by the count at the moment of the lock. Whether it is live at all."""
+        self.acquire()
+        cdef bint live = self.is_live_locked(handle, allocation_id)
+        if live and exports[0] > 0:
+            self.pool.chunks[handle].state |= EXPORTED
+        elif live:
+            self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
+        self.lock.release()
+        return live
+
+    cdef void last_view_gone(self) noexcept:
+        """A finaliser of this allocator found views of its memory, and left the rest to them."""
+        if self.is_abandoned and not exiting:
+            self.is_abandoned = False
+            try:
+                self.close()
+            except BaseException as error:
+                report_unraisable(error)
+
+    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        if exiting:
+            return 0
+        if self.orphans.size():
+            self.settle()
+        self.acquire()
+        if not self.is_live_locked(handle, allocation_id):
+            self.lock.release()
+            if self.is_closed:
+                return 0
+            raise InvalidPointerError("this buffer's memory was freed already, through its address")
+        self.free_locked(handle)
+        self.live_buffers -= 1
+        return 0
+
+    cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        if exiting:
+            return
+        self.live_buffers -= 1
+        if not self.lock.try_acquire():
+            self.orphans.push_back(Orphan(handle, allocation_id))
+            return
+        if not self.is_live_locked(handle, allocation_id):
+            self.lock.release()
+        elif self.pool.chunks[handle].state & USED_ELSEWHERE or not self.pool.free_chunk(handle):
+            self.lock.release()
+            self.orphans.push_back(Orphan(handle, allocation_id))
+        else:
+            self.frees += 1
+            self.lock.release()
+
+    # -- other streams ------------------------------------------------------------------------------------------------
+
+    def record_stream(self, ptr_or_buffer, stream):
+        """Says that another stream uses this memory: freed, it comes back only when what was queued on that stream at
+        the free has finished. A no-op for the allocator's own stream. A stream object (with `__cuda_stream__`) is kept
+        alive until then; an int must name a stream that lives as long.
+
+        Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer. A no-op for 0 bytes.
+        """
+        cdef uint64_t on = self.stream_of(stream)
+        cdef uint64_t address = 0
+        cdef int64_t allocation_id
+        cdef bint elsewhere = False
+        cdef ChunkHandle handle = NO_CHUNK
+        cdef Buffer buffer
+        if isinstance(ptr_or_buffer, Buffer):
+            buffer = self.own_buffer(ptr_or_buffer)
+            if buffer.nbytes == 0:
+                return
+            handle = buffer.handle
+            allocation_id = buffer.allocation_id
+        else:
+            address = address_from(ptr_or_buffer)
+            if address == 0:
+                return
+        self.acquire()
+        if address:
+            handle = self.pool.handle_of(address)
+            allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+        elif not self.is_live_locked(handle, allocation_id):
+            handle = NO_CHUNK
+        if handle != NO_CHUNK:
+            # what was allocated for another stream was never said to be used on the home stream
+            elsewhere = on != self.home_stream or self.pool.chunks[handle].stream != self.home_stream
+            if elsewhere:
+                self.pool.chunks[handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if handle == NO_CHUNK and address:
+            self.raise_invalid_pointer(address)
+        if handle == NO_CHUNK:
+            raise InvalidPointerError("this buffer's memory was freed already")
+        if elsewhere:
+            self.uses_stream(allocation_id, on, stream)
+
+    cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1:
+        """Its fence will be asked for at the free. A stream object lives as long."""
+        self.streams_of.setdefault(allocation_id, {})[on] = stream
+        return 0
+
+    cdef Buffer own_buffer(self, Buffer buffer):
+        """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's."""
+        while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
+            buffer = (<BufferView>buffer).base
+        if buffer.owner is not self or (buffer.allocation_id == 0 and buffer.nbytes):
+            raise InvalidPointerError("this buffer was freed, or comes from another allocator")
+        return buffer
+
+    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1:
+        cdef uint64_t on = self.stream_of(consumer)
+        cdef bint live
+        if on == made_on:
+            return 0
+        self.acquire()
+        live = self.is_live_locked(handle, allocation_id)
+        if live:
+            self.pool.chunks[handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
+            self.sub_allocator.order(made_on, on)
+        if live:
+            self.uses_stream(allocation_id, on, consumer)
+        return 0
+
+
+    cdef int free_shared(self, ChunkHandle handle) except -1:
+        """Frees a chunk that other streams use: at once if they are done with it, else when they are. Lets go of the
+        lock. Where the device fails the chunk stays as it was, and can be freed again."""
+        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id
+        self.pool.stop_using(handle)
+        self.lock.release()
+        try:
+            fences = self.fences_for(self.streams_of.get(allocation_id, ()))
+        except BaseException:
+            self.acquire()
+            if self.is_waiting(handle):
+                self.pool.use_again(handle, allocation_id)
+            self.lock.release()
+            raise
+        self.streams_of.pop(allocation_id, None)
+        if not fences:
+            return self.finish_waiting(handle)
+        late = [handle, len(fences)]
+        for stream, fence in fences:
+            self.waiting.setdefault(stream, deque()).append((fence, late))
+        return 0
+
+    cdef bint is_waiting(self, ChunkHandle handle) noexcept:
+        """Whether a chunk is still there after a call out: the allocator may have been closed meanwhile."""
+        return not self.is_closed and self.pool.chunks[handle].state & STATE == WAITING
+
+    cdef int finish_waiting(self, ChunkHandle handle) except -1:
+        cdef bint freed = True
+        self.acquire()
+        if self.is_waiting(handle):
+            self.fenced_frees += self.pool.chunks[handle].stream != self.home_stream
+            freed = self.pool.free_chunk(handle)
+        self.frees += 1
+        self.lock.release()
+        if not freed:
+            self.stuck.append((None, None, [handle, 1]))
+        return 0
+
+    cdef list fences_for(self, streams):
+        """(stream, fence) for each that is not done yet."""
+        if not self.sub_allocator.asynchronous:
+            return []
+        fences = [(stream, self.sub_allocator.fence(stream)) for stream in sorted(streams)]
+        return [(stream, fence) for stream, fence in fences if fence is not None and not fence.done()]
+
+    cdef int settle(self, bint again=False) except -1:
+        """Frees what finalisers left behind, and what other streams have finished with.
+
+        A device that fails here must not fail whoever comes by: what it fails for is put aside as stuck, and reported
+        as errors of finalisers are. `again` tries what is stuck, too.
+        """
+        faults = []
+        if again:
+            self.orphans.insert(self.orphans.end(), self.stuck_orphans.begin(), self.stuck_orphans.end())
+            self.stuck_orphans.clear()
+            stuck, self.stuck = self.stuck, []
+            for stream, fence, late in stuck:
+                if fence is None:
+                    self.finish_waiting(late[0])
+                else:
+                    self.waiting.setdefault(stream, deque()).appendleft((fence, late))
+        self.free_orphans(faults)
+        for stream in list(self.waiting):
+            self.settle_stream(stream, faults)
+        for fault in faults:
+            report_unraisable(fault)
+        return 0
+
+    cdef int free_orphans(self, list faults) except -1:
+        cdef vector[Orphan] left
+        cdef Orphan orphan
+        left.swap(self.orphans)
+        for orphan in left:
+            self.acquire()
+            if not self.is_live_locked(orphan.handle, orphan.allocation_id):
+                self.lock.release()
+                continue
+            try:
+                self.free_locked(orphan.handle)
+            except BaseException as error:
+                self.stuck_orphans.push_back(orphan)
+                faults.append(error)
+        return 0
+
+    cdef int settle_stream(self, stream, list faults) except -1:
+        """A stream finishes its fences in their order, so the first that is not done ends the search.
+
+        A fence is taken out while it is asked: other threads, and whoever it calls, must not ask it too.
+        """
+        queue = self.waiting.get(stream)
+        while queue:
+            fence, late = queue.popleft()
+            try:
+                done = fence.done()
+            except BaseException as error:
+                self.stuck.append((stream, fence, late))
+                faults.append(error)
+                continue
+            if not done:
+                queue.appendleft((fence, late))
+                return 0
+            late[1] -= 1
+            if late[1] == 0:
+                self.finish_waiting(late[0])
+        if self.waiting.get(stream) is queue and not queue:
+            del self.waiting[stream]
+        return 0
+
+    cdef int wait_for_streams(self) except -1:
+        """Waits until other streams have finished with all that was freed. Call it without the lock."""
+        self.settle()   # a finaliser's free may have yet to ask for its fences
+        for queue in list(self.waiting.values()):
+            for fence, _late in list(queue):
+                fence.wait()
+        self.settle()
+        return 0
+
+    cdef int forget_frees(self) except -1:
+        """What was put off has no memory to come back to: the allocator has closed."""
+        self.orphans.clear()
+        self.stuck_orphans.clear()
+        self.streams_of.clear()
+        self.waiting.clear()
+        self.stuck.clear()
+        return 0

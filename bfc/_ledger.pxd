@@ -1,0 +1,38 @@
+"""A pool behind a lock, and what can be read from it."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._buffer cimport Owner
+from bfc._core cimport Chunk, ChunkHandle, Counters, Pool, Region
+
+cdef extern from "_lock.hpp" namespace "bfc" nogil:
+    cdef cppclass Lock:
+        cbool try_acquire()
+        void wait_and_acquire()
+        void release()
+        void give_way()
+
+cdef enum:
+    HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # the home of memory whose user is the host
+
+
+cdef class Ledger(Owner):
+    cdef Lock lock
+    cdef Pool pool
+    cdef readonly object sub_allocator
+    cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
+    cdef uint64_t default_stream_alias
+    cdef uint64_t limit
+    cdef bint is_closed
+    cdef object __weakref__
+
+    cdef void acquire(self) noexcept nogil
+    cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
+    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef Counters start_peaks(self) noexcept
+    cdef Counters end_peaks(self, Counters before) noexcept
+    cdef object stats_of(self, Counters counters, uint64_t largest_free)
+    cdef Chunk chunk_at(self, object ptr) except *
+    cdef int raise_invalid_pointer(self, uint64_t address) except -1

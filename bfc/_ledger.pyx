@@ -1,0 +1,210 @@
+"""What can be read from a pool: addresses, statistics, snapshots, and errors that say what an address is."""
+
+cimport cython
+
+from bfc._arguments cimport address_from, stream_from
+from bfc._core cimport FREE, IN_USE, NO_CHUNK, STATE, WAITING, Chunk, Counters, Pool
+
+from bfc import snapshot as _snapshot
+from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
+
+cdef extern from "_wait.hpp" namespace "bfc" nogil:
+    void wait_and_acquire "bfc::acquire"(Lock& lock)
+
+
+# In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
+@cython.no_gc_clear
+cdef class Ledger(Owner):
+    """What an allocator can be asked. Make a `BFCAllocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.pool = Pool()
+        self.is_closed = True   # until it is set up
+
+    cdef void acquire(self) noexcept nogil:
+        """The lock. Callers may hold the GIL or not."""
+        wait_and_acquire(self.lock)
+
+    cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
+        return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
+
+    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        self.acquire()
+        live = self.is_live_locked(handle, allocation_id)
+        self.lock.release()
+        return live
+
+    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
+        """A stream's handle, the default stream's always the same one."""
+        cdef uint64_t handle = stream_from(stream)
+        return 0 if handle == self.default_stream_alias else handle
+
+    cdef object visible_stream(self, uint64_t stream):
+        return None if stream == HOST_STREAM else stream
+
+    cdef object interface_stream(self, uint64_t stream):
+        if stream == HOST_STREAM or not self.sub_allocator.asynchronous:
+            return None
+        return self.default_stream_alias if stream == 0 else stream
+
+    cdef Counters start_peaks(self) noexcept:
+        """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""
+        self.acquire()
+        cdef Counters before = self.pool.counters
+        self.pool.restart_peaks()
+        self.lock.release()
+        return before
+
+    cdef Counters end_peaks(self, Counters before) noexcept:
+        """The peaks since start_peaks."""
+        cdef Counters* counters = &self.pool.counters
+        self.acquire()
+        cdef Counters since = counters[0]
+        counters.peak_bytes_in_use = max(since.peak_bytes_in_use, before.peak_bytes_in_use)
+        counters.peak_pool_bytes = max(since.peak_pool_bytes, before.peak_pool_bytes)
+        self.lock.release()
+        return since
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef Chunk chunk_at(self, object ptr) except *:
+        """A copy of the live chunk that starts at an address."""
+        cdef uint64_t address = address_from(ptr)
+        cdef Chunk chunk
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.handle_of(address)
+        if handle != NO_CHUNK:
+            chunk = self.pool.chunks[handle]
+        self.lock.release()
+        if handle == NO_CHUNK:
+            self.raise_invalid_pointer(address)
+        return chunk
+
+    def requested_size(self, ptr):
+        """The bytes that were asked for at this address. Raises InvalidPointerError."""
+        return self.chunk_at(ptr).requested_size
+
+    def allocated_size(self, ptr):
+        """The bytes of the chunk at this address: what was asked for, rounded, and what was not split off."""
+        return self.chunk_at(ptr).size
+
+    def allocation_id(self, ptr):
+        """The number of the allocation at this address: 1, 2, 3, ... in order, none used twice."""
+        return self.chunk_at(ptr).allocation_id
+
+    @property
+    def memory_limit(self):
+        """The most bytes that it takes from the sub-allocator."""
+        return self.limit
+
+    @property
+    def stream(self):
+        """The stream it belongs to, as an int; None for memory whose user is the host (pinned)."""
+        return self.visible_stream(self.home_stream)
+
+    def stats(self):
+        """A `bfc.Stats`: TensorFlow's AllocatorStats, and what it leaves out. O(1)."""
+        self.acquire()
+        cdef Counters counters = self.pool.counters
+        cdef uint64_t largest_free = self.pool.largest_free()
+        self.lock.release()
+        return self.stats_of(counters, largest_free)
+
+    cdef object stats_of(self, Counters counters, uint64_t largest_free):
+        return _snapshot.Stats(
+            num_allocs=counters.num_allocs,
+            bytes_in_use=counters.bytes_in_use,
+            peak_bytes_in_use=counters.peak_bytes_in_use,
+            largest_alloc_size=counters.largest_alloc_size,
+            bytes_limit=self.limit,
+            pool_bytes=counters.pool_bytes,
+            peak_pool_bytes=counters.peak_pool_bytes,
+            largest_free_block_bytes=largest_free,
+            bytes_waiting_for_streams=counters.bytes_waiting,
+        )
+
+    @property
+    def bookkeeping_bytes(self):
+        """The host memory that the allocator's records take, in bytes."""
+        self.acquire()
+        cdef uint64_t total = self.pool.bookkeeping_bytes()
+        self.lock.release()
+        return total
+
+    def reset_peak_stats(self):
+        """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
+        self.acquire()
+        self.pool.restart_peaks()
+        self.pool.counters.largest_alloc_size = 0
+        self.lock.release()
+
+    def reset_accumulated_stats(self):
+        """Counts start anew from 0. Allocation ids go on."""
+        self.acquire()
+        self.pool.counters.num_allocs = 0
+        self.lock.release()
+
+    def clear_stats(self):
+        """TensorFlow's ClearStats: `num_allocs` and `largest_alloc_size` are 0, the peak is what is in use; the pool's
+        peak stays."""
+        self.acquire()
+        self.pool.counters.num_allocs = 0
+        self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
+        self.pool.counters.largest_alloc_size = 0
+        self.lock.release()
+
+    def snapshot(self):
+        """A `bfc.Snapshot`: every region and chunk as they are now. `print()` draws it. O(n)."""
+        cdef vector[Region] regions
+        cdef vector[Chunk] chunks
+        cdef vector[uint64_t] firsts
+        self.acquire()
+        cdef bint copied = self.pool.copy_out(regions, chunks, firsts)
+        cdef Counters counters = self.pool.counters
+        cdef uint64_t largest_free = self.pool.largest_free()
+        self.lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), tuple(
+            _snapshot.RegionInfo(regions[i].ptr, regions[i].end - regions[i].ptr, tuple(
+                chunk_info(&chunks[j]) for j in range(firsts[i], firsts[i + 1])))
+            for i in range(regions.size())))
+
+    def check(self):
+        """Recounts every invariant (docs/design.md, I1 to I10) from nothing. Raises InvariantError. O(n log n)."""
+        self.acquire()
+        cdef const char* fault = self.pool.fault()
+        self.lock.release()
+        if fault != NULL:
+            raise InvariantError(fault.decode())
+
+    # -- errors -------------------------------------------------------------------------------------------------------
+
+    cdef int raise_invalid_pointer(self, uint64_t address) except -1:
+        cdef Chunk chunk
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.chunk_around(address)
+        if handle != NO_CHUNK:
+            chunk = self.pool.chunks[handle]
+        self.lock.release()
+        if handle == NO_CHUNK:
+            text = "lies in no region of this allocator: it was allocated elsewhere, or its region was given back"
+        elif chunk.state & STATE == IN_USE:
+            text = (f"lies {address - chunk.ptr} bytes inside the allocation at {chunk.ptr:#x} "
+                    f"({chunk.requested_size} bytes): pass the address that allocate_raw returned")
+        elif chunk.state & STATE == WAITING:
+            text = "is freed already, and waits for another stream to finish with it"
+        else:
+            text = "lies in free memory: it is freed already, or was never handed out"
+        raise InvalidPointerError(f"{address:#x} {text}")
+
+
+
+cdef object chunk_info(Chunk* chunk):
+    cdef uint32_t state = chunk.state & STATE
+    return _snapshot.ChunkInfo(
+        ptr=chunk.ptr, size=chunk.size,
+        requested_size=chunk.requested_size if state != FREE else 0,
+        allocation_id=chunk.allocation_id,
+        state="free" if state == FREE else "in use" if state == IN_USE else "waiting",
+        stream=chunk.stream, freed_at_count=chunk.freed_at_count)
