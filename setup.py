@@ -46,6 +46,7 @@ MODULES = [
     "_allocator",
     "_bfc",
     "trace/_replay",
+    "integrations/_torch",
 ]
 
 

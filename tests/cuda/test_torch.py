@@ -1,0 +1,403 @@
+"""The functions that PyTorch calls, called as it calls them: from C++, with a mutex held.
+
+PyTorch with CUDA cannot run on the emulated driver, so its own side is a small stand-in here; with
+BFC_TEST_GPU=1 the last tests use the real one, if it is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import raw_cuda
+
+import bfc
+from bfc.integrations import _torch
+from bfc.integrations import torch as integration
+
+HERE = Path(__file__).parent
+ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
+MIB = 1 << 20
+
+
+class Harness:
+    """`alloc` raises MemoryError with the text of the C++ exception."""
+
+    def __init__(self, library: Path, *, pool: bool) -> None:
+        self.calls = ctypes.CDLL(str(library))
+        self.calls_with_gil = ctypes.PyDLL(str(library))
+        functions = ctypes.CDLL(_torch.__file__)
+        name = "bfc_torch_pool" if pool else "bfc_torch"
+        self._alloc = ctypes.cast(getattr(functions, f"{name}_alloc"), ctypes.c_void_p)
+        self._free = ctypes.cast(getattr(functions, f"{name}_free"), ctypes.c_void_p)
+
+    def alloc(self, nbytes: int, device: int = 0, stream: int = 0) -> int:
+        ptr, text = ctypes.c_void_p(), ctypes.create_string_buffer(512)
+        failed = self.calls.harness_alloc(
+            self._alloc,
+            ctypes.c_size_t(nbytes),
+            device,
+            ctypes.c_void_p(stream),
+            ctypes.byref(ptr),
+            text,
+            ctypes.c_size_t(512),
+        )
+        if failed:
+            raise MemoryError(text.value.decode())
+        return ptr.value or 0
+
+    def free(self, ptr: int, device: int = 0, stream: int = 0, *, with_gil: bool = False) -> None:
+        calls = self.calls_with_gil if with_gil else self.calls
+        calls.harness_free(
+            self._free, ctypes.c_void_p(ptr), ctypes.c_size_t(0), device, ctypes.c_void_p(stream)
+        )
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("torch") / "harness.so"
+    subprocess.run(
+        ["g++", "-std=c++17", "-shared", "-fPIC", "-o", made, HERE / "torch_harness.cpp"],
+        check=True,
+    )
+    return made
+
+
+@pytest.fixture
+def whole(library: Path) -> Harness:
+    """What `replace` gives to PyTorch."""
+    return Harness(library, pool=False)
+
+
+@pytest.fixture
+def pool(library: Path) -> Harness:
+    """What `mem_pool` gives to PyTorch."""
+    return Harness(library, pool=True)
+
+
+@pytest.fixture
+def served(make_cuda) -> Iterator[bfc.BFCAllocator]:
+    allocator = make_cuda(allow_growth=True)
+    _torch.serve(allocator, 0)
+    return allocator
+
+
+def test_memory_comes_from_the_allocator_and_goes_back(served, whole) -> None:
+    ptr = whole.alloc(1000)
+    assert served.requested_size(ptr) == 1000
+    assert served.stats().bytes_in_use == 1024
+    whole.free(ptr)
+    assert served.stats().bytes_in_use == 0
+
+
+def test_a_hit_makes_no_driver_call(served, whole, emulated) -> None:
+    whole.free(whole.alloc(1000))
+    with emulated.counting() as calls:
+        for _ in range(100):
+            whole.free(whole.alloc(1000))
+    assert calls == {}
+
+
+def test_memory_that_has_run_out_is_thrown_and_says_so(served, whole) -> None:
+    kept = whole.alloc(40 * MIB)
+    with pytest.raises(MemoryError, match=r"asked for 41943040 bytes on device 0.*limit of 67108864"):
+        whole.alloc(40 * MIB)
+    whole.free(kept)
+    whole.free(whole.alloc(40 * MIB))
+
+
+def test_a_pool_answers_with_null(served, pool) -> None:
+    kept = pool.alloc(40 * MIB)
+    assert pool.alloc(40 * MIB) == 0
+    pool.free(kept)
+    assert served.stats().bytes_in_use == 0
+
+
+def test_a_device_that_nobody_serves_says_what_to_do(whole, pool) -> None:
+    with pytest.raises(MemoryError, match="no allocator serves device 63"):
+        whole.alloc(1000, device=63)
+    assert pool.alloc(1000, device=63) == 0
+    whole.free(0, device=63)
+    whole.free(1234, device=-1)
+
+
+def test_nothing_is_asked_for_zero_bytes(served, whole) -> None:
+    assert whole.alloc(0) == 0
+    whole.free(0)
+    assert served.stats().num_allocs == 0
+
+
+def test_a_closed_allocator_is_an_error_and_no_crash(served, whole, pool) -> None:
+    ptr = whole.alloc(1000)
+    served.close()
+    with pytest.raises(MemoryError, match="closed"):
+        whole.alloc(1000)
+    assert pool.alloc(1000) == 0
+    whole.free(ptr)
+
+
+def test_what_an_earlier_allocator_gave_goes_back_to_it(make_cuda, whole) -> None:
+    first, second = make_cuda(), make_cuda()
+    _torch.serve(first, 0)
+    old = whole.alloc(1000)
+    _torch.serve(second, 0)
+    new = whole.alloc(2000)
+    assert (first.requested_size(old), second.requested_size(new)) == (1000, 2000)
+    whole.free(old)
+    whole.free(new)
+    assert first.stats().bytes_in_use == second.stats().bytes_in_use == 0
+
+
+def test_only_memory_that_needs_no_gil_is_taken() -> None:
+    with (
+        bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB")) as simulated,
+        pytest.raises(ValueError, match="CUDASubAllocator"),
+    ):
+        _torch.serve(simulated, 0)
+
+
+def test_growth_and_backpedal_are_those_of_the_allocator(served, whole, emulated, make_cuda) -> None:
+    """The same regions as the way through Python asks for."""
+    plain = make_cuda(allow_growth=True)
+    sizes = [MIB, 3 * MIB, 5 * MIB, 200, 7 * MIB, 30 * MIB]
+    for allocate in (whole.alloc, plain.allocate_raw):
+        emulated.clear()
+        emulated.fail("cuMemAlloc", at=2)
+        ptrs = [allocate(size) for size in sizes]
+        asked = [call.nbytes for call in emulated.calls if call.name == "cuMemAlloc"]
+        if allocate == whole.alloc:
+            expected = asked
+            for ptr in ptrs:
+                whole.free(ptr)
+        else:
+            plain.deallocate_many(ptrs)
+    assert asked == expected
+    assert len(asked) > 3
+    assert served.stats().pool_bytes == plain.stats().pool_bytes
+
+
+def test_free_regions_are_given_back_when_memory_runs_out(served, whole, emulated) -> None:
+    for size in (2 * MIB, 4 * MIB, 8 * MIB):
+        whole.free(whole.alloc(size))
+    whole.free(whole.alloc(60 * MIB))
+    assert emulated.count("cuMemFree") == 3
+    assert served.stats().pool_bytes <= 64 * MIB
+
+
+def test_a_region_that_the_driver_does_not_take_back_is_kept_for_close(served, whole, emulated):
+    whole.free(whole.alloc(8 * MIB))
+    emulated.fail("cuMemFree", "CUDA_ERROR_UNKNOWN")
+    with pytest.raises(MemoryError):
+        whole.alloc(60 * MIB)
+    served.close()
+    assert served.sub_allocator.live_bytes == 0
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def side() -> Iterator[int]:
+    with raw_cuda.stream() as stream:
+        yield stream
+
+
+def test_another_stream_waits_for_the_memorys_last_use(served, whole, emulated, side) -> None:
+    whole.free(whole.alloc(1000))
+    emulated.hold(0)
+    ptr = whole.alloc(1000, stream=side)
+    assert emulated.count("cuStreamWaitEvent") == 1, "the side stream waits for the home stream"
+    again = whole.alloc(1000, stream=side)
+    assert emulated.count("cuStreamWaitEvent") == 1, "once is enough: nothing was freed since"
+    emulated.release(0)
+    for one in (ptr, again):
+        whole.free(one, stream=side)
+    assert emulated.count("cuStreamWaitEvent") == 3, "the home stream waits for the side stream"
+
+
+def test_memory_freed_on_another_stream_is_safe_on_the_home_stream(
+    served, whole, emulated, side
+) -> None:
+    """What is queued on the home stream for the block's next life runs after the side stream."""
+    ptr = whole.alloc(4, stream=side)
+    raw_cuda.fill(ptr, 5, 4, side)
+    raw_cuda.synchronize(side)
+    emulated.hold(side)
+    with raw_cuda.queued_read(ptr, 4, side) as seen:
+        whole.free(ptr, stream=side)
+        assert whole.alloc(4) == ptr, "it is reused at once"
+        raw_cuda.fill(ptr, 9, 4)
+        assert bytes(seen) == bytes(4), "the copy has not run yet"
+        emulated.release(side)
+        assert bytes(seen) == bytes([5] * 4), "it came before the memory was written anew"
+    whole.free(ptr)
+
+
+def test_a_pool_waits_for_the_device_before_it_frees(served, pool, emulated) -> None:
+    ptr = pool.alloc(2 * MIB)
+    pool.free(ptr)
+    assert emulated.count("cuCtxSynchronize") == 1
+
+
+def test_memory_that_record_stream_was_called_for_waits_for_the_device(
+    served, whole, emulated, side
+) -> None:
+    ptr = whole.alloc(1000)
+    served.record_stream(ptr, side)
+    whole.free(ptr)
+    assert emulated.count("cuCtxSynchronize") == 1
+    assert served.stats().bytes_in_use == 0
+
+
+# -- the GIL ---------------------------------------------------------------------------------------
+
+
+def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None:
+    """One thread allocates with the mutex held, and misses each time; another frees with the GIL
+    held, and wants the mutex. Whoever took the GIL inside of an allocation would wait for ever."""
+    script = f"""
+        import sys, threading
+        sys.path[:0] = [{str(HERE.parent)!r}, {str(HERE)!r}]
+        from pathlib import Path
+        import emulator
+        {"" if ON_GPU else "emulator.load()"}
+        import bfc, test_torch
+        from bfc.integrations import _torch
+        allocator = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="64 MiB", allow_growth=True)
+        _torch.serve(allocator, 0)
+        whole = test_torch.Harness(Path({str(library)!r}), pool=False)
+        def work():
+            for n in range(300):
+                first = whole.alloc(1 << 20)
+                whole.free(first)
+                whole.free(whole.alloc(62 << 20))   # a miss each time: what is free is given back
+                whole.free(whole.alloc(63 << 20))
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads: thread.start()
+        while any(thread.is_alive() for thread in threads):
+            whole.free(0, with_gil=True)
+        allocator.check()
+        assert allocator.stats().bytes_in_use == 0
+        print("done")
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
+
+
+def test_many_threads_and_python_beside_them(served, whole) -> None:
+    faults: list[BaseException] = []
+
+    def from_c() -> None:
+        try:
+            for n in range(500):
+                whole.free(whole.alloc(100 + n % 5000))
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=from_c) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for n in range(500):
+        served.allocate(300 + n % 3000).free()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    served.check()
+    assert served.stats().bytes_in_use == 0
+
+
+# -- what PyTorch is handed ------------------------------------------------------------------------
+
+
+class StandIn(types.ModuleType):
+    """The part of torch that the integration touches."""
+
+    def __init__(self, *, available: bool = True) -> None:
+        super().__init__("torch")
+        self.__version__ = "0"
+        self.log: list[object] = []
+        log = self.log
+
+        class CUDAPluggableAllocator:
+            def __init__(self, path: str, alloc: str, free: str) -> None:
+                library = ctypes.CDLL(path)
+                self.functions = (getattr(library, alloc), getattr(library, free))
+                log.append((alloc, free))
+
+            def allocator(self) -> object:
+                return self
+
+        class MemPool:
+            def __init__(self, allocator: object, **options: object) -> None:
+                log.append(("pool", options))
+
+        class use_mem_pool:  # noqa: N801
+            def __init__(self, pool: object, device: int) -> None:
+                self.device = device
+
+            def __enter__(self) -> None:
+                log.append(("enter", self.device))
+
+            def __exit__(self, *exc_info: object) -> None:
+                log.append(("exit", self.device))
+
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: available,
+            MemPool=MemPool,
+            use_mem_pool=use_mem_pool,
+            memory=types.SimpleNamespace(
+                CUDAPluggableAllocator=CUDAPluggableAllocator,
+                change_current_allocator=lambda one: log.append(("change", type(one).__name__)),
+            ),
+        )
+
+
+def test_a_pool_is_entered_and_left(monkeypatch, make_cuda) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
+    leave = integration.install({0: make_cuda()})
+    leave()
+    pair = ("bfc_torch_pool_alloc", "bfc_torch_pool_free")
+    assert torch.log == [pair, ("pool", {}), ("enter", 0), ("exit", 0)]
+
+
+def test_replacing_hands_over_the_pair_that_throws(monkeypatch, make_cuda) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
+    integration.replace(make_cuda())
+    assert torch.log == [
+        ("bfc_torch_alloc", "bfc_torch_free"),
+        ("change", "CUDAPluggableAllocator"),
+    ]
+
+
+def test_a_missing_pytorch_says_what_to_install(monkeypatch, make_cuda) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(bfc.DeviceUnavailableError, match="pip install torch"):
+        integration.mem_pool(make_cuda())
+    monkeypatch.setitem(sys.modules, "torch", StandIn(available=False))
+    with pytest.raises(bfc.DeviceUnavailableError, match="built without CUDA"):
+        integration.mem_pool(make_cuda())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU: make test-gpu")
+def test_a_tensor_of_the_real_pytorch_lies_in_a_pool(make_cuda) -> None:
+    torch = pytest.importorskip("torch")
+    allocator = make_cuda(memory_limit="256 MiB", allow_growth=True)
+    with torch.cuda.use_mem_pool(integration.mem_pool(allocator)):
+        tensor = torch.full((1000,), 3.0, device="cuda")
+        assert allocator.stats().bytes_in_use >= 2 * MIB
+        assert float(tensor.sum()) == 3000.0
