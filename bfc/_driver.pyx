@@ -434,8 +434,11 @@ cdef class Device:
             return cu.host_alloc(<void**>address, nbytes, PORTABLE_AND_MAPPED)
         if self.kind == ASYNC:
             result = cu.async_alloc(address, nbytes, self.own_stream)
-            if result == SUCCESS:
-                result = cu.stream_synchronize(self.own_stream)
+            if result != SUCCESS:
+                return result
+            result = cu.stream_synchronize(self.own_stream)
+            if result != SUCCESS:
+                cu.async_free(address[0], self.own_stream)
             return result
         return cu.memory_alloc(address, nbytes)
 
@@ -475,7 +478,9 @@ cdef class Device:
         if self.kind == PINNED:
             return cu.host_free(<void*>base)
         result = cu.async_free(base, self.own_stream)
-        return result if result != SUCCESS else cu.stream_synchronize(self.own_stream)
+        if result == SUCCESS:
+            cu.stream_synchronize(self.own_stream)      # freed it is, whatever this says of earlier work
+        return result
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,11 @@ ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> emulator.Driver | None:
     """The emulated driver, loaded before cuda-python looks for a real one; None on a real GPU."""
-    return None if ON_GPU else emulator.load()
+    if ON_GPU:
+        return None
+    driver = emulator.load()
+    driver.reset(devices=2, total=[64 << 30, 8 << 30])
+    return driver
 
 
 @pytest.fixture(autouse=True)
