@@ -16,8 +16,9 @@ cdef class Frees(Ledger):
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
     cdef int64_t live_buffers
-    cdef vector[Orphan] orphans         # guarded by the GIL, as the next four
+    cdef vector[Orphan] orphans         # guarded by the GIL, as the next five
     cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
+    cdef dict fenced                    # allocation id -> [(stream, fence)], of what a finaliser has left
     cdef dict waiting                   # stream -> deque of (fence, [handle, fences left]): freed, but still in use
     cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
     cdef vector[Orphan] stuck_orphans
@@ -27,7 +28,9 @@ cdef class Frees(Ledger):
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept
     cdef int finish_waiting(self, ChunkHandle handle) except -1
-    cdef list fences_for(self, streams)
+    cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
+    cdef list unfinished_fences(self, int64_t allocation_id)
+    cdef list fences_on(self, streams)
     cdef int settle(self, bint again=*) except -1
     cdef int free_orphans(self, list faults) except -1
     cdef int settle_stream(self, stream, list faults) except -1

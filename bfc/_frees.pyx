@@ -42,6 +42,7 @@ cdef class Frees(Ledger):
 
     def __cinit__(self, *args, **kwargs):
         self.streams_of = {}
+        self.fenced = {}
         self.waiting = {}
         self.stuck = []
 
@@ -140,6 +141,8 @@ cdef class Frees(Ledger):
         if exiting:
             return
         self.live_buffers -= 1
+        if self.streams_of and not self.fence_now(handle, allocation_id):
+            return
         if not self.lock.try_acquire():
             self.orphans.push_back(Orphan(handle, allocation_id))
             return
@@ -151,6 +154,19 @@ cdef class Frees(Ledger):
         else:
             self.frees += 1
             self.lock.release()
+
+    cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        """Marks the streams that use a chunk, whose free may have to wait: they may be destroyed until then. Not so
+        where the device fails: that is reported, and release_free_regions() tries again."""
+        try:
+            streams = self.streams_of.get(allocation_id)
+            if streams is not None and self.sub_allocator.asynchronous:
+                self.fenced[allocation_id] = self.fences_on(streams)
+        except BaseException as error:
+            self.stuck_orphans.push_back(Orphan(handle, allocation_id))
+            report_unraisable(error)
+            return False
+        return True
 
     # -- other streams ------------------------------------------------------------------------------------------------
 
@@ -233,7 +249,7 @@ cdef class Frees(Ledger):
         self.pool.stop_using(handle)
         self.lock.release()
         try:
-            fences = self.fences_for(self.streams_of.get(allocation_id, ()))
+            fences = self.unfinished_fences(allocation_id)
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
@@ -264,12 +280,15 @@ cdef class Frees(Ledger):
             self.stuck.append((None, None, [handle, 1]))
         return 0
 
-    cdef list fences_for(self, streams):
-        """(stream, fence) for each that is not done yet."""
-        if not self.sub_allocator.asynchronous:
-            return []
+    cdef list unfinished_fences(self, int64_t allocation_id):
+        fences = self.fenced.pop(allocation_id, None)
+        if fences is None and self.sub_allocator.asynchronous:
+            fences = self.fences_on(self.streams_of.get(allocation_id, ()))
+        return [(stream, fence) for stream, fence in fences or () if not fence.done()]
+
+    cdef list fences_on(self, streams):
         fences = [(stream, self.sub_allocator.fence(stream)) for stream in sorted(streams)]
-        return [(stream, fence) for stream, fence in fences if fence is not None and not fence.done()]
+        return [(stream, fence) for stream, fence in fences if fence is not None]
 
     cdef int settle(self, bint again=False) except -1:
         """Frees what finalisers left behind, and what other streams have finished with.
@@ -348,6 +367,7 @@ cdef class Frees(Ledger):
         self.orphans.clear()
         self.stuck_orphans.clear()
         self.streams_of.clear()
+        self.fenced.clear()
         self.waiting.clear()
         self.stuck.clear()
         return 0
