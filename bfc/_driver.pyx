@@ -490,6 +490,8 @@ cdef class Device:
         cdef CUresult result
         with nogil:
             result = self.mark(stream, &fence.event)
+        if is_lost(result):
+            return None     # no work is queued in a context that is gone, and no memory left to protect
         if failed(result):
             raise failure(result, f"a fence on stream {stream:#x} of device {self.ordinal}")
         fence.device = self

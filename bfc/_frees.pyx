@@ -10,12 +10,14 @@ from collections import deque
 
 cimport cython
 
+from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
+
 from bfc._arguments cimport address_from
 from bfc._buffer cimport Buffer, BufferView
 from bfc._core cimport EXPORTED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._ledger cimport HOST_STREAM
 
-from bfc.errors import InvalidPointerError, out_of_host_memory, report_unraisable
+from bfc.errors import InvalidPointerError, out_of_host_memory
 
 cdef extern from "_debug.h":
     const int BFC_DEBUG
@@ -30,6 +32,12 @@ def _leave_memory_alone():
     """After this frees do nothing: the driver, or half of Python, may be gone already."""
     global exiting
     exiting = True
+
+
+cdef void report_unraisable(object error) noexcept:
+    """Reports an error that has nobody to raise it to, as Python does for finalisers."""
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable("a free that was put off, and that release_free_regions() tries again")
 
 
 cdef bint is_exiting() noexcept nogil:

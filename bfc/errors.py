@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
 from typing import TYPE_CHECKING
 
 from bfc.units import format_bytes
@@ -161,16 +159,3 @@ def _advice(requested: int, stats: Stats, total_bytes: int) -> tuple[str, ...]:
     if not lines:
         lines.append("freeing something first: print(allocator.snapshot()) shows what is live")
     return tuple(lines)
-
-
-def report_unraisable(error: BaseException) -> None:
-    """Reports an error that has nobody to raise it to, as Python does for finalisers."""
-    sys.unraisablehook(
-        types.SimpleNamespace(
-            exc_type=type(error),
-            exc_value=error,
-            exc_traceback=error.__traceback__,
-            err_msg="a free that was put off has failed; release_free_regions() tries it again",
-            object=None,
-        )
-    )

@@ -695,3 +695,22 @@ def test_recording_a_stream_for_no_bytes_does_nothing(simulated, make_allocator)
         assert allocator.record_stream(nothing, 7) is None
     buffer.free()
     assert allocator.stats().bytes_waiting_for_streams == 0
+
+
+def test_an_error_of_a_finaliser_is_reported_by_pythons_own_hook() -> None:
+    """The default hook takes its own kind of arguments only: the report itself was an error."""
+    script = """
+        import bfc
+        class Failing(bfc.SimulatedSubAllocator):
+            asynchronous = True
+            def fence(self, stream):
+                raise bfc.SubAllocatorError("the device is gone")
+        allocator = bfc.BFCAllocator(Failing("1 MiB"))
+        allocator.allocate(100, stream=7)
+        allocator.allocate(100).free()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert "Exception ignored in: 'a free that was put off" in ran.stderr
+    assert ran.stderr.endswith("SubAllocatorError: the device is gone\n")

@@ -95,7 +95,7 @@ class CUDASubAllocator(SubAllocator):
     def free(self, address: int, nbytes: int) -> None:
         self._driver.free(address, nbytes)
 
-    def fence(self, stream: int) -> _driver.Fence:
+    def fence(self, stream: int) -> _driver.Fence | None:
         return self._driver.fence(stream)
 
     def order(self, first: int, then: int) -> None:

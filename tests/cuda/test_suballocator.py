@@ -304,8 +304,7 @@ def test_a_context_that_is_reset_under_us_is_told_and_can_be_closed(emulated) ->
     with pytest.raises(bfc.DriverError, match="was reset.*make another"):
         allocator.allocate(8 * MIB)
     buffer.free()
-    with pytest.raises(bfc.DriverError, match="CUDA_ERROR_CONTEXT_IS_DESTROYED"):
-        used.free()
+    used.free()
     allocator.close()
     assert source.live_bytes == 0
 
