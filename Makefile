@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx)
+TESTED := $(wildcard bfc/*.py bfc/*/*.py tests/*.py tests/*/*.py tests/*/*/*.py tests/emulator/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test peers check bench lint clean
+.PHONY: help dev demo test test-gpu test-cuda12 peers check bench bench-gpu lint clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -17,8 +18,14 @@ demo: $(VENV)/built ## replay the recorded training runs: the main job, in secon
 	@echo
 	$(BIN)/bfc replay bench/traces --no-picture
 
-test: $(VENV)/built ## run the tests
+test: $(VENV)/clients ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
 	$(BIN)/pytest -m "not peers"
+
+test-gpu: $(VENV)/clients ## run the CUDA tests on this machine's GPU
+	BFC_TEST_GPU=1 $(BIN)/pytest tests/cuda
+
+test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9
+	cd build/cuda12 && ../../.venv-cuda12/bin/pytest tests/cuda tests/test_emulator.py
 
 peers: $(VENV)/built ## compare with TensorFlow's compiled BFC (downloads its wheel, 260 MB, once)
 	$(BIN)/pytest -m peers
@@ -31,6 +38,9 @@ bench: $(VENV)/built ## measure, TensorFlow's compiled BFC beside ours (download
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.calls
 
+bench-gpu: $(VENV)/clients ## measure a cache hit through each library, beside that library's own pool, on a GPU
+	$(BIN)/python -m bench.integrations
+
 lint: $(VENV)/linters ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,7 +48,7 @@ lint: $(VENV)/linters ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/mypy
 
 clean: ## remove what was built; the virtual environments too
-	rm -rf build *.egg-info $(VENV) .venv-check
+	rm -rf build *.egg-info $(VENV) .venv-check .venv-cuda12
 	find bfc -name '*.so' -delete
 
 $(BIN)/python:
@@ -48,15 +58,27 @@ $(VENV)/built: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[cli,test]'
 	@touch $@
 
+$(VENV)/clients: $(VENV)/built
+	$(BIN)/python -m pip install --quiet --editable '.[clients]'
+	@touch $@
+
 $(VENV)/linters: $(VENV)/built
 	$(BIN)/python -m pip install --quiet --editable '.[lint]'
 	@touch $@
 
-# The debug build has a copy of the tree, so that neither build's modules come in the other's way.
-.venv-check/built: $(SOURCES) $(wildcard bfc/*.py bfc/*/*.py tests/*.py tests/*/*.py)
+# Other builds have a copy of the tree each, so that their modules do not come in each other's way.
+COPY = rm -rf build/$(1) && mkdir -p build/$(1) \
+	&& cp -r bfc bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py build/$(1) \
+	&& find build/$(1) -name '*.so' -delete
+
+.venv-check/built: $(SOURCES) $(TESTED)
 	$(PYTHON) -m venv .venv-check
-	rm -rf build/check && mkdir -p build/check
-	cp -r bfc bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py build/check
-	find build/check -name '*.so' -delete
+	$(call COPY,check)
 	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --editable 'build/check[cli,test]'
+	@touch $@
+
+.venv-cuda12/built: $(SOURCES) $(TESTED)
+	$(PYTHON) -m venv .venv-cuda12
+	$(call COPY,cuda12)
+	.venv-cuda12/bin/python -m pip install --quiet --editable 'build/cuda12[cli,test]' 'cuda-bindings<13'
 	@touch $@

@@ -17,7 +17,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from bfc._arguments cimport count_from, size_from
 from bfc._buffer cimport Buffer
 from bfc._core cimport (
-    EXPORTED, INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk,
+    INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk,
 )
 from bfc._frees cimport is_exiting
 from bfc._ledger cimport HOST_STREAM
@@ -107,8 +107,8 @@ cdef class Allocator(Frees):
     cdef int set_home_stream(self, stream) except -1:
         self.home_stream = self.stream_of(stream)
         if self.home_stream in self.thread_streams:
-            raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to one: "
-                             f"give it stream 0, and name stream {self.home_stream} in each allocate()")
+            raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to "
+                             f"one: give it stream 0, and name stream {self.home_stream} in each allocate()")
         if not self.sub_allocator.stream_ordered:
             if self.home_stream:
                 raise ValueError(f"memory of {self.sub_allocator!r} belongs to the host: name streams in allocate() "

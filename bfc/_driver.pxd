@@ -1,4 +1,4 @@
-"""The CUDA driver's calls on one device. No caller needs the GIL for what is `nogil` here, and none waits for a lock."""
+"""The CUDA driver's calls on one device. What is `nogil` here needs no GIL, and no lock is held across a call."""
 
 from libc.stdint cimport uint64_t
 from libcpp.map cimport map as cmap
@@ -44,6 +44,7 @@ cdef class Device:
     cdef readonly uint64_t event_count  # made, idle or not
     cdef bfc_native_source table
 
+    cdef int open_own_stream(self) except -1
     cdef CUresult enter(self, int* mode) noexcept nogil
     cdef void leave(self, int mode) noexcept nogil
     cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil

@@ -281,7 +281,7 @@ cdef class Device:
         self.ordinal = device
         if not 0 <= device < count:
             raise DeviceUnavailableError(f"there is no device {device}: the driver shows {count}, counted from 0")
-        cdef int handle = 0, supported = 0
+        cdef int handle = 0
         check(cu.device_get(&handle, self.ordinal), f"cuDeviceGet({device})")
         self.kind = _KINDS[kind]
         if self.kind == ASYNC and not self.attribute(115):
@@ -295,12 +295,12 @@ cdef class Device:
         if self.kind == ASYNC:
             self.open_own_stream()
 
-    def open_own_stream(self):
+    cdef int open_own_stream(self) except -1:
         cdef int mode
         check(self.enter(&mode), "cuCtxPushCurrent")
         cdef CUresult result = cu.stream_create(&self.own_stream, NON_BLOCKING)
         self.leave(mode)
-        check(result, "cuStreamCreate")
+        return check(result, "cuStreamCreate")
 
     def __dealloc__(self):
         cdef void* event
@@ -371,15 +371,6 @@ cdef class Device:
         check(result, "cuMemGetInfo")
         return free, total
 
-    @property
-    def is_gone(self):
-        """Whether the context was reset, or the process forked: what was allocated is lost then."""
-        cdef int mode
-        if self.enter(&mode) != SUCCESS:
-            return True
-        self.leave(mode)
-        return False
-
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def alloc(self, uint64_t alignment, uint64_t nbytes):
@@ -394,11 +385,14 @@ cdef class Device:
             raise failure(result, f"{_ALLOC_CALLS[self.kind]}({nbytes} bytes) on device {self.ordinal}")
         return address, nbytes
 
-    def free(self, uint64_t address, uint64_t nbytes):
+    def free(self, address, nbytes):
         """As SubAllocator.free."""
-        cdef CUresult result
-        with nogil:
-            result = self.release(address, nbytes)
+        cdef CUresult result = NOT_LIVE
+        cdef uint64_t start, size
+        if 0 <= address < 2**64 and 0 <= nbytes < 2**64:
+            start, size = address, nbytes
+            with nogil:
+                result = self.release(start, size)
         if failed(result):
             raise failure(result, f"{_FREE_CALLS[self.kind]}({address:#x}, {nbytes} bytes) on device {self.ordinal}")
 
@@ -468,7 +462,7 @@ cdef class Device:
         return result
 
     cdef CUresult give_back(self, uint64_t base) noexcept nogil:
-        """cuMemFree waits for all work on the device; for the others we do, since work on any stream may use a region."""
+        """cuMemFree waits for all work on the device. For the others we do: any stream may use a region."""
         cdef CUresult result
         if self.kind == DEVICE or self.kind == MANAGED:
             return cu.memory_free(base)
@@ -548,7 +542,7 @@ cdef class Device:
             cu.event_destroy(event)
 
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
-        """An event behind what is queued on a stream now. One that is being captured cannot be asked when it is done."""
+        """An event behind what is queued on a stream now. One that a graph captures could not be asked."""
         cdef int mode, capturing = 0
         cdef CUresult result = self.enter(&mode)
         if result != SUCCESS:
@@ -662,7 +656,7 @@ cdef class Fence:
             return 0
         if not is_lost(result):
             if failed(result):
-                raise failure(result, f"{'cuEventSynchronize' if wait else 'cuEventQuery'} on device {self.device.ordinal}")
+                raise failure(result, "cuEventSynchronize" if wait else "cuEventQuery")
         if self.event != NULL:      # another thread may have seen it, too
             self.event = NULL
             if result == SUCCESS:

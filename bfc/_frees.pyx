@@ -1,4 +1,4 @@
-"""The way back: frees at once, from a finaliser, and when streams have finished. Rules (docs/design.md has the reasons):
+"""The way back: frees at once, from a finaliser, and when streams have finished. Rules (docs/design.md says why):
 
 - no driver call for memory that one stream alone has used;
 - fences are asked for, and asked, with no lock held;
@@ -248,7 +248,6 @@ cdef class Frees(Ledger):
         if live:
             self.uses_stream(allocation_id, on, consumer)
         return 0
-
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
         """Frees a chunk that other streams use: at once if they are done with it, else when they are. Lets go of the

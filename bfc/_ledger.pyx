@@ -199,7 +199,6 @@ cdef class Ledger(Owner):
         raise InvalidPointerError(f"{address:#x} {text}")
 
 
-
 cdef object chunk_info(Chunk* chunk):
     cdef uint32_t state = chunk.state & STATE
     return _snapshot.ChunkInfo(

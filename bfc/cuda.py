@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from bfc import _driver
 from bfc.errors import DeviceUnavailableError, DriverError
 
 
-class Availability(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class Availability:
     """True or false, and why: printed it is a sentence."""
 
     available: bool
@@ -20,7 +21,8 @@ class Availability(NamedTuple):
     def __str__(self) -> str:
         return self.reason
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return self.reason
 
 
 def is_available() -> Availability:

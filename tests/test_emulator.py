@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import emulator
@@ -279,7 +283,10 @@ def test_mapped_memory(gpu: emulator.Driver) -> None:
     ok(cu.cuMemSetAccess(base, 2 * step, [access], 1))
     ok(cu.cuMemsetD8(base + step - 8, 5, 16))  # across both pieces, which are the same memory
     assert peek(base, 8) == peek(base + step, 8) == b"\5" * 8
+    assert gpu.reservations() == {base: 64 * GIB}
+    assert gpu.live_handles() == 1
     ok(cu.cuMemRelease(handle))
+    assert gpu.live_handles() == 0
     assert ok(cu.cuMemGetInfo())[0] == 8 * GIB - step
     assert code(cu.cuMemAddressFree(base, 64 * GIB)) == INVALID_VALUE
     assert "has memory mapped" in taken(gpu)[0]
@@ -780,6 +787,17 @@ def test_leaks_are_reported_at_the_end() -> None:
     assert (clean.returncode, clean.stderr) == (0, "")
 
 
+def test_a_driver_that_is_loaded_already_is_an_error(tmp_path: Path) -> None:
+    other = shutil.copy(emulator.build(), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({other!r})\n{emulator.preamble()}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"RuntimeError: a CUDA driver is loaded already: {other}" in done.stderr
+
+
 def test_a_forked_child_has_no_driver() -> None:
     done = script(
         USE
@@ -838,11 +856,15 @@ def test_cuda_core_runs_on_it(driver: emulator.Driver) -> None:
     queue = device.create_stream()
     buffer = device.allocate(1000, stream=queue)
     assert driver.device_of(int(buffer.handle)) == 0
+    left = device.allocate(1000, stream=queue)
     buffer.close()
     mark = queue.record()
     mark.sync()
     assert mark.is_done
-    queue.close()
+    assert list(driver.live()) == [int(left.handle)]
+    driver.reset()
+    del left, mark, queue  # what is left of the machine before goes without a word
+    device.set_current()
     assert driver.live() == {}
 
 
@@ -863,4 +885,6 @@ def test_numba_runs_on_it(driver: emulator.Driver, name: str) -> None:
     managed[:] = 5
     kinds = {it.kind for it in driver.allocations()}
     assert kinds == {"device", "host", "managed"}
-    del pinned, managed, array
+    driver.reset()
+    del pinned, managed, array  # what is left of the machine before goes without a word
+    cuda.current_context().deallocations.clear()

@@ -80,9 +80,7 @@ def replace(allocators: Mapping[int, Allocator] | Allocator) -> None:
     chosen = (
         {allocators.device.ordinal: allocators} if isinstance(allocators, Allocator) else allocators
     )
-    pluggable = [
-        pluggable_allocator(allocator, in_pool=False) for allocator in chosen.values()
-    ]
+    pluggable = [pluggable_allocator(allocator, in_pool=False) for allocator in chosen.values()]
     torch.cuda.memory.change_current_allocator(pluggable[0])
 
 

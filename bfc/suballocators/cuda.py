@@ -58,9 +58,7 @@ class CUDASubAllocator(SubAllocator):
             {"managed": "cuda_managed", "pinned": "cuda_host"}.get(kind, "cuda"), ordinal
         )
         self.stream_ordered = kind != "pinned"
-        self.total_bytes = (
-            _physical_memory() if kind == "pinned" else int(self._driver.total_bytes)
-        )
+        self.total_bytes = _physical_memory() if kind == "pinned" else int(self._driver.total_bytes)
         self.native = self._driver.native()
         self._host_accessible = kind == "pinned" or (
             kind == "managed" and bool(self._driver.attribute(CONCURRENT_MANAGED_ACCESS))

@@ -95,9 +95,7 @@ def test_a_cuda_python_that_does_not_fit() -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize(
-    ("call", "name"), [("cuCtxGetId", "device"), ("cuMemAllocAsync", "async")]
-)
+@pytest.mark.parametrize(("call", "name"), [("cuCtxGetId", "device"), ("cuMemAllocAsync", "async")])
 def test_a_driver_that_is_too_old_for_a_call(call: str, name: str) -> None:
     text = output(f"""
         driver.hide({call!r})
@@ -221,9 +219,10 @@ def test_nothing_is_leaked_where_the_allocator_is_closed() -> None:
     script = """
         import bfc
         for kind in ("device", "managed", "pinned", "async"):
-            with bfc.BFCAllocator(bfc.CUDASubAllocator(kind=kind), memory_limit="4 MiB") as allocator:
+            source = bfc.CUDASubAllocator(kind=kind)
+            with bfc.BFCAllocator(source, memory_limit="4 MiB") as allocator:
                 allocator.allocate(5, stream=2)
-        del allocator
+        del allocator, source
         print("end")
     """
     assert output(script, BFC_EMULATOR_LEAKS="1") == "end"

@@ -98,7 +98,7 @@ def test_memory_is_not_reused_before_the_other_stream_has_finished(
 
 
 def test_running_out_waits_for_the_other_stream(make_cuda, emulated, side) -> None:
-    """The call blocks in cuEventSynchronize, with the GIL released: another thread lets it go on."""
+    """The call blocks in cuEventSynchronize without the GIL: another thread lets it go on."""
     import threading
 
     allocator = make_cuda(memory_limit="4 MiB")
@@ -270,7 +270,7 @@ def test_memory_for_another_stream_can_be_said_to_be_used_at_home(allocator, emu
 def test_an_order_that_fails_gives_the_memory_back(allocator, emulated, side) -> None:
     allocator.allocate(100).free()
     emulated.fail("cuStreamWaitEvent", "CUDA_ERROR_UNKNOWN")
-    with pytest.raises(bfc.DriverError, match="making stream 0x[0-9a-f]+ wait for stream 0x0"):
+    with pytest.raises(bfc.DriverError, match=r"making stream 0x[0-9a-f]+ wait for stream 0x0"):
         allocator.allocate(100, stream=side)
     assert allocator.stats().bytes_in_use == 0
     allocator.allocate(100, stream=side).free()

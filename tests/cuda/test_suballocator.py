@@ -119,7 +119,7 @@ def test_no_more_than_the_driver_has(make_cuda, emulated) -> None:
     try:
         allocator = make_cuda(1, memory_limit="1 GiB", allow_growth=True)
         held = [allocator.allocate(2 * MIB) for _ in range(4)]
-        with pytest.raises(bfc.OutOfMemoryError, match="refused by.*CUDASubAllocator\\(1"):
+        with pytest.raises(bfc.OutOfMemoryError, match=r"refused by.*CUDASubAllocator\(1"):
             allocator.allocate(4 * MIB)
         allocator.check()
         held.clear()
@@ -301,7 +301,7 @@ def test_a_context_that_is_reset_under_us_is_told_and_can_be_closed(emulated) ->
     buffer = allocator.allocate(1000)
     used = allocator.allocate(1000, stream=2)
     raw_cuda.call("cuDevicePrimaryCtxReset", 1)
-    with pytest.raises(bfc.DriverError, match="was reset.*make another"):
+    with pytest.raises(bfc.DriverError, match=r"was reset.*make another"):
         allocator.allocate(8 * MIB)
     buffer.free()
     used.free()

@@ -1,0 +1,37 @@
+"""An emulated CUDA driver, for tests on machines without a GPU.
+
+Tests load it before cuda-python makes its first call, and steer it through the Driver that
+:func:`load` gives them::
+
+    import emulator
+
+    driver = emulator.load()
+    driver.reset(devices=1, total=1 << 30)
+    driver.fail("cuMemAlloc", at=3)
+    ...
+    assert driver.complaints == []
+
+What it does: devices, primary and created contexts, device, managed, pinned, stream-ordered and
+mapped memory that copies and fills really write, streams with the rules of the legacy and the
+per-thread default stream, events, host functions, stream capture without graphs. Work runs at once
+unless a test holds its stream. What it does not: kernels, modules, graphs, arrays, copies of more
+than one dimension, sharing with other processes; those calls give CUDA_ERROR_NOT_SUPPORTED. Nor
+does it satisfy the CUDA runtime (cudart), and hence CuPy, which test whose driver they run on.
+
+Handles of primary contexts and default pools outlive a reset, for libraries keep them. A context
+that such a library uses again is alive then, though nobody has retained it; freeing what is left
+from before a reset succeeds and does nothing. Calls of cuGetProcAddress, cuGetErrorName and
+cuGetErrorString are not logged.
+
+With BFC_EMULATOR_LEAKS=1 in its environment a process says at its end what it has leaked, and its
+status is 99 if it would have been 0.
+"""
+
+from .driver import ERRORS as ERRORS
+from .driver import Allocation as Allocation
+from .driver import Call as Call
+from .driver import Driver as Driver
+from .driver import build as build
+from .driver import load as load
+from .driver import preamble as preamble
+from .driver import script as script
