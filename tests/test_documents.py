@@ -5,11 +5,15 @@ from __future__ import annotations
 import doctest
 import importlib
 import io
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import emulator
 import pytest
 
 import bfc
@@ -19,9 +23,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def run_document(path: Path) -> None:
+    """Runs the code of a document, and compares what it prints with the text below it."""
     names: dict[str, object] = {}
     blocks = BLOCK.findall(path.read_text())
     for (kind, code), (next_kind, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=False):
@@ -32,6 +35,22 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path,
             exec(compile(code, path.name, "exec"), names)
         if next_kind == "text":
             assert out.getvalue().rstrip() == expected.rstrip()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path) -> None:
+    """In a process of its own, with a driver: the real one with BFC_TEST_GPU=1."""
+    if "numba" in path.read_text():
+        pytest.importorskip("numba")
+        pytest.importorskip("cuda.core")
+    driver = "pass" if os.environ.get("BFC_TEST_GPU") == "1" else emulator.preamble()
+    script = f"{driver}\nimport pathlib, test_documents\ntest_documents.run_document(pathlib.Path({str(path)!r}))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 MODULES = ["bfc", *(module.name for module in pkgutil.walk_packages(bfc.__path__, "bfc."))]
