@@ -13,6 +13,7 @@ import weakref
 cimport cython
 from cpython.long cimport PyLong_CheckExact
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from posix.unistd cimport usleep
 
 from bfc._arguments cimport count_from, size_from
 from bfc._buffer cimport Buffer
@@ -40,6 +41,9 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 _RETRY_POLL_SECONDS = 0.001
+
+cdef enum:
+    _POLLS_WITHOUT_GIL = 100    # of 1 ms
 
 _allocators = weakref.WeakSet()
 _locked_for_a_fork = []
@@ -601,21 +605,30 @@ cdef class Allocator(Frees):
     # -- without the GIL ----------------------------------------------------------------------------------------------
 
     cdef cbool allocate_without_gil(self, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
-        """One attempt, for a caller that must not take the GIL; `native` must be there. Whether it found memory.
+        """For a caller that must not take the GIL; `native` must be there. Whether it found memory.
+
+        Another thread's call to the sub-allocator, which holds the rest of the limit, is waited for only so long: that
+        thread may want the GIL, and the GIL's holder a mutex of our caller's.
 
         No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
         """
         cdef Placement placed
         cdef Request request = self.request(nbytes, self.home_stream)
         cdef uint64_t home_frees
+        cdef int polls
         request.without_gil = True
         placed.handle = NO_CHUNK
-        self.acquire()
-        if not self.is_closed:
-            self.fill(self.place(&request), &request, &placed)
-        self.lock.release()
-        if placed.handle == NO_CHUNK and not self.is_closed:
+        for polls in range(_POLLS_WITHOUT_GIL):
+            self.acquire()
+            if not self.is_closed:
+                self.fill(self.place(&request), &request, &placed)
+            self.lock.release()
+            if placed.handle != NO_CHUNK or self.is_closed:
+                break
             self.place_after_miss(&request, &placed)
+            if placed.handle != NO_CHUNK or not request.blocked:
+                break
+            usleep(1000)
         if placed.handle >= NO_HOST_MEMORY:
             return False
         ptr[0] = placed.ptr

@@ -44,7 +44,8 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
         pytest.importorskip("numba")
         pytest.importorskip("cuda.core")
     driver = "pass" if os.environ.get("BFC_TEST_GPU") == "1" else emulator.preamble()
-    script = f"{driver}\nimport pathlib, test_documents\ntest_documents.run_document(pathlib.Path({str(path)!r}))"
+    run = f"from test_documents import *; run_document(Path({str(path)!r}))"
+    script = f"{driver}\n{run}"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     command = [sys.executable, "-c", script]
     ran = subprocess.run(
