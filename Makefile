@@ -31,7 +31,7 @@ peers: $(VENV)/built ## compare with TensorFlow's compiled BFC (downloads its wh
 	$(BIN)/pytest -m peers
 
 check: .venv-check/built ## run the tests on a debug build: every invariant after every step
-	cd build/check && ../../.venv-check/bin/pytest -m "not peers"
+	cd build/check && BFC_DEBUG=2 ../../.venv-check/bin/pytest -m "not peers"
 
 bench: $(VENV)/built ## measure, TensorFlow's compiled BFC beside ours (downloads its wheel once)
 	$(BIN)/python -m bench.replay

@@ -13,6 +13,7 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
         void wait_and_acquire()
         void release()
         void give_way()
+        uint64_t acquisitions()
 
 cdef enum:
     HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # the home of memory whose user is the host

@@ -131,6 +131,13 @@ cdef class Ledger(Owner):
         self.lock.release()
         return total
 
+    @property
+    def _lock_acquisitions(self):
+        self.acquire()
+        cdef uint64_t count = self.lock.acquisitions()
+        self.lock.release()
+        return count
+
     def reset_peak_stats(self):
         """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
         self.acquire()

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <thread>
 
 namespace bfc {
@@ -11,7 +12,9 @@ namespace bfc {
 class Lock {
 public:
     bool try_acquire() noexcept {
-        return !held_.exchange(true, std::memory_order_acquire);
+        if (held_.exchange(true, std::memory_order_acquire)) return false;
+        ++acquisitions_;
+        return true;
     }
     void wait_and_acquire() noexcept {
         if (try_acquire()) return;
@@ -36,9 +39,13 @@ public:
         wait_and_acquire();
     }
 
+    // How often it was taken, for whoever holds it: tests count it.
+    uint64_t acquisitions() const noexcept { return acquisitions_; }
+
 private:
     std::atomic<bool> held_{false};
     std::atomic<int> waiters_{0};
+    uint64_t acquisitions_{0};
 };
 
 }  // namespace bfc

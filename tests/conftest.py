@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections.abc import Callable, Iterator
 
@@ -22,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str | None:
-    debug = getattr(bfc, "BFC_DEBUG", getattr(bfc._allocator, "BFC_DEBUG", None))
+    debug = os.environ.get("BFC_DEBUG")  # make check says what it built
     return None if debug is None else f"bfc: built with BFC_DEBUG={debug}"
 
 

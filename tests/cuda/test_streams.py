@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 
@@ -45,6 +46,16 @@ def test_memory_of_one_stream_costs_no_driver_call(allocator, emulated) -> None:
             allocator.deallocate_many(allocator.allocate_many([n + 1, 1000]))
             allocator.allocate(300, stream=LEGACY).free()
     assert calls == {}
+
+
+@pytest.mark.skipif(os.environ.get("BFC_DEBUG") == "2", reason="it checks after each change")
+def test_an_allocation_and_a_free_take_the_lock_once_each(allocator) -> None:
+    allocator.allocate(1000).free()
+    before = allocator._lock_acquisitions
+    for _ in range(100):
+        allocator.allocate(1000).free()
+        allocator.deallocate_raw(allocator.allocate_raw(1000))
+    assert allocator._lock_acquisitions - before == 400 + 1, "and one to ask"
 
 
 @pytest.mark.parametrize("name", ["llm_decode_kv", "unet_buckets", "resnet50_multiscale"])
