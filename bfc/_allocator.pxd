@@ -30,7 +30,6 @@ cdef class Allocator(Frees):
     cdef readonly bint strict
     cdef readonly double retry_seconds
     cdef bint joins_regions
-    cdef object thread_streams
     cdef bfc_native_source* native      # NULL where the sub-allocator has none
     cdef cmap[uint64_t, uint64_t] ordered   # stream -> the frees on the home stream that it waits for already
 

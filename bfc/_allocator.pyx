@@ -359,6 +359,13 @@ cdef class Allocator(Frees):
         self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
         return 0
 
+    cdef int wait_for(self, uint64_t stream) except -1:
+        if stream != HOST_STREAM and self.sub_allocator.asynchronous:
+            fence = self.sub_allocator.fence(stream)
+            if fence is not None:
+                fence.wait()
+        return 0
+
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
         return self.allocate(nbytes, self.visible_stream(stream))
 

@@ -18,6 +18,8 @@ cdef class Owner:
     cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1
     # Behind what is queued on the stream; done when it returns.
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1
+    # Done when what is queued on the stream now has finished.
+    cdef int wait_for(self, uint64_t stream) except -1
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream)
     # A stream as users see it: None where the host is the user. And as __cuda_array_interface__ wants it: never 0.
     cdef object visible_stream(self, uint64_t stream)
@@ -29,6 +31,15 @@ cdef class Owner:
     cdef void last_view_gone(self) noexcept
 
 
+cdef class _Layout:
+    cdef object dtype
+    cdef str typestr
+    cdef str format                 # None: the buffer protocol cannot name it
+    cdef object descr               # None: not structured
+    cdef Py_ssize_t itemsize
+    cdef uint8_t code, bits         # DLPack's; 0 bits: it has none
+
+
 cdef class Buffer:
     cdef Owner owner
     cdef ChunkHandle handle
@@ -37,15 +48,25 @@ cdef class Buffer:
     cdef uint64_t made_on
     cdef int64_t exports
     cdef readonly Py_ssize_t nbytes
+    cdef readonly bint read_only
     cdef void become(self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start, Py_ssize_t nbytes,
                      uint64_t stream) noexcept
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF
     cdef int hold(self) except -1
     cdef void let_go(self) noexcept
+    cdef Buffer memory(self)
+    cdef _Layout items(self)
+    cdef tuple extents(self)
+    cdef int require_host(self, what) except -1
+    cdef int require_bytes(self, what) except -1
+    cdef int copy_bytes(self, uint64_t destination, uint64_t source) except -1
+    cdef object fitting(self, array)
+    cdef bint goes_as(self, there, here) except -1
+    cdef Buffer twin(self)
+    cdef object exported(self, there, consumer, bint versioned, uint64_t flags)
 
 
 cdef class BufferView(Buffer):
     cdef readonly Buffer base
-    cdef readonly object dtype
     cdef readonly tuple shape
-    cdef tuple layout
+    cdef _Layout layout

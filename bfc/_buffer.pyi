@@ -1,8 +1,8 @@
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import CapsuleType
 
 from bfc.suballocators.base import Device
@@ -17,6 +17,8 @@ class Buffer:
     def __init__(self) -> NoReturn: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def read_only(self) -> bool: ...
     @property
     def device(self) -> Device: ...
     @property
@@ -33,17 +35,25 @@ class Buffer:
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
     ) -> NDArray[Any]: ...
+    def from_host(self, array: ArrayLike) -> Self: ...
+    def to_host(self) -> NDArray[Any]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __dlpack__(
         self,
         *,
-        stream: object = None,
+        stream: SupportsIndex | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
-        copy: Literal[False] | None = None,
+        copy: bool | None = None,
     ) -> CapsuleType: ...
     def view(
-        self, dtype: DTypeLike, shape: SupportsIndex | Sequence[SupportsIndex] | None = None
+        self,
+        dtype: DTypeLike,
+        shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        *,
+        read_only: bool = False,
     ) -> BufferView: ...
 
 class BufferView(Buffer):
@@ -52,6 +62,8 @@ class BufferView(Buffer):
         base: Buffer,
         dtype: DTypeLike,
         shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        *,
+        read_only: bool = False,
     ) -> None: ...
     @property
     def base(self) -> Buffer: ...
@@ -62,6 +74,3 @@ class BufferView(Buffer):
     @property
     def freed(self) -> bool: ...
     def free(self) -> None: ...
-    def __array__(
-        self, dtype: DTypeLike | None = None, copy: bool | None = None
-    ) -> NDArray[Any]: ...

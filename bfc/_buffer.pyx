@@ -1,11 +1,12 @@
 """Buffers, and the exchange protocols: the buffer protocol, DLPack, and views with a dtype and a shape."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
+from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 
 import math
 import operator
@@ -46,15 +47,36 @@ cdef extern from "dlpack.h" nogil:
 cdef extern from "Python.h":
     int Py_IsInitialized() nogil
 
+cdef struct Export:             # what a capsule leads to; shape and strides stand behind it
+    PyObject* keeper            # a reference: the buffer, or the array that it was copied into
+    bint held                   # whether the keeper is a buffer, which counts this export
+    DLManagedTensorVersioned versioned
+    DLManagedTensor old
+
 cdef enum:
     MAX_DIMENSIONS = 64
-    UINT8_CODE = 1
-    BFLOAT16_CODE = 4
+    READ_ONLY = 1               # DLPack's flags
+    IS_COPIED = 2
+    CPU = 1                     # and its device types
+    CUDA = 2
+    OPENCL = 4
+    CUDA_MANAGED = 13
 
 _GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
-#: NumPy's kinds, and DLPack's numbers for them.
-_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_ONE_BYTE = ("|u1", "B", 1, (UINT8_CODE, 8))
+#: What __cuda_array_interface__ may lead to: memory that a CUDA device reaches.
+_CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
+_HOST = (CPU, 0)
+#: DLPack's (code, bits) by NumPy's name of a dtype; the last ones are known to DLPack since 1.1. NumPy's long double is
+#: missing on purpose: its bytes are no IEEE number.
+_DLPACK_TYPES = {
+    **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (1, bits) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (2, bits) for bits in (16, 32, 64)},
+    **{f"complex{bits}": (5, bits) for bits in (64, 128)},
+    "bool": (6, 8), "bfloat16": (4, 16),
+    "float8_e3m4": (7, 8), "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
+}
 
 
 cdef class Owner:
@@ -62,6 +84,9 @@ cdef class Owner:
         raise NotImplementedError
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
+        raise NotImplementedError
+
+    cdef int wait_for(self, uint64_t stream) except -1:
         raise NotImplementedError
 
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
@@ -93,6 +118,22 @@ cdef class Owner:
 cdef Owner NOBODY = Owner()
 
 
+@cython.final
+cdef class _Layout:
+    """What a buffer's items are in each protocol. `dtype` is whatever NumPy takes as one."""
+
+    def __init__(self, dtype, typestr, format, itemsize, dlpack, descr=None):
+        self.dtype = dtype
+        self.typestr = typestr
+        self.format = format
+        self.itemsize = itemsize
+        self.code, self.bits = dlpack
+        self.descr = descr
+
+
+cdef _Layout ONE_BYTE = _Layout("|u1", "|u1", "B", 1, (1, 8))
+
+
 #: Format texts that live as long as the module, as the buffer protocol wants them.
 _FORMATS = {}
 
@@ -103,7 +144,13 @@ _FORMATS = {}
 cdef class Buffer:
     """An allocation that gives itself back: when collected, on `free()`, or at the end of a `with` block.
 
-    Made by `Allocator.allocate`, not by hand.
+    Made by `Allocator.allocate`, not by hand. Other libraries take its memory, as bytes or through `view` with a dtype
+    and a shape, without a copy: by the buffer protocol where the host reaches it, by `__cuda_array_interface__` where a
+    CUDA device does, and by DLPack. What takes it through the first or the last is counted, and nothing is freed under
+    it; who has an address, or a `__cuda_array_interface__`, must keep the buffer.
+
+    The host may read managed and pinned memory while work on it is still queued: nothing here waits, but `to_host`,
+    `from_host`, and DLPack where the host is the one who asks.
 
     >>> import bfc
     >>> with bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(4) as buffer:
@@ -177,7 +224,7 @@ cdef class Buffer:
     def free(self):
         """Gives the memory back now. Freeing twice does nothing.
 
-        Raises BufferError while another object holds a view of host memory through the buffer protocol or DLPack.
+        Raises BufferError while another object holds a view of it through the buffer protocol or DLPack.
         """
         cdef int64_t allocation_id = self.allocation_id
         if self.exports:
@@ -203,24 +250,40 @@ cdef class Buffer:
         state = ", freed" if self.freed else ""
         return f"<bfc.Buffer {self.start:#x}, {self.nbytes} bytes on {self.device}{state}>"
 
-    # -- exchange ------------------------------------------------------------------------------------------------------
+    # -- the host ------------------------------------------------------------------------------------------------------
 
-    def _layout(self):
-        """(typestr, buffer-protocol format, item size, (DLPack code, bits)) and the shape."""
-        return _ONE_BYTE, (self.nbytes,)
+    cdef Buffer memory(self):
+        """The buffer that the memory belongs to."""
+        return self
 
-    def _require_host(self, what):
+    cdef _Layout items(self):
+        return ONE_BYTE
+
+    cdef tuple extents(self):
+        return (self.nbytes,)
+
+    cdef int require_host(self, what) except -1:
         if not self.owner.host_accessible:
-            raise BufferError(f"{what}: this memory is on {self.device}, where the host cannot read it")
+            raise BufferError(f"{what}: this memory is on {self.device}, where the host cannot read it in place")
+        return 0
+
+    cdef int require_bytes(self, what) except -1:
+        device = self.owner.device
+        if device is None or device.kind == "simulated":
+            raise BufferError(f"{what}: this memory is on {device}, where there are no bytes")
+        return 0
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        self._require_host("the buffer protocol")
-        layout, shape = self._layout()
-        if layout[1] is None:
-            raise BufferError(f"the buffer protocol has no format for {layout[0]}")
+        self.require_host("the buffer protocol")
+        cdef _Layout items = self.items()
+        cdef tuple shape = self.extents()
+        if items.format is None:
+            raise BufferError(f"the buffer protocol has no format for {items.typestr}")
+        if flags & PyBUF_WRITABLE and self.read_only:
+            raise BufferError("this view is read-only")
         if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(shape) > 1:
             raise BufferError("this memory lies row by row, not column by column")
-        cdef Py_ssize_t ndim = len(shape), i, step = layout[2]
+        cdef Py_ssize_t ndim = len(shape), i, step = items.itemsize
         cdef Py_ssize_t* dims = <Py_ssize_t*>PyMem_Malloc((2 * ndim + 1) * sizeof(Py_ssize_t))
         if dims == NULL:
             raise MemoryError
@@ -236,14 +299,14 @@ cdef class Buffer:
             raise
         view.obj = self
         view.len = self.nbytes
-        view.itemsize = layout[2]
-        view.readonly = 0
+        view.itemsize = items.itemsize
+        view.readonly = self.read_only
         view.ndim = <int>ndim
         view.shape = dims if flags & PyBUF_ND == PyBUF_ND else NULL
         view.strides = dims + ndim if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
         view.suboffsets = NULL
         view.internal = dims
-        cdef bytes kept = _FORMATS.setdefault(layout[1], layout[1].encode())
+        cdef bytes kept = _FORMATS.setdefault(items.format, items.format.encode())
         view.format = PyBytes_AS_STRING(kept) if flags & PyBUF_FORMAT else NULL
 
     def __releasebuffer__(self, Py_buffer* view):
@@ -254,46 +317,212 @@ cdef class Buffer:
         """NumPy comes here where the buffer protocol failed: for a dtype that it cannot name, or to hear the error."""
         import numpy
 
-        array = numpy.frombuffer(memoryview(self), numpy.uint8)
-        return array.astype(dtype, copy=bool(copy)) if copy or dtype not in (None, array.dtype) else array
+        self.require_host("NumPy (to_host() copies)")
+        array = numpy.frombuffer(self.view(numpy.uint8), numpy.uint8).view(self.items().dtype).reshape(self.extents())
+        if dtype is not None and numpy.dtype(dtype) != array.dtype:
+            if copy is not None and not copy:
+                raise ValueError(f"{array.dtype} does not become {numpy.dtype(dtype)} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    cdef int copy_bytes(self, uint64_t destination, uint64_t source) except -1:
+        """As Owner.copy_bytes, of which one side is all of this memory. Nobody frees it meanwhile."""
+        self.address()
+        if self.nbytes == 0:
+            return 0
+        self.hold()
+        try:
+            self.owner.copy_bytes(destination, source, self.nbytes, self.made_on)
+        finally:
+            self.let_go()
+        return 0
+
+    cdef object fitting(self, array):
+        """What NumPy makes of `array`, as a C-contiguous array of as many bytes as there are here."""
+        import numpy
+
+        array = numpy.frombuffer(array, numpy.uint8) if isinstance(array, bytes) else numpy.asarray(array, order="C")
+        if array.dtype.hasobject:
+            raise TypeError("an array of Python objects has no bytes that could be copied")
+        if array.nbytes != self.nbytes:
+            raise ValueError(f"{array.nbytes} bytes were given to a buffer of {self.nbytes}: they must be as many")
+        return array
+
+    def from_host(self, array):
+        """Copies an array, or what NumPy makes one of, into this memory; returns the buffer.
+
+        A buffer takes the bytes as they are, exactly as many as it has; a view takes an array of its own shape, and
+        casts it to its dtype where NumPy's "same_kind" allows. Behind what is queued on the buffer's stream, and done
+        when it returns. Raises ValueError for another size or shape and for a read-only view, TypeError for a dtype
+        that is not cast, BufferError for simulated memory, ClosedError.
+        Cost: one copy, two where the array is not C-contiguous; it waits for the stream, without the GIL.
+
+        >>> import bfc, numpy
+        >>> values = numpy.arange(3, dtype="f4")
+        >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(values.nbytes).from_host(values)
+        >>> buffer.view("f4").from_host([3, 4, 5]).to_host()
+        array([3., 4., 5.], dtype=float32)
+        """
+        if self.read_only:
+            raise ValueError("this view is read-only")
+        self.require_bytes("from_host")
+        array = self.fitting(array)
+        self.copy_bytes(self.start, array.__array_interface__["data"][0])
+        return self
+
+    def to_host(self):
+        """A new NumPy array with what this memory holds: bytes of a buffer, the dtype and the shape of a view.
+
+        Behind what is queued on the buffer's stream, and done when it returns. Raises BufferError for simulated memory,
+        ClosedError. Cost: one copy; it waits for the stream, without the GIL.
+
+        >>> import bfc
+        >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(4).from_host(b"abcd")
+        >>> buffer.to_host()
+        array([ 97,  98,  99, 100], dtype=uint8)
+        """
+        import numpy
+
+        self.require_bytes("to_host")
+        array = numpy.empty(self.extents(), self.items().dtype)
+        self.copy_bytes(array.__array_interface__["data"][0], self.start)
+        return array
+
+    # -- other libraries -----------------------------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self):
+        """The CUDA Array Interface, version 3, as a new dict; AttributeError where no CUDA device reaches the memory.
+
+        `stream` is the one that the memory was allocated on, which the reader waits for: 1 for the default stream, None
+        for pinned memory of no stream and for 0 bytes. A dtype without a typestr of NumPy's own has the one that NumPy
+        prints, bfloat16 "<V2" as in PyTorch; only DLPack tells such dtypes apart. The interface keeps nothing alive:
+        the reader must keep this object, and nobody can know of one that has not when `free()` comes.
+        Raises ClosedError. No driver call.
+        Source: numba-cuda's documentation, "CUDA Array Interface (Version 3)".
+
+        >>> import bfc
+        >>> hasattr(bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(4), "__cuda_array_interface__")
+        False
+        """
+        device = self.owner.device
+        if device is None or device.kind not in _CUDA_KINDS:
+            raise AttributeError(f"no __cuda_array_interface__: memory on {device} is none that a CUDA device reaches")
+        cdef uint64_t start = self.address()
+        cdef _Layout items = self.items()
+        interface = {
+            "shape": self.extents(),
+            "typestr": items.typestr,
+            "data": (start if self.nbytes else 0, self.read_only),
+            "strides": None,
+            "version": 3,
+            "stream": self.owner.interface_stream(self.made_on) if self.nbytes else None,
+        }
+        if items.descr is not None:
+            interface["descr"] = list(items.descr)
+        return interface
 
     def __dlpack_device__(self):
-        """(device type, ordinal) in DLPack's numbers."""
+        """(device type, device id) in DLPack's numbers; the id is 0 where the type is memory of the host, or managed.
+
+        Raises BufferError for memory that DLPack has no number for. Source: dlpack.h, `DLDevice`.
+        """
         device = self.device
         if device is None or device.kind not in DLPACK_DEVICE_TYPES:
             raise BufferError(f"DLPack has no number for memory on {device}")
-        return DLPACK_DEVICE_TYPES[device.kind], device.ordinal
+        number = DLPACK_DEVICE_TYPES[device.kind]
+        return number, device.ordinal if number in (CUDA, OPENCL) else 0
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule: versioned where the consumer asks for 1.0 or later, else the old kind.
+        """A DLPack capsule: versioned where the consumer takes 1.0 or later, else the old kind, which cannot say that
+        memory is read-only or copied. The consumer keeps this object, and so the memory, until it is done.
 
-        The consumer keeps this object, and so the memory, until it is done. `stream` must be None for host memory, and
-        `copy=True` is refused: there is nothing here to copy with.
+        `stream` is the consumer's: 1, 2 or a handle; None is the legacy default stream. It waits for the buffer's own,
+        and the memory is used again only when it has finished. -1: no waiting, and nothing recorded. Pinned memory goes
+        to the host with None, once the buffer's stream has finished; other host memory takes only None and -1.
+        `dl_device`: managed memory also goes as (2, ordinal), and what the host reaches as (1, 0), once the buffer's
+        stream has finished; (1, 0) of other memory is a copy on the host. PyTorch asks for neither, but takes capsules:
+        `torch.from_dlpack(pinned.__dlpack__(dl_device=(1, 0)))`. `copy=True` is a copy by the same allocator,
+        `copy=False` a promise to make none.
+
+        Raises BufferError for what cannot be had, ValueError for the stream 0, TypeError for a stream that is no int,
+        ClosedError, DriverError for a stream that the driver does not know.
+        Source: the Python array API standard (2024.12), `__dlpack__`.
+
+        >>> import bfc, numpy
+        >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(8).from_host(numpy.arange(2, dtype="i4"))
+        >>> numpy.from_dlpack(buffer.view("i4"))
+        array([0, 1], dtype=int32)
         """
         here = self.__dlpack_device__()
-        if stream is not None and here[0] == DLPACK_DEVICE_TYPES["cpu"]:
-            raise BufferError("host memory has no stream: pass stream=None")
-        if dl_device is not None and tuple(dl_device) != here:
-            raise BufferError(f"the memory is on device {here}, and is not copied to {tuple(dl_device)}")
+        cdef bint versioned = max_version is not None and _major(max_version) >= 1
+        cdef object there = here if dl_device is None else _device_from(dl_device)
+        cdef object consumer = _consumer_from(stream, self.device.kind in _CUDA_KINDS)
+        cdef bint reachable = self.goes_as(there, here)
+        if self.items().bits == 0:
+            raise BufferError(f"DLPack has no code for {self.items().typestr}")
+        if not reachable and there != _HOST:
+            raise BufferError(f"the memory is on device {here}, and does not go to {there}")
+        if not reachable and copy is not None and not copy:
+            raise BufferError(f"the memory is on device {here}, and goes to {there} only as a copy")
+        if not reachable:
+            array = self.to_host()
+            return capsule_of(array, array.__array_interface__["data"][0], self, there, versioned, IS_COPIED)
         if copy:
-            raise BufferError("copy=True is not supported: import without a copy, then copy")
-        if max_version is not None and _major(max_version) >= 1:
-            return versioned_capsule(self, here)
-        return old_capsule(self, here)
+            return self.twin().exported(there, consumer, versioned, IS_COPIED)
+        if self.read_only and not versioned:
+            raise BufferError("read-only memory needs a consumer that takes DLPack 1.0, or a copy")
+        return self.exported(there, consumer, versioned, READ_ONLY if self.read_only else 0)
 
-    def view(self, dtype, shape=None):
+    cdef bint goes_as(self, there, here) except -1:
+        """Whether a DLPack device names this memory, without a copy."""
+        if there == _HOST:
+            return there == here or self.owner.host_accessible
+        return there == here or (self.device.kind == "cuda_managed" and there == (CUDA, self.device.ordinal))
+
+    cdef Buffer twin(self):
+        """A copy in new memory of the same allocator, for the same stream."""
+        cdef Buffer copied = self.owner.another(self.nbytes, self.made_on)
+        self.copy_bytes(copied.start, self.start)
+        return copied.view(self.items().dtype, self.extents())
+
+    cdef object exported(self, there, consumer, bint versioned, uint64_t flags):
+        """A capsule whose consumer's stream, or the host, may use this memory from now on."""
+        cdef Buffer memory = self.memory()
+        self.hold()
+        try:
+            if self.nbytes and consumer != -1:
+                if there[0] == CPU or (consumer is None and there[0] not in (CUDA, CUDA_MANAGED)):
+                    self.owner.wait_for(self.made_on)
+                else:
+                    self.owner.hand_to_stream(memory.handle, memory.allocation_id, self.made_on, consumer or 0)
+            return capsule_of(self, self.start, self, there, versioned, flags)
+        except BaseException:
+            self.let_go()
+            raise
+
+    def view(self, dtype, shape=None, *, read_only=False):
         """The same memory with a dtype (anything NumPy takes) and a shape; one dimension may be -1.
 
-        Raises ValueError where they do not fit into the memory. No copy; the view keeps the buffer alive.
+        `read_only=True` offers it to others for reading only, and so are views of such a view: that binds the host's
+        arrays, and whoever looks at it elsewhere, as NumPy does; CuPy and PyTorch do not. Raises ValueError where dtype
+        and shape do not fit into the memory. No copy; the view keeps the buffer alive.
+
+        >>> import bfc, numpy
+        >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(24)
+        >>> view = buffer.view("f4", (2, -1))
+        >>> numpy.asarray(view)[:] = 7
+        >>> view.shape, view.view("f4", read_only=True).to_host()
+        ((2, 3), array([7., 7., 7., 7., 7., 7.], dtype=float32))
         """
-        return BufferView(self, dtype, shape)
+        return BufferView(self, dtype, shape, read_only=read_only)
 
 
 @cython.no_gc_clear
 cdef class BufferView(Buffer):
-    """A buffer's memory with a dtype and a shape. Keeps the buffer alive; frees nothing itself."""
+    """A buffer's memory with a dtype and a shape, made by `Buffer.view`. Keeps it alive; frees nothing itself."""
 
-    def __init__(self, Buffer base not None, dtype, shape=None):
+    def __init__(self, Buffer base not None, dtype, shape=None, *, read_only=False):
         import numpy
 
         if self.base is not None:
@@ -303,6 +532,8 @@ cdef class BufferView(Buffer):
             raise ValueError("a view cannot hold Python objects")
         if dtype.itemsize == 0:
             raise ValueError(f"a view needs items of at least one byte, not {dtype}")
+        if dtype.subdtype is not None:
+            raise ValueError(f"{dtype} holds arrays: put their dimensions into the shape")
         if shape is None:
             if base.nbytes % dtype.itemsize:
                 raise ValueError(f"{base.nbytes} bytes are no whole number of {dtype}")
@@ -311,11 +542,16 @@ cdef class BufferView(Buffer):
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > base.nbytes:
             raise ValueError(f"{shape} of {dtype} needs {nbytes} bytes; there are {base.nbytes}")
-        self.layout = (dtype.str, _format_of(dtype), dtype.itemsize, _dlpack_type(dtype))
+        self.layout = _layout_of(dtype)
         self.become(base.owner, base.handle, 0, base.start, nbytes, base.made_on)
-        self.dtype = dtype
+        self.read_only = read_only or base.read_only
         self.shape = shape
         self.base = base
+
+    @property
+    def dtype(self):
+        """The NumPy dtype of its items."""
+        return self.items().dtype
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
         if self.base is None:
@@ -331,12 +567,23 @@ cdef class BufferView(Buffer):
     def free(self):
         """Does nothing: the memory belongs to the buffer under the view."""
 
-    def _layout(self):
-        return self.layout, self.shape
+    cdef Buffer memory(self):
+        return self.base.memory()
 
-    def __array__(self, dtype=None, copy=None):
-        array = self.base.__array__()[:self.nbytes].view(self.dtype).reshape(self.shape)
-        return array.astype(dtype, copy=bool(copy)) if copy or dtype not in (None, array.dtype) else array
+    cdef _Layout items(self):
+        return ONE_BYTE if self.layout is None else self.layout
+
+    cdef tuple extents(self):
+        return self.shape or ()
+
+    cdef object fitting(self, array):
+        import numpy
+
+        array = numpy.asarray(array)
+        if array.shape != self.shape:
+            raise ValueError(f"an array of shape {array.shape} was given to a view of shape {self.shape}: they must "
+                             f"be the same")
+        return array.astype(self.dtype, order="C", casting="same_kind", copy=False)
 
     @property
     def freed(self):
@@ -344,7 +591,8 @@ cdef class BufferView(Buffer):
         return self.base.freed
 
     def __repr__(self):
-        return f"<bfc.BufferView {self.dtype}{list(self.shape)} on {self.device}>"
+        state = ", read-only" if self.read_only else ""
+        return f"<bfc.BufferView {self.dtype}{list(self.shape)} on {self.device}{state}>"
 
 
 def _major(version):
@@ -363,10 +611,38 @@ def _format_of(dtype):
     return exported.format if numpy.asarray(exported).dtype == dtype else None
 
 
-def _dlpack_type(dtype):
-    """(code, bits) of DLPack, or None: it knows native byte order and plain numbers only."""
-    code = BFLOAT16_CODE if dtype.name == "bfloat16" else _DLPACK_CODES.get(dtype.kind)
-    return None if code is None or not dtype.isnative else (code, dtype.itemsize * 8)
+cdef _Layout _layout_of(dtype):
+    dlpack = _DLPACK_TYPES.get(dtype.name, (0, 0)) if dtype.isnative else (0, 0)
+    return _Layout(dtype, dtype.str, _format_of(dtype), dtype.itemsize, dlpack, _descr_of(dtype))
+
+
+def _descr_of(dtype):
+    """The fields of a structured dtype, None for all others, and where fields overlap or stand out of order."""
+    try:
+        return dtype.descr if dtype.names else None
+    except ValueError:
+        return None
+
+
+def _device_from(dl_device):
+    number, ordinal = dl_device
+    return operator.index(number), operator.index(ordinal)
+
+
+def _consumer_from(stream, on_cuda):
+    """A DLPack consumer's stream: None, -1 or a handle."""
+    if stream is None:
+        return None
+    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
+        raise TypeError(f"stream is an int or None, not {type(stream).__name__}: pass the handle")
+    handle = operator.index(stream)
+    if handle != -1 and not on_cuda:
+        raise BufferError("memory that no CUDA device reaches has no stream: pass stream=None")
+    if handle == 0:
+        raise ValueError("stream=0 could mean two streams: pass 1 for the legacy default stream, 2 for the thread's")
+    if not -1 <= handle < 2**64:
+        raise ValueError(f"a stream handle lies between 1 and 2**64 - 1, not {handle}")
+    return handle
 
 
 def _whole_shape(shape, items):
@@ -391,94 +667,83 @@ def _whole_shape(shape, items):
 
 
 # -- DLPack capsules ---------------------------------------------------------------------------------------------------
-# One malloc holds the structure and, behind it, shape and strides. `manager_ctx` owns a reference to the buffer.
+# One malloc holds both structures, of which the capsule names one, and behind them shape and strides.
 
-cdef int fill(DLTensor* tensor, int64_t* dims, Buffer buffer, here) except -1:
-    layout, shape = buffer._layout()
-    if layout[3] is None:
-        raise BufferError(f"DLPack has no code for {layout[0]}")
+cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint versioned, uint64_t flags):
+    """A capsule for `data`, which lies as the buffer does and lives as long as `keeper`. Where that is a buffer, its
+    caller has held it; the capsule lets go of it."""
+    cdef tuple shape = buffer.extents()
+    cdef _Layout items = buffer.items()
+    cdef int32_t device_type, device_id
+    device_type, device_id = there
     cdef Py_ssize_t i, ndim = len(shape)
     cdef int64_t step = 1
+    cdef Export* export = <Export*>PyMem_Malloc(sizeof(Export) + 2 * ndim * sizeof(int64_t))
+    if export == NULL:
+        raise MemoryError
+    cdef int64_t* dims = <int64_t*>(export + 1)
     for i in range(ndim - 1, -1, -1):
         dims[i] = shape[i]
         dims[ndim + i] = step
         step *= dims[i]
-    tensor.data = <void*>buffer.address() if buffer.nbytes else NULL
-    tensor.device.device_type = here[0]
-    tensor.device.device_id = here[1]
+    cdef DLTensor* tensor = &export.versioned.dl_tensor
+    tensor.data = <void*>(data if buffer.nbytes else 0)
+    tensor.device = DLDevice(device_type, device_id)
     tensor.ndim = <int32_t>ndim
-    tensor.dtype.code = layout[3][0]
-    tensor.dtype.bits = layout[3][1]
-    tensor.dtype.lanes = 1
+    tensor.dtype = DLDataType(items.code, items.bits, 1)
     tensor.shape = dims
     tensor.strides = dims + ndim
     tensor.byte_offset = 0
-    buffer.hold()
-    return 0
+    export.old.dl_tensor = tensor[0]
+    export.versioned.version = DLPackVersion(1, 1)
+    export.versioned.flags = flags
+    export.versioned.manager_ctx = export.old.manager_ctx = export
+    export.versioned.deleter = delete_versioned
+    export.old.deleter = delete_old
+    export.keeper = <PyObject*>keeper
+    export.held = isinstance(keeper, Buffer)
+    try:
+        if versioned:
+            capsule = PyCapsule_New(&export.versioned, "dltensor_versioned", drop)
+        else:
+            capsule = PyCapsule_New(&export.old, "dltensor", drop)
+    except BaseException:
+        PyMem_Free(export)
+        raise
+    Py_INCREF(keeper)
+    return capsule
 
 
-cdef void* block_for(Buffer buffer, size_t structure) except NULL:
-    cdef void* block = PyMem_Malloc(structure + 2 * len(buffer._layout()[1]) * sizeof(int64_t))
-    if block == NULL:
-        raise MemoryError
-    return block
-
-
-cdef void release(void* manager_ctx) noexcept with gil:
-    cdef Buffer buffer = <Buffer>manager_ctx
-    buffer.let_go()
-    Py_DECREF(buffer)
-
-
-cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
-    if Py_IsInitialized():
-        with gil:
-            release(managed.manager_ctx)
-            PyMem_Free(managed)
-
-
-cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
-    if Py_IsInitialized():
-        with gil:
-            release(managed.manager_ctx)
-            PyMem_Free(managed)
-
-
-cdef void drop_old(object capsule) noexcept:
-    if PyCapsule_IsValid(capsule, "dltensor"):
+cdef void drop(object capsule) noexcept:
+    """A capsule goes. Unless its consumer has taken it over, which renames it, so does the export."""
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned"))
+    elif PyCapsule_IsValid(capsule, "dltensor"):
         delete_old(<DLManagedTensor*>PyCapsule_GetPointer(capsule, "dltensor"))
 
 
-cdef void drop_versioned(object capsule) noexcept:
-    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
-        delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned"))
+cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
+    release(<Export*>managed.manager_ctx)
 
 
-cdef object old_capsule(Buffer buffer, here):
-    cdef DLManagedTensor* managed = <DLManagedTensor*>block_for(buffer, sizeof(DLManagedTensor))
-    try:
-        fill(&managed.dl_tensor, <int64_t*>(managed + 1), buffer, here)
-    except BaseException:
-        PyMem_Free(managed)
-        raise
-    managed.manager_ctx = <void*>buffer
-    managed.deleter = delete_old
-    Py_INCREF(buffer)
-    return PyCapsule_New(managed, "dltensor", drop_old)
+cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
+    release(<Export*>managed.manager_ctx)
 
 
-cdef object versioned_capsule(Buffer buffer, here):
-    cdef DLManagedTensorVersioned* managed = <DLManagedTensorVersioned*>block_for(
-        buffer, sizeof(DLManagedTensorVersioned))
-    try:
-        fill(&managed.dl_tensor, <int64_t*>(managed + 1), buffer, here)
-    except BaseException:
-        PyMem_Free(managed)
-        raise
-    managed.version.major = 1
-    managed.version.minor = 0
-    managed.flags = 0
-    managed.manager_ctx = <void*>buffer
-    managed.deleter = delete_versioned
-    Py_INCREF(buffer)
-    return PyCapsule_New(managed, "dltensor_versioned", drop_versioned)
+cdef void release(Export* export) noexcept nogil:
+    if Py_IsInitialized():
+        with gil:
+            let_go_of(export)
+
+
+cdef void let_go_of(Export* export) noexcept:
+    """Leaves alone the error that may be on its way while a consumer cleans up."""
+    cdef PyObject* kind
+    cdef PyObject* error
+    cdef PyObject* trace
+    PyErr_Fetch(&kind, &error, &trace)
+    if export.held:
+        (<Buffer>export.keeper).let_go()
+    Py_DECREF(<object>export.keeper)
+    PyMem_Free(export)
+    PyErr_Restore(kind, error, trace)

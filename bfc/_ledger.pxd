@@ -25,6 +25,7 @@ cdef class Ledger(Owner):
     cdef readonly object sub_allocator
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef uint64_t default_stream_alias
+    cdef object thread_streams          # handles that name another stream in each thread
     cdef uint64_t limit
     cdef bint is_closed
     cdef object __weakref__

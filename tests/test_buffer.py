@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
+import io
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import bfc
 
 MIB = 1 << 20
+READ_ONLY, IS_COPIED = 1, 2  # DLPack's flags
 PYTHON = ctypes.pythonapi
 PYTHON.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 PYTHON.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -32,6 +35,12 @@ def counting(host: bfc.BFCAllocator, nbytes: int = 64) -> bfc.Buffer:
     buffer = host.allocate(nbytes)
     memoryview(buffer)[:] = bytes(i % 256 for i in range(nbytes))
     return buffer
+
+
+def unheld(buffer: bfc.Buffer) -> bool:
+    """Whether nothing views the memory any more. It is freed."""
+    buffer.free()
+    return buffer.freed
 
 
 # -- its life --------------------------------------------------------------------------------------
@@ -277,7 +286,7 @@ def test_zero_bytes_can_be_exported_as_nothing(host) -> None:
     assert not buffer.freed
 
 
-PyBUF_F_CONTIGUOUS, PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE = 0x58, 0x98, 0
+PyBUF_F_CONTIGUOUS, PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE = 0x58, 0x98, 0, 1
 
 
 def get_buffer(which: object, flags: int) -> tuple[int, int]:
@@ -616,14 +625,7 @@ def test_nothing_is_an_empty_tensor(host, version: object) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"stream": 1},
-        {"stream": 0},
-        {"stream": -1},
-        {"dl_device": (2, 0)},
-        {"dl_device": (1, 1)},
-        {"copy": True},
-    ],
+    [{"stream": 1}, {"stream": 0}, {"dl_device": (2, 0)}, {"dl_device": (1, 1)}],
 )
 def test_what_dlpack_cannot_do_is_a_buffer_error(host, options: dict) -> None:
     buffer = counting(host)
@@ -633,16 +635,26 @@ def test_what_dlpack_cannot_do_is_a_buffer_error(host, options: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"dl_device": (1, 0)}, {"copy": False}, {"stream": None}, {"copy": None}]
+    "options",
+    [{"dl_device": (1, 0)}, {"copy": False}, {"stream": None}, {"copy": None}, {"stream": -1}],
 )
 def test_what_dlpack_can_do(host, options: dict) -> None:
-    capsule = counting(host).__dlpack__(max_version=(1, 0), **options)
-    assert opened(capsule, (1, 0)).tensor.ndim == 1
+    buffer = counting(host)
+    capsule = buffer.__dlpack__(max_version=(1, 0), **options)
+    assert opened(capsule, (1, 0)).tensor.data == buffer.ptr
 
 
 def test_odd_arguments_to_dlpack_leave_nothing_held(host) -> None:
     buffer = counting(host)
-    for options in ({"max_version": "x"}, {"dl_device": 5}, {"max_version": 1}):
+    for options in (
+        {"max_version": "x"},
+        {"dl_device": 5},
+        {"dl_device": (1, 0, 0)},
+        {"dl_device": ("cpu", 0)},
+        {"max_version": 1},
+        {"stream": True},
+        {"stream": 1.0},
+    ):
         with pytest.raises((TypeError, IndexError, ValueError, BufferError)):
             buffer.__dlpack__(**options)
     with pytest.raises(TypeError):
@@ -653,8 +665,760 @@ def test_odd_arguments_to_dlpack_leave_nothing_held(host) -> None:
 def test_numpy_copies_on_request_only(host) -> None:
     buffer = counting(host)
     shared = np.from_dlpack(buffer, copy=False)
-    assert shared.ctypes.data == buffer.ptr
-    assert buffer.__dlpack_device__() == (1, 0)
+    copied = np.from_dlpack(buffer, copy=True)
+    assert shared.ctypes.data == buffer.ptr != copied.ctypes.data
+    assert copied.tobytes() == bytes(range(64))
+    copied[:] = 0
+    assert bytes(buffer) == bytes(range(64))
+
+
+def test_a_copy_belongs_to_the_allocator_and_goes_with_its_consumer(host) -> None:
+    view = counting(host).view("i2", (4, 8))
+    capsule = view.__dlpack__(max_version=(1, 0), copy=True)
+    managed = opened(capsule, (1, 0))
+    assert managed.flags == IS_COPIED
+    assert managed.tensor.data != view.ptr
+    assert host.requested_size(managed.tensor.data) == 64
+    assert ctypes.string_at(managed.tensor.data, 64) == bytes(range(64))
+    assert unheld(view.base)
+    del capsule
+    assert host.stats().bytes_in_use == 0
+
+
+def test_a_copy_of_nothing_is_nothing(host) -> None:
+    capsule = host.allocate(0).__dlpack__(copy=True)
+    assert opened(capsule, None).tensor.data is None
+
+
+def test_a_copy_without_room_holds_nothing(make_allocator) -> None:
+    host = make_allocator(bfc.HostSubAllocator("1 MiB"))
+    buffer = host.allocate(MIB * 3 // 4)
+    with pytest.raises(bfc.OutOfMemoryError):
+        buffer.__dlpack__(copy=True)
+    assert unheld(buffer)
+
+
+@EITHER_KIND
+@pytest.mark.parametrize("copy", [None, True])
+def test_a_capsule_that_cannot_be_made_leaves_nothing_held(host, version, copy) -> None:
+    """Memory runs out at each place where some is asked for in turn."""
+    tools = pytest.importorskip("_testcapi")
+    buffer = counting(host)
+    references = sys.getrefcount(buffer)
+    failures = 0
+    for place in range(60):
+        tools.set_nomemory(place, place + 1)
+        try:
+            capsule = buffer.__dlpack__(max_version=version, copy=copy)
+        except (MemoryError, ctypes.ArgumentError):
+            capsule = None
+            failures += 1
+        finally:
+            tools.remove_mem_hooks()
+        del capsule
+        assert sys.getrefcount(buffer) == references
+        assert host.stats().bytes_in_use == 256
+    assert failures >= 2
+    assert unheld(buffer)
+
+
+def test_dlpack_knows_the_small_floats(host) -> None:
+    small = pytest.importorskip("ml_dtypes")
+    for name, code, bits in (
+        ("bfloat16", 4, 16),
+        ("float8_e4m3fn", 10, 8),
+        ("float8_e5m2", 12, 8),
+        ("float8_e8m0fnu", 14, 8),
+    ):
+        view = counting(host).view(getattr(small, name))
+        tensor = opened(view.__dlpack__(), None).tensor
+        assert (tensor.code, tensor.bits, tensor.shape[0]) == (code, bits, 512 // bits)
+        assert view.to_host().dtype == np.asarray(view).dtype == view.dtype
+        assert np.asarray(view).tobytes() == view.to_host().tobytes() == bytes(range(64))
+    with pytest.raises(BufferError):
+        counting(host).view(small.int4).__dlpack__()
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_dlpack_has_no_long_double(host, dtype: type) -> None:
+    view = host.allocate(64).view(dtype)
+    with pytest.raises(BufferError):
+        view.__dlpack__()
+    assert np.asarray(view).dtype == dtype
+
+
+# -- read-only views -------------------------------------------------------------------------------
+
+
+def test_a_view_says_whether_it_is_read_only(host) -> None:
+    buffer = counting(host)
+    view = buffer.view("f4", read_only=True)
+    assert (buffer.read_only, buffer.view("f4").read_only) == (False, False)
+    assert view.read_only
+    assert view.view("u1").read_only
+    assert view.view("u1", read_only=False).read_only
+    assert repr(view) == "<bfc.BufferView float32[16] on cpu:0, read-only>"
+
+
+@pytest.mark.parametrize("dtype", ["f4", "M8[s]", "u1"])
+def test_a_read_only_view_gives_arrays_that_stay_read_only(host, dtype: str) -> None:
+    view = counting(host).view(dtype, read_only=True)
+    arrays = [np.asarray(view), view.__array__()]
+    arrays += [np.from_dlpack(view)] if dtype != "M8[s]" else []
+    for array in arrays:
+        assert array.tobytes() == bytes(range(64))
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+def test_who_wants_to_write_gets_no_read_only_memory(host) -> None:
+    buffer = counting(host)
+    view = buffer.view("u1", read_only=True)
+    assert memoryview(view).readonly
+    assert not memoryview(buffer).readonly
+    for take in (
+        (ctypes.c_uint8 * 64).from_buffer,
+        lambda which: get_buffer(which, PyBUF_WRITABLE),
+        lambda which: io.BytesIO(bytes(64)).readinto(which),
+    ):
+        take(buffer)
+        with pytest.raises((BufferError, TypeError), match=r"read-only|read-write|writable"):
+            take(view)
+    gc.collect()
+    assert unheld(buffer)
+
+
+def test_an_old_capsule_does_not_hide_that_memory_is_read_only(host) -> None:
+    buffer = counting(host)
+    view = buffer.view("u1", read_only=True)
+    for version in (None, (0, 8)):
+        with pytest.raises(BufferError, match="read-only"):
+            view.__dlpack__(max_version=version)
+    assert opened(view.__dlpack__(max_version=(1, 0)), (1, 0)).flags == READ_ONLY
+    assert unheld(buffer)
+
+
+@EITHER_KIND
+def test_a_copy_of_read_only_memory_may_be_written(host, version: object) -> None:
+    view = counting(host).view("u1", read_only=True)
+    managed = opened(view.__dlpack__(max_version=version, copy=True), version)
+    assert getattr(managed, "flags", IS_COPIED) == IS_COPIED
+
+
+def test_nothing_is_copied_into_a_read_only_view(host) -> None:
+    view = counting(host).view("u1", read_only=True)
+    with pytest.raises(ValueError, match="read-only"):
+        view.from_host(bytes(64))
+    copied = view.to_host()
+    assert copied.flags.writeable
+    assert copied.tobytes() == bytes(range(64))
+
+
+# -- from the host, and to it ----------------------------------------------------------------------
+
+NUMBERS = np.arange(24, dtype="f4").reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        NUMBERS,
+        NUMBERS.T,
+        NUMBERS[::-2, 1::2],
+        np.asfortranarray(NUMBERS),
+        np.array(3.5),
+        np.array([1, 2], ">i4"),
+        np.array([(1, 2.5)], [("a", "u1"), ("b", "<f8")]),
+        np.array(["2026-11-21"], "M8[D]"),
+        bytearray(b"abcd"),
+        memoryview(b"abcdefgh")[::2],
+        [1, 2, 3],
+        7,
+        [[], []],
+    ],
+    ids=lambda array: str(type(array).__name__),
+)
+def test_a_buffer_takes_the_bytes_of_an_array(host, array: object) -> None:
+    expected = np.asarray(array).tobytes()
+    buffer = host.allocate(len(expected))
+    assert buffer.from_host(array) is buffer
+    assert same(buffer.to_host(), np.frombuffer(expected, "u1"))
+
+
+def test_bytes_are_taken_as_they_are(host) -> None:
+    for data in (b"", b"a", b"\0\0", bytes(range(256))):
+        assert host.allocate(len(data)).from_host(data).to_host().tobytes() == data
+
+
+def test_an_array_goes_in_and_comes_out(host) -> None:
+    buffer = host.allocate(NUMBERS.nbytes).from_host(NUMBERS)
+    view = buffer.view("f4", (4, 6))
+    out = view.to_host()
+    assert same(out, NUMBERS)
+    out[:] = 0
+    assert same(view.to_host(), NUMBERS)
+    assert view.from_host(NUMBERS[::-1]) is view
+    assert same(view.to_host(), NUMBERS[::-1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("f4", np.array([1.5, 2.5])),
+        ("f4", np.array([1, 2])),
+        ("f4", [1.5, 2.5]),
+        ("f8", np.array([1.5, 2.5], "f2")),
+        (">i4", np.array([1, 2], "<i4")),
+        ("i4", np.array([1, 2], "i8")),
+        ("c8", np.array([1.5, 2.5])),
+        ("?", [True, False]),
+        ("U3", ["ab", "abc"]),
+    ],
+)
+def test_a_view_casts_within_a_kind(host, dtype: str, given: object) -> None:
+    view = host.allocate(2 * np.dtype(dtype).itemsize).view(dtype)
+    assert same(view.from_host(given).to_host(), np.asarray(given).astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [("i4", [1.5, 2.5]), ("u1", [1, 2]), ("f4", [1j, 2]), ("f4", ["a", "b"]), ("f4", [None, 1])],
+)
+def test_a_view_refuses_another_kind(host, dtype: str, given: object) -> None:
+    buffer = counting(host)
+    with pytest.raises(TypeError, match="same_kind"):
+        buffer.view(dtype, 2).from_host(given)
+    assert bytes(buffer) == bytes(range(64))
+
+
+def test_a_size_or_a_shape_that_differs_is_named(host) -> None:
+    buffer = counting(host)
+    with pytest.raises(ValueError, match=r"63 bytes .* of 64"):
+        buffer.from_host(bytes(63))
+    with pytest.raises(ValueError, match=r"128 bytes .* of 64"):
+        buffer.from_host(np.zeros(16))
+    for shape in ((16,), (8, 2), (4, 4, 1), ()):
+        with pytest.raises(ValueError, match=r"shape \(.*\) .* of shape \(4, 4\)"):
+            buffer.view("f4", (4, 4)).from_host(np.zeros(shape, "f4"))
+    assert bytes(buffer) == bytes(range(64))
+
+
+def test_python_objects_have_no_bytes(host) -> None:
+    for array in (np.array([None]), np.array([(None,)], [("a", object)]), object()):
+        with pytest.raises(TypeError, match="objects"):
+            host.allocate(8).from_host(array)
+
+
+def test_nothing_is_copied_from_and_to_nothing(host) -> None:
+    buffer = host.allocate(0)
+    assert same(buffer.from_host([]).to_host(), np.empty(0, "u1"))
+    view = counting(host).view("f4", (0, 3))
+    assert same(view.from_host(np.empty((0, 3))).to_host(), np.empty((0, 3), "f4"))
+    assert same(counting(host).view("i2", ()).to_host(), np.array(256, "i2"))
+
+
+def test_a_copy_touches_no_neighbour(host) -> None:
+    buffers = [counting(host, 256) for _ in range(3)]
+    buffers[1].from_host(bytes(256))
+    buffers[1].view("u1", 100).from_host(np.ones(100, "u1"))
+    assert [bytes(buffers[0]), bytes(buffers[2])] == [bytes(range(256))] * 2
+    assert bytes(buffers[1]) == bytes([1]) * 100 + bytes(156)
+
+
+@pytest.mark.parametrize("dead", ["freed", "freed by address", "closed"])
+def test_memory_that_is_gone_is_not_copied(host, dead: str) -> None:
+    buffer = counting(host)
+    view = buffer.view("u1", 8)
+    if dead == "freed":
+        buffer.free()
+    elif dead == "closed":
+        host.close()
+    else:
+        host.deallocate_raw(buffer.ptr)
+        host.allocate_raw(64)
+    for use in (
+        buffer.to_host,
+        view.to_host,
+        lambda: buffer.from_host(bytes(64)),
+        lambda: view.from_host(np.zeros(8, "u1")),
+    ):
+        with pytest.raises(bfc.ClosedError):
+            use()
+
+
+def test_simulated_memory_is_not_copied(make_allocator) -> None:
+    buffer = make_allocator().allocate(64)
+    for which in (buffer, buffer.view("f4")):
+        for use in (which.to_host, lambda which=which: which.from_host(bytes(64))):
+            with pytest.raises(BufferError, match="simulated:0, where there are no bytes"):
+                use()
+    assert unheld(buffer)
+
+
+class Meddling(bfc.HostSubAllocator):
+    """Does something else while it copies."""
+
+    meddle: Callable[[], None]
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        self.meddle()
+        ctypes.memmove(destination, source, nbytes)
+
+
+def test_nothing_is_freed_under_a_copy(make_allocator) -> None:
+    source = Meddling("8 MiB")
+    host = make_allocator(source)
+    buffer = counting(host)
+    refused = []
+
+    def meddle() -> None:
+        for end in (buffer.free, host.close, lambda: host.deallocate_raw(buffer.ptr)):
+            with pytest.raises(BufferError):
+                end()
+            refused.append(end)
+
+    source.meddle = meddle
+    assert buffer.to_host().tobytes() == bytes(range(64))
+    assert bytes(buffer.from_host(bytes(64))) == bytes(64)
+    assert len(refused) == 6
+    assert unheld(buffer)
+
+
+@pytest.mark.parametrize(
+    "use", [bfc.Buffer.to_host, lambda b: b.from_host(bytes(64)), lambda b: b.__dlpack__(copy=True)]
+)
+def test_a_copy_that_fails_holds_nothing(make_allocator, use: Callable) -> None:
+    source = Meddling("8 MiB")
+
+    def meddle() -> None:
+        raise bfc.SubAllocatorError("the cable was cut")
+
+    source.meddle = meddle
+    buffer = make_allocator(source).allocate(64)
+    with pytest.raises(bfc.SubAllocatorError, match="cable"):
+        use(buffer)
+    assert unheld(buffer)
+
+
+def test_an_array_of_another_dtype_is_a_copy(host) -> None:
+    view = counting(host).view("M8[s]")
+    with pytest.raises(ValueError, match="copy"):
+        view.__array__("M8[D]", copy=False)
+    assert same(view.__array__("M8[D]"), view.to_host().astype("M8[D]"))
+    assert view.__array__("M8[s]", copy=False).ctypes.data == view.ptr
+    assert view.__array__(copy=True).ctypes.data != view.ptr
+
+
+# -- CUDA's memory, without CUDA -------------------------------------------------------------------
+
+
+class Pretended(bfc.HostSubAllocator):
+    """Host memory that passes for CUDA's, and notes who waits for whom."""
+
+    asynchronous = True
+    default_stream_alias = 1
+    thread_streams = frozenset({2})
+
+    def __init__(self, kind: str = "cuda", ordinal: int = 0, *, on_host: bool = False) -> None:
+        super().__init__("8 MiB")
+        self.device = bfc.Device(kind, ordinal)
+        self.stream_ordered = kind != "cuda_host"
+        self.on_host = on_host or kind == "cuda_host"
+        self.told: list[tuple] = []
+        self.broken = False
+
+    @property
+    def host_accessible(self) -> bool:
+        return self.on_host
+
+    def order(self, first: int, then: int) -> None:
+        if self.broken:
+            raise bfc.SubAllocatorError("no such stream")
+        self.told.append(("order", first, then))
+
+    def fence(self, stream: int) -> Fence:
+        self.told.append(("fence", stream))
+        return Fence(self, stream)
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        self.told.append(("copy", stream))
+        ctypes.memmove(destination, source, nbytes)
+
+
+class Fence:
+    def __init__(self, device: Pretended, stream: int) -> None:
+        self.device, self.stream = device, stream
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        self.device.told.append(("wait", self.stream))
+
+
+Pretend = Callable[..., tuple[bfc.BFCAllocator, Pretended]]
+
+
+@pytest.fixture
+def pretend(make_allocator) -> Pretend:
+    def make(*arguments: object, **options: object) -> tuple[bfc.BFCAllocator, Pretended]:
+        device = Pretended(*arguments, **options)
+        return make_allocator(device), device
+
+    return make
+
+
+@contextmanager
+def hearing(device: Pretended, *expected: tuple) -> Iterator[None]:
+    """Just this is told to the device meanwhile."""
+    device.told.clear()
+    yield
+    assert device.told == list(expected)
+
+
+CUDA_KINDS = ["cuda", "cuda_managed", "cuda_host"]
+
+
+@pytest.mark.parametrize("kind", CUDA_KINDS)
+def test_the_interface_describes_the_memory(pretend, kind: str) -> None:
+    allocator, device = pretend(kind)
+    buffer = allocator.allocate(24)
+    with hearing(device):
+        found = buffer.__cuda_array_interface__
+        in_view = buffer.view("i2", (3, 4), read_only=True).__cuda_array_interface__
+    assert found == {
+        "shape": (24,),
+        "typestr": "|u1",
+        "data": (buffer.ptr, False),
+        "strides": None,
+        "version": 3,
+        "stream": None if kind == "cuda_host" else 1,
+    }
+    assert in_view == {**found, "shape": (3, 4), "typestr": "<i2", "data": (buffer.ptr, True)}
+    assert type(in_view["data"][1]) is bool
+    found["shape"] = None
+    assert buffer.__cuda_array_interface__["shape"] == (24,)
+
+
+@pytest.mark.parametrize("kind", CUDA_KINDS)
+@pytest.mark.parametrize(("stream", "said"), [(1, 1), (2, 2), (7, 7), (2**64 - 2, 2**64 - 2)])
+def test_the_interface_names_the_stream(pretend, kind: str, stream: int, said: int) -> None:
+    allocator, _device = pretend(kind)
+    buffer = allocator.allocate(24, stream)
+    assert buffer.__cuda_array_interface__["stream"] == said
+    assert buffer.view("f4").__cuda_array_interface__["stream"] == said
+
+
+def test_the_interface_of_nothing_has_no_address_and_no_stream(pretend) -> None:
+    allocator, _device = pretend()
+    for which in (allocator.allocate(0, 7), allocator.allocate(8, 7).view("f4", (0, 2))):
+        found = which.__cuda_array_interface__
+        assert (found["data"], found["stream"], 0 in found["shape"]) == ((0, False), None, True)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "opencl", "simulated", "else"])
+def test_other_memory_has_no_interface(pretend, kind: str) -> None:
+    allocator, _device = pretend(kind)
+    buffer = allocator.allocate(24)
+    for which in (buffer, buffer.view("f4"), bfc.BufferView.__new__(bfc.BufferView)):
+        assert not hasattr(which, "__cuda_array_interface__")
+        with pytest.raises(AttributeError, match=r"no __cuda_array_interface__: memory on .*CUDA"):
+            _ = which.__cuda_array_interface__
+
+
+@pytest.mark.parametrize("dead", ["freed", "closed"])
+def test_memory_that_is_gone_has_no_interface(pretend, dead: str) -> None:
+    allocator, _device = pretend()
+    buffer = allocator.allocate(24)
+    views = [buffer.view("f4"), buffer.view("f4", (0,))]
+    buffer.free() if dead == "freed" else allocator.close()
+    for which in (buffer, *views):
+        with pytest.raises(bfc.ClosedError):
+            _ = which.__cuda_array_interface__
+
+
+def test_the_interface_holds_nothing(pretend) -> None:
+    """It is an address and no more, as the protocol has it: its reader must keep the buffer."""
+    allocator, _device = pretend()
+    buffer = allocator.allocate(24)
+    kept = buffer.__cuda_array_interface__
+    buffer.free()
+    assert kept["data"][0] == buffer.ptr
+
+
+def test_a_structured_dtype_is_described(pretend) -> None:
+    allocator, _device = pretend()
+    buffer = allocator.allocate(48)
+    fields = np.dtype([("a", "<i4"), ("b", "<f8", (2,))], align=True)
+    view = buffer.view(fields)
+    found = view.__cuda_array_interface__
+    assert (found["typestr"], np.dtype(found["descr"]).itemsize) == ("|V24", 24)
+    assert found["descr"] == fields.descr
+    found["descr"].clear()
+    assert view.__cuda_array_interface__["descr"] == fields.descr
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]})
+    for dtype in (overlapping, "f4", "M8[s]"):
+        assert "descr" not in buffer.view(dtype).__cuda_array_interface__
+
+
+def test_a_dtype_that_numpy_cannot_name_is_never_taken_for_another(pretend) -> None:
+    small = pytest.importorskip("ml_dtypes")
+    allocator, _device = pretend()
+    buffer = allocator.allocate(64)
+    assert buffer.view(small.bfloat16).__cuda_array_interface__["typestr"] == "<V2"
+    for dtype in (small.bfloat16, small.float8_e4m3fn, small.float8_e5m2):
+        typestr = buffer.view(dtype).__cuda_array_interface__["typestr"]
+        try:
+            read = np.dtype(typestr)
+        except TypeError:
+            continue
+        assert read.kind == "V"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ordinal", "expected"),
+    [
+        ("cuda", 0, (2, 0)),
+        ("cuda", 3, (2, 3)),
+        ("cuda_host", 3, (3, 0)),
+        ("cuda_managed", 3, (13, 0)),
+        ("opencl", 3, (4, 3)),
+        ("cpu", 0, (1, 0)),
+    ],
+)
+def test_devices_have_dlpacks_numbers(pretend, kind: str, ordinal: int, expected: tuple) -> None:
+    allocator, _device = pretend(kind, ordinal)
+    view = allocator.allocate(64).view("f4")
+    assert view.__dlpack_device__() == expected
+    device = opened(view.__dlpack__(), None).tensor.device
+    assert (device.device_type, device.device_id) == expected
+
+
+class Index:
+    def __index__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cuda_managed"])
+@pytest.mark.parametrize(
+    ("made_on", "consumer", "told"),
+    [
+        (0, None, []),
+        (0, 1, []),
+        (0, -1, []),
+        (0, 2, [("order", 0, 2)]),
+        (0, 7, [("order", 0, 7)]),
+        (0, Index(), [("order", 0, 7)]),
+        (0, np.int64(7), [("order", 0, 7)]),
+        (0, 2**64 - 2, [("order", 0, 2**64 - 2)]),
+        (7, None, [("order", 7, 0)]),
+        (7, 1, [("order", 7, 0)]),
+        (7, 7, []),
+        (7, -1, []),
+        (7, 8, [("order", 7, 8)]),
+    ],
+)
+def test_the_consumers_stream_waits_and_is_remembered(
+    pretend, kind: str, made_on: int, consumer: object, told: list
+) -> None:
+    allocator, device = pretend(kind)
+    buffer = allocator.allocate(64, made_on)
+    with hearing(device, *told):
+        capsule = buffer.view("f4").__dlpack__(stream=consumer)
+    del capsule
+    users = {stream for _order, _first, stream in told} | ({made_on} - {0})
+    with hearing(device, *[("fence", stream) for stream in sorted(users)]):
+        buffer.free()
+
+
+@pytest.mark.parametrize(
+    ("made_on", "consumer", "told"),
+    [
+        (None, None, []),
+        (None, -1, []),
+        (None, 1, []),
+        (None, 7, []),
+        (7, None, [("fence", 7), ("wait", 7)]),
+        (7, -1, []),
+        (7, 7, []),
+        (7, 8, [("order", 7, 8)]),
+    ],
+)
+def test_pinned_memory_is_the_hosts_unless_a_stream_asks(
+    pretend, made_on: object, consumer: object, told: list
+) -> None:
+    allocator, device = pretend("cuda_host")
+    buffer = allocator.allocate(64, made_on)
+    with hearing(device, *told):
+        capsule = buffer.__dlpack__(stream=consumer)
+    del capsule
+    users = {stream for stream in (made_on, consumer) if stream not in (None, -1)}
+    users = {0 if stream == 1 else stream for stream in users}
+    with hearing(device, *[("fence", stream) for stream in sorted(users)]):
+        buffer.free()
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (0, ValueError),
+        (-2, ValueError),
+        (2**64, ValueError),
+        (True, TypeError),
+        (False, TypeError),
+        (1.0, TypeError),
+        ("1", TypeError),
+        (object(), TypeError),
+        (np.float64(1), TypeError),
+    ],
+)
+@pytest.mark.parametrize("kind", CUDA_KINDS)
+def test_what_is_no_stream_is_refused(pretend, kind: str, stream: object, error: type) -> None:
+    allocator, device = pretend(kind)
+    buffer = allocator.allocate(64)
+    with hearing(device), pytest.raises(error, match="stream"):
+        buffer.__dlpack__(stream=stream)
+    assert unheld(buffer)
+
+
+def test_a_stream_that_the_device_does_not_know_holds_nothing(pretend) -> None:
+    allocator, device = pretend()
+    buffer = allocator.allocate(64)
+    device.broken = True
+    with pytest.raises(bfc.SubAllocatorError, match="no such stream"):
+        buffer.__dlpack__(stream=7)
+    assert unheld(buffer)
+
+
+SHARED_MEMORY, HOST_COPY, REFUSED = "shared", "host copy", "refused"
+WHERE = [
+    ("cuda", False, (2, 3), SHARED_MEMORY),
+    ("cuda", False, (2, 0), REFUSED),
+    ("cuda", False, (1, 0), HOST_COPY),
+    ("cuda", False, (1, 1), REFUSED),
+    ("cuda", False, (3, 0), REFUSED),
+    ("cuda", False, (13, 0), REFUSED),
+    ("cuda", False, (13, 3), REFUSED),
+    ("cuda_managed", False, (13, 0), SHARED_MEMORY),
+    ("cuda_managed", False, (2, 3), SHARED_MEMORY),
+    ("cuda_managed", False, (2, 0), REFUSED),
+    ("cuda_managed", False, (1, 0), HOST_COPY),
+    ("cuda_managed", True, (1, 0), SHARED_MEMORY),
+    ("cuda_managed", True, (3, 0), REFUSED),
+    ("cuda_host", True, (3, 0), SHARED_MEMORY),
+    ("cuda_host", True, (1, 0), SHARED_MEMORY),
+    ("cuda_host", True, (2, 3), REFUSED),
+]
+
+
+@pytest.mark.parametrize("copy", [None, False, True])
+@pytest.mark.parametrize(("kind", "on_host", "asked", "outcome"), WHERE)
+def test_a_device_is_honoured_or_refused(
+    pretend, kind: str, on_host: bool, asked: tuple, outcome: str, copy: object
+) -> None:
+    allocator, _device = pretend(kind, 3, on_host=on_host)
+    view = allocator.allocate(64).from_host(bytes(range(64))).view("i2", (4, 8))
+    if outcome == REFUSED or (outcome == HOST_COPY and copy is False):
+        with pytest.raises(BufferError, match=r"go(es)? to"):
+            view.__dlpack__(max_version=(1, 0), dl_device=asked, copy=copy)
+        assert unheld(view.base)
+        return
+    capsule = view.__dlpack__(max_version=(1, 0), dl_device=np.array(asked), copy=copy)
+    managed = opened(capsule, (1, 0))
+    tensor = managed.tensor
+    assert (tensor.device.device_type, tensor.device.device_id) == asked
+    assert (tensor.shape[:2], tensor.strides[:2]) == ([4, 8], [8, 1])
+    assert ctypes.string_at(tensor.data, 64) == bytes(range(64))
+    is_copy = outcome == HOST_COPY or bool(copy)
+    assert managed.flags == (IS_COPIED if is_copy else 0)
+    assert (tensor.data != view.ptr) == is_copy
+    assert allocator.stats().bytes_in_use == (512 if outcome == SHARED_MEMORY and copy else 256)
+    if is_copy:
+        assert unheld(view.base)
+    del capsule
+    del view
+    gc.collect()
+    assert allocator.stats().bytes_in_use == 0
+
+
+@pytest.mark.parametrize("kind", ["cuda_managed", "cuda_host"])
+def test_the_host_gets_memory_that_its_stream_has_finished_with(pretend, kind: str) -> None:
+    allocator, device = pretend(kind, on_host=True)
+    buffer = allocator.allocate(64, 7)
+    for stream in (None, 1, 8):
+        with hearing(device, ("fence", 7), ("wait", 7)):
+            buffer.__dlpack__(dl_device=(1, 0), stream=stream)
+    with hearing(device):
+        buffer.__dlpack__(dl_device=(1, 0), stream=-1)
+
+
+def test_where_there_are_no_streams_the_queue_is_waited_for(pretend) -> None:
+    allocator, device = pretend("opencl")
+    buffer = allocator.allocate(64, 7)
+    with hearing(device, ("fence", 7), ("wait", 7)):
+        buffer.__dlpack__()
+    with pytest.raises(BufferError, match="stream=None"):
+        buffer.__dlpack__(stream=7)
+
+
+def test_copies_run_behind_the_buffers_stream(pretend) -> None:
+    allocator, device = pretend()
+    buffer = allocator.allocate(64, 7)
+    with hearing(device, ("copy", 7)):
+        buffer.from_host(bytes(64))
+    with hearing(device, ("copy", 7)):
+        buffer.view("f4").to_host()
+    with hearing(device, ("copy", 7)):
+        buffer.__dlpack__(dl_device=(1, 0), stream=8)
+    with hearing(device, ("copy", 7), ("order", 7, 8)):
+        copied = buffer.__dlpack__(copy=True, stream=8)
+    with hearing(device, ("fence", 7), ("fence", 8)):
+        del copied
+        allocator.release_free_regions()
+
+
+def test_nothing_waits_for_nothing(pretend) -> None:
+    allocator, device = pretend(on_host=True)
+    freed = allocator.allocate(64)
+    freed.free()
+    for which in (allocator.allocate(0), allocator.allocate(64).view("f4", (0, 2))):
+        with hearing(device):
+            which.from_host(which.to_host())
+            for options in ({"stream": 7}, {"copy": True, "stream": 7}, {"dl_device": (1, 0)}):
+                assert opened(which.__dlpack__(**options), None).tensor.data is None
+    allocator.check()
+
+
+def test_nothing_is_freed_under_a_consumer_on_a_device(pretend) -> None:
+    allocator, _device = pretend()
+    buffer = allocator.allocate(64)
+    capsules = [
+        which.__dlpack__(max_version=version, stream=7)
+        for which in (buffer, buffer.view("f4"))
+        for version in KINDS
+    ]
+    for end in (buffer.free, allocator.close, lambda: allocator.deallocate_raw(buffer.ptr)):
+        with pytest.raises(BufferError, match=r"in use|view"):
+            end()
+    capsules.pop()
+    with pytest.raises(BufferError, match="3 view"):
+        buffer.free()
+    capsules.clear()
+    assert unheld(buffer)
+
+
+def test_memory_of_a_device_is_not_read_in_place(pretend) -> None:
+    for kind in ("cuda", "cuda_managed"):
+        buffer = pretend(kind)[0].allocate(64)
+        for which in (buffer, buffer.view("f4")):
+            for take in (memoryview, np.asarray, np.frombuffer, bytes):
+                with pytest.raises(BufferError, match=f"{kind}:0, where the host cannot"):
+                    take(which)
+    for on_host in ("cuda_managed", "cuda_host"):
+        buffer = pretend(on_host, on_host=True)[0].allocate(64)
+        np.asarray(buffer.view("f4"))[:] = 3
+        assert set(buffer.view("f4").to_host()) == {3}
 
 
 # -- contents --------------------------------------------------------------------------------------

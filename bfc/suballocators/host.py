@@ -68,9 +68,6 @@ class HostSubAllocator(SubAllocator):
         mapping.close()
         self._give_up(nbytes)
 
-    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        ctypes.memmove(destination, source, nbytes)
-
     def _give_up(self, nbytes: int) -> None:
         with self._lock:
             self.live_bytes -= nbytes
