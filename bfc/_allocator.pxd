@@ -31,7 +31,7 @@ cdef class Allocator(Frees):
     cdef readonly double retry_seconds
     cdef bint joins_regions
     cdef bfc_native_source* native      # NULL where the sub-allocator has none
-    cdef cmap[uint64_t, uint64_t] ordered   # stream -> the frees on the home stream that it waits for already
+    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> the frees on the home stream that it waits for already
 
     # Guarded by the lock.
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
@@ -56,8 +56,8 @@ cdef class Allocator(Frees):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
-    cdef cbool must_order(self, uint64_t on, uint64_t* home_frees) noexcept nogil
-    cdef void was_ordered(self, uint64_t on, uint64_t home_frees) noexcept nogil
+    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
+    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
     cdef int try_allocate(self, Request* request, Placement* placed) except -1
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil

@@ -44,6 +44,7 @@ _RETRY_POLL_SECONDS = 0.001
 
 cdef enum:
     _POLLS_WITHOUT_GIL = 100    # of 1 ms
+    _STREAMS_REMEMBERED = 1024
 
 _allocators = weakref.WeakSet()
 _locked_for_a_fork = []
@@ -92,7 +93,7 @@ cdef class Allocator(Frees):
                             f"not {type(sub_allocator).__name__}")
         self.limit = resolve_limit(memory_limit, sub_allocator)
         self.default_stream_alias = sub_allocator.default_stream_alias
-        self.thread_streams = sub_allocator.thread_streams
+        self.thread_streams = sorted(sub_allocator.thread_streams)
         self.sub_allocator = sub_allocator
         try:
             self.set_home_stream(stream)
@@ -110,7 +111,7 @@ cdef class Allocator(Frees):
 
     cdef int set_home_stream(self, stream) except -1:
         self.home_stream = self.stream_of(stream)
-        if self.home_stream in self.thread_streams:
+        if self.is_of_thread(self.home_stream):
             raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to "
                              f"one: give it stream 0, and name stream {self.home_stream} in each allocate()")
         if not self.sub_allocator.stream_ordered:
@@ -205,12 +206,13 @@ cdef class Allocator(Frees):
 
         Memory freed on the home stream may still be in use by work that is queued there: a stream that gets it waits.
         """
-        cdef uint64_t home_frees
+        cdef uint64_t home_frees, stream_id
         try:
-            if self.must_order(on, &home_frees) or on in self.thread_streams:
-                if self.home_stream != HOST_STREAM and self.sub_allocator.asynchronous:
+            if self.home_stream != HOST_STREAM and self.sub_allocator.asynchronous:
+                stream_id = self.sub_allocator.stream_id(on)
+                if self.must_order(stream_id, &home_frees) or self.is_of_thread(on):
                     self.sub_allocator.order(self.home_stream, on)
-                    self.was_ordered(on, home_frees)
+                    self.was_ordered(stream_id, home_frees)
         except BaseException:
             self.acquire()
             if self.is_live_locked(placed.handle, placed.allocation_id):
@@ -221,17 +223,20 @@ cdef class Allocator(Frees):
         self.uses_stream(placed.allocation_id, on, stream)
         return 0
 
-    cdef cbool must_order(self, uint64_t on, uint64_t* home_frees) noexcept nogil:
+    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
         """Whether memory was freed on the home stream since another stream was last made to wait for it."""
         self.acquire()
         home_frees[0] = self.frees - self.fenced_frees
-        cdef uint64_t known = self.ordered[on] if self.ordered.count(on) else 0
+        cdef uint64_t known = self.ordered[stream_id] if self.ordered.count(stream_id) else 0
         self.lock.release()
         return known != home_frees[0]
 
-    cdef void was_ordered(self, uint64_t on, uint64_t home_frees) noexcept nogil:
+    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil:
+        """What is forgotten here, or finds no host memory, is ordered once more than needed."""
         self.acquire()
-        try_store(self.ordered, on, home_frees)     # without host memory for it: ordered once more than needed
+        if self.ordered.size() >= _STREAMS_REMEMBERED:
+            self.ordered.clear()
+        try_store(self.ordered, stream_id, home_frees)
         self.lock.release()
 
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
@@ -621,7 +626,7 @@ cdef class Allocator(Frees):
         """
         cdef Placement placed
         cdef Request request = self.request(nbytes, self.home_stream)
-        cdef uint64_t home_frees
+        cdef uint64_t home_frees, stream_id
         cdef int polls
         request.without_gil = True
         placed.handle = NO_CHUNK
@@ -639,11 +644,14 @@ cdef class Allocator(Frees):
         if placed.handle >= NO_HOST_MEMORY:
             return False
         ptr[0] = placed.ptr
-        if stream == self.home_stream or not self.must_order(stream, &home_frees):
+        if stream == self.home_stream:
             return True
-        if self.native.order(self.native.self, self.home_stream, stream) == 0:
-            self.was_ordered(stream, home_frees)
-            return True
+        if self.native.stream_id(self.native.self, stream, &stream_id) == 0:
+            if not self.must_order(stream_id, &home_frees) and not self.is_of_thread(stream):
+                return True
+            if self.native.order(self.native.self, self.home_stream, stream) == 0:
+                self.was_ordered(stream_id, home_frees)
+                return True
         self.free_without_gil(placed.ptr, self.home_stream, False)
         return False
 

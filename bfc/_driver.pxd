@@ -15,6 +15,7 @@ cdef extern from "_source.h":
         int (*alloc)(void*, uint64_t alignment, uint64_t nbytes, uint64_t* address, uint64_t* received) noexcept nogil
         int (*free)(void*, uint64_t address, uint64_t nbytes) noexcept nogil
         int (*order)(void*, uint64_t first, uint64_t then) noexcept nogil
+        int (*stream_id)(void*, uint64_t stream, uint64_t* id) noexcept nogil
         int (*synchronize)(void*) noexcept nogil
 
 ctypedef int CUresult
@@ -55,6 +56,7 @@ cdef class Device:
     cdef void put_event(self, void* event) noexcept nogil
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil
     cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil
+    cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil
     cdef CUresult drain(self) noexcept nogil
     cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil

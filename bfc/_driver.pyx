@@ -81,6 +81,7 @@ cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*stream_wait_event)(void*, void*, unsigned int) noexcept nogil
     CUresult (*stream_synchronize)(void*) noexcept nogil
     CUresult (*stream_is_capturing)(void*, int*) noexcept nogil
+    CUresult (*stream_id)(void*, unsigned long long*) noexcept nogil
 
 _SIGNATURES = (
     ("cuInit", "unsigned int"),
@@ -118,6 +119,7 @@ _SIGNATURES = (
     ("cuStreamWaitEvent", "CUstream, CUevent, unsigned int"),
     ("cuStreamSynchronize", "CUstream"),
     ("cuStreamIsCapturing", "CUstream, CUstreamCaptureStatus *"),
+    ("cuStreamGetId", "CUstream, unsigned PY_LONG_LONG *"),
 )
 
 cdef Functions cu
@@ -499,6 +501,14 @@ cdef class Device:
         if failed(result):
             raise failure(result, f"making stream {then:#x} wait for stream {first:#x} on device {self.ordinal}")
 
+    def stream_id(self, uint64_t stream):
+        """As SubAllocator.stream_id. Raises DriverError."""
+        cdef uint64_t id = 0
+        cdef CUresult result = self.identify(stream, &id)
+        if failed(result):
+            raise failure(result, f"cuStreamGetId of stream {stream:#x} on device {self.ordinal}")
+        return id
+
     def synchronize(self):
         """Waits for all work on the device. Raises DriverError, also for what a kernel did wrong earlier."""
         cdef CUresult result
@@ -576,6 +586,20 @@ cdef class Device:
         self.leave(mode)
         return result
 
+    cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil:
+        """The streams that have a name, not a handle, are always there. Their names are no ids, but none clashes."""
+        cdef int mode
+        cdef unsigned long long found = 0
+        id[0] = stream
+        if stream <= PER_THREAD_STREAM:
+            return SUCCESS
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.stream_id(<void*><size_t>stream, &found)
+            self.leave(mode)
+        id[0] = found | <uint64_t>1 << 63
+        return result
+
     cdef CUresult drain(self) noexcept nogil:
         cdef int mode
         cdef CUresult result = self.enter(&mode)
@@ -610,6 +634,7 @@ cdef class Device:
         self.table.alloc = <int (*)(void*, uint64_t, uint64_t, uint64_t*, uint64_t*) noexcept nogil>native_alloc
         self.table.free = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_free
         self.table.order = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_order
+        self.table.stream_id = <int (*)(void*, uint64_t, uint64_t*) noexcept nogil>native_stream_id
         self.table.synchronize = <int (*)(void*) noexcept nogil>native_synchronize
         return PyCapsule_New(&self.table, BFC_NATIVE_SOURCE, NULL)
 
@@ -635,6 +660,10 @@ cdef int native_free(Device device, uint64_t address, uint64_t nbytes) noexcept 
 
 cdef int native_order(Device device, uint64_t first, uint64_t then) noexcept nogil:
     return device.make_wait(first, then)
+
+
+cdef int native_stream_id(Device device, uint64_t stream, uint64_t* id) noexcept nogil:
+    return device.identify(stream, id)
 
 
 cdef int native_synchronize(Device device) noexcept nogil:

@@ -236,7 +236,7 @@ cdef class Frees(Ledger):
     cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1:
         cdef uint64_t on = self.stream_of(consumer)
         cdef bint live
-        if on == made_on and on not in self.thread_streams:
+        if on == made_on and not self.is_of_thread(on):
             return 0
         self.acquire()
         live = self.is_live_locked(handle, allocation_id)

@@ -25,13 +25,14 @@ cdef class Ledger(Owner):
     cdef readonly object sub_allocator
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef uint64_t default_stream_alias
-    cdef object thread_streams          # handles that name another stream in each thread
+    cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread
     cdef uint64_t limit
     cdef bint is_closed
     cdef object __weakref__
 
     cdef void acquire(self) noexcept nogil
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
+    cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef Counters start_peaks(self) noexcept
     cdef Counters end_peaks(self, Counters before) noexcept

@@ -39,6 +39,14 @@ cdef class Ledger(Owner):
         cdef uint64_t handle = stream_from(stream)
         return 0 if handle == self.default_stream_alias else handle
 
+    cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil:
+        """Whether a handle names another stream in each thread."""
+        cdef uint64_t handle
+        for handle in self.thread_streams:
+            if handle == stream:
+                return True
+        return False
+
     cdef object visible_stream(self, uint64_t stream):
         return None if stream == HOST_STREAM else stream
 

@@ -16,6 +16,8 @@ typedef struct {
     int (*free)(void* self, uint64_t address, uint64_t nbytes);
     /* As SubAllocator.order; 0, or a number. */
     int (*order)(void* self, uint64_t first, uint64_t then);
+    /* As SubAllocator.stream_id; 0, or a number. */
+    int (*stream_id)(void* self, uint64_t stream, uint64_t* id);
     /* Waits for all work on the device; 0, or a number. */
     int (*synchronize)(void* self);
 } bfc_native_source;

@@ -116,6 +116,11 @@ class SubAllocator(ABC):
         """
         return
 
+    def stream_id(self, stream: int) -> int:
+        """A number that no other stream has or will have. A driver may give the handle of a stream
+        that was destroyed to a new one."""
+        return stream
+
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         """Copies between two addresses, of which at least one is this source's and the other may be
         the host's, behind what is queued on the stream. Done when it returns."""

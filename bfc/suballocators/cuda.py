@@ -99,6 +99,9 @@ class CUDASubAllocator(SubAllocator):
     def order(self, first: int, then: int) -> None:
         self._driver.order(first, then)
 
+    def stream_id(self, stream: int) -> int:
+        return self._driver.stream_id(stream)
+
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         self._driver.copy(destination, source, nbytes, stream)
 

@@ -265,6 +265,33 @@ def test_one_wait_covers_all_that_was_freed_before(allocator, emulated, side) ->
     assert emulated.count("cuStreamWaitEvent") == 2
 
 
+def test_a_new_stream_with_an_old_handle_waits_too(emulated, side) -> None:
+    """The driver may give a handle again: what the old stream has waited for, the new one has not."""
+
+    class Recycled(bfc.CUDASubAllocator):
+        age = 0
+
+        def stream_id(self, stream: int) -> int:
+            return super().stream_id(stream) + self.age
+
+    source = Recycled()
+    with bfc.BFCAllocator(source, memory_limit="2 MiB") as allocator:
+        allocator.allocate(100).free()
+        for age in (0, 0, 1, 1):
+            source.age = age
+            allocator.allocate(100, stream=side).free()
+    assert emulated.count("cuStreamWaitEvent") == 2
+
+
+def test_streams_have_ids_that_are_never_used_again(emulated) -> None:
+    source = bfc.CUDASubAllocator()
+    ids = []
+    for _ in range(3):
+        with raw_cuda.stream() as stream:
+            ids.append(source.stream_id(stream))
+    assert len({*ids, source.stream_id(0), source.stream_id(PER_THREAD)}) == 5
+
+
 def test_memory_for_another_stream_can_be_said_to_be_used_at_home(allocator, emulated, side):
     """On another stream's block the home stream is one more stream, with a fence of its own."""
     buffer = allocator.allocate(4, stream=side)

@@ -223,6 +223,13 @@ def test_another_stream_waits_for_the_memorys_last_use(served, whole, emulated, 
     assert emulated.count("cuStreamWaitEvent") == 3, "the home stream waits for the side stream"
 
 
+def test_each_threads_own_stream_waits(served, whole, emulated) -> None:
+    whole.free(whole.alloc(1000))
+    for _ in range(3):
+        whole.free(whole.alloc(1000, stream=raw_cuda.PER_THREAD), stream=raw_cuda.PER_THREAD)
+    assert emulated.count("cuStreamWaitEvent") == 6
+
+
 def test_memory_freed_on_another_stream_is_safe_on_the_home_stream(
     served, whole, emulated, side
 ) -> None:
