@@ -627,10 +627,10 @@ cdef class Allocator(Frees):
         cdef Placement placed
         cdef Request request = self.request(nbytes, self.home_stream)
         cdef uint64_t home_frees, stream_id
-        cdef int polls
+        cdef int _poll
         request.without_gil = True
         placed.handle = NO_CHUNK
-        for polls in range(_POLLS_WITHOUT_GIL):
+        for _poll in range(_POLLS_WITHOUT_GIL):
             self.acquire()
             if not self.is_closed:
                 self.fill(self.place(&request), &request, &placed)

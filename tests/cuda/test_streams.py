@@ -266,7 +266,7 @@ def test_one_wait_covers_all_that_was_freed_before(allocator, emulated, side) ->
 
 
 def test_a_new_stream_with_an_old_handle_waits_too(emulated, side) -> None:
-    """The driver may give a handle again: what the old stream has waited for, the new one has not."""
+    """The driver may give a handle again, to a stream that has waited for nothing."""
 
     class Recycled(bfc.CUDASubAllocator):
         age = 0
