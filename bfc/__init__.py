@@ -1,7 +1,7 @@
 """A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
 NumPy."""
 
-from bfc import cuda
+from bfc import cuda, integrations
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._buffer import Buffer, BufferView
@@ -16,6 +16,7 @@ from bfc.errors import (
     SubAllocatorError,
     TraceError,
 )
+from bfc.integrations import use
 from bfc.snapshot import BinInfo, ChunkInfo, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (
     CUDASubAllocator,
@@ -57,4 +58,6 @@ __all__ = [
     "Trace",
     "TraceError",
     "cuda",
+    "integrations",
+    "use",
 ]

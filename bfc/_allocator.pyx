@@ -261,8 +261,7 @@ cdef class Allocator(Frees):
         placed.ptr = 0
         if request.nbytes == 0:
             return 0
-        if self.orphans.size() or self.waiting:
-            self.settle()
+        self.catch_up()
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)

@@ -320,6 +320,11 @@ cdef class Frees(Ledger):
             report_unraisable(fault)
         return 0
 
+    cdef int catch_up(self) except -1:
+        if self.orphans.size() or self.waiting:
+            self.settle()
+        return 0
+
     cdef int free_orphans(self, list faults) except -1:
         cdef vector[Orphan] left
         cdef Orphan orphan

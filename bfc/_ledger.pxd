@@ -31,6 +31,7 @@ cdef class Ledger(Owner):
     cdef object __weakref__
 
     cdef void acquire(self) noexcept nogil
+    cdef int catch_up(self) except -1
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF

@@ -28,6 +28,10 @@ cdef class Ledger(Owner):
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
 
+    cdef int catch_up(self) except -1:
+        """Makes the frees that were put off, so that what is read is what a user has left."""
+        return 0
+
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         self.acquire()
         live = self.is_live_locked(handle, allocation_id)
@@ -111,7 +115,9 @@ cdef class Ledger(Owner):
         return self.visible_stream(self.home_stream)
 
     def stats(self):
-        """A `bfc.Stats`: TensorFlow's AllocatorStats, and what it leaves out. O(1)."""
+        """A `bfc.Stats`: TensorFlow's AllocatorStats, and what it leaves out. O(1); a driver call for each stream that
+        frees wait for."""
+        self.catch_up()
         self.acquire()
         cdef Counters counters = self.pool.counters
         cdef uint64_t largest_free = self.pool.largest_free()
@@ -173,6 +179,7 @@ cdef class Ledger(Owner):
         cdef vector[Region] regions
         cdef vector[Chunk] chunks
         cdef vector[uint64_t] firsts
+        self.catch_up()
         self.acquire()
         cdef bint copied = self.pool.copy_out(regions, chunks, firsts)
         cdef Counters counters = self.pool.counters

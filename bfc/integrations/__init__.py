@@ -1,0 +1,120 @@
+"""One pool under several libraries: `bfc.use(allocator, "cupy", "numba")`.
+
+One file a library, imported when it is first named, and each with the same `install(allocators)`,
+which returns the function that takes it back. No library is imported that was not asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bfc.integrations._shared import Allocators, OneOrMore, by_device
+
+LIBRARIES = ("cupy", "numba", "cuda_core", "torch", "rmm")
+_lock = threading.RLock()
+_layers: list[Installation] = []  # what `use` returned and nobody has put back, oldest first
+_installed: dict[str, tuple[Installation, Callable[[], None]]] = {}
+
+
+class Installation:
+    """What `use` returns: `put_back()`, or the end of a `with` block, undoes it."""
+
+    def __init__(self, allocators: Allocators, libraries: tuple[str, ...]) -> None:
+        self.allocators = allocators
+        self.libraries = libraries
+
+    def put_back(self) -> None:
+        """Gives each library what it had before. Doing it twice does nothing."""
+        with _lock:
+            if self in _layers:
+                _layers.remove(self)
+                _follow_all(reversed(self.libraries))
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.put_back()
+
+    def __repr__(self) -> str:
+        where = ", ".join(str(allocator.device) for allocator in self.allocators.values())
+        state = f"{where} in {', '.join(self.libraries)}" if self in _layers else "put back"
+        return f"<bfc.use: {state}>"
+
+
+def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
+    """Lets libraries take their memory from an allocator: cupy, numba, cuda_core, torch, rmm.
+
+    `allocator` is one over CUDA memory, or one for each device: a list, or `{ordinal: allocator}`.
+    None puts everything back, and takes no names. A later `use` replaces an earlier one in the
+    libraries that it names, until it is put back itself. It works in all of the libraries or in
+    none. What they allocated before stays theirs; what came from the pool keeps it alive.
+
+    Raises ValueError for an unknown library, memory of no CUDA device, or two allocators for one;
+    DeviceUnavailableError where a library is missing, and says what to install; and ClosedError.
+    Cost of an allocation: `python -m bench.integrations`.
+
+    >>> import bfc
+    >>> if bfc.cuda.is_available():
+    ...     allocator = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="1 GiB")
+    ...     with bfc.use(allocator, "cupy", "numba"):
+    ...         pass  # arrays of both lie in one pool
+    >>> bfc.use(None)
+    <bfc.use: put back>
+    """
+    if allocator is None:
+        if libraries:
+            raise ValueError("use(None) puts every library back: name none")
+        with _lock:
+            _layers.clear()
+            _follow_all(reversed(list(_installed)))
+        return Installation({}, ())
+    unknown = [name for name in libraries if name not in LIBRARIES]
+    if unknown or not libraries:
+        raise ValueError(f"name libraries, any of {', '.join(LIBRARIES)}, not {unknown}")
+    layer = Installation(by_device(allocator), libraries)
+    with _lock:
+        _layers.append(layer)
+        try:
+            for library in layer.libraries:
+                _follow(library)
+        except BaseException:
+            layer.put_back()
+            raise
+    return layer
+
+
+def _follow(library: str) -> None:
+    """Gives a library what the youngest layer that names it wants, or what it had of its own."""
+    wanted = next((layer for layer in reversed(_layers) if library in layer.libraries), None)
+    current, put_back = _installed.get(library, (None, None))
+    if wanted is current:
+        return
+    if put_back is not None:
+        put_back()
+        del _installed[library]
+    if wanted is not None:
+        module = importlib.import_module(f"{__name__}.{library}")
+        _installed[library] = wanted, module.install(wanted.allocators)
+
+
+def _follow_all(libraries: Iterable[str]) -> None:
+    faults = []
+    for library in libraries:
+        try:
+            _follow(library)
+        except Exception as error:
+            faults.append(error)
+    if faults:
+        raise faults[0]
+
+
+def __getattr__(name: str) -> Any:
+    """`bfc.integrations.cupy` without an import statement."""
+    if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")

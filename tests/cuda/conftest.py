@@ -25,7 +25,7 @@ def machine() -> emulator.Driver | None:
     if ON_GPU:
         return None
     driver = emulator.load()
-    driver.reset(devices=2, total=[64 << 30, 8 << 30])
+    driver.reset(devices=3, total=[64 << 30, 8 << 30, 1 << 30])
     return driver
 
 

@@ -1,0 +1,119 @@
+"""numba's External Memory Manager, whichever numba it is for."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from bfc._allocator import Allocator
+from bfc._buffer import Buffer
+from bfc.errors import DeviceUnavailableError
+from bfc.integrations import cuda_core
+from bfc.integrations._shared import Allocators, device_memory, fault_of
+
+#: A fence for the per-thread stream is one on the default stream: no thread is known by it.
+PER_THREAD_STREAM = 2
+
+
+def _let_go(buffer: Buffer, pointers: dict[int, Any] | None = None) -> None:
+    """The finaliser of numba's pointer: the reference to the buffer goes with it, and such a free
+    never raises. A reset has cleared `pointers` already."""
+    if pointers is not None:
+        pointers.pop(buffer.ptr, None)
+
+
+class Manager:
+    """The part that is ours. The rest, pinned memory above all, is numba's own."""
+
+    interface_version = 1
+    numba: Any  # its driver module
+    find: Callable[[int], Allocator]
+    managed: Allocators
+    fenced: bool
+    context: Any
+    allocations: dict[int, Any]
+    _pool: Allocator | None = None
+    _retire: Callable[[], None] | None = None
+    _initialized = False
+
+    def initialize(self) -> None:
+        """numba comes here around each of its calls."""
+        if not self._initialized:
+            self._initialized = True
+            self._stage_here()
+
+    def _stage_here(self) -> None:
+        """A host array that is given to a kernel goes through cuda.core, and passes us by."""
+        device = getattr(self.context.device, "_dev", None)
+        try:
+            if device is not None and not cuda_core.is_ours(device):
+                self._retire = cuda_core.put(device, self.pool())
+        except Exception:
+            pass  # no pool for this device, or an old cuda.core: memalloc says what is wrong
+
+    def retire(self) -> None:
+        """The context has another manager now."""
+        if self._retire is not None:
+            self._retire()
+
+    def pool(self) -> Allocator:
+        """The allocator of this context's device."""
+        if self._pool is None:
+            pool = self.find(self.context.device.id)
+            if fault := fault_of(pool):
+                text = f"{pool.device} was reset or has failed, its memory is lost: {fault}"
+                raise DeviceUnavailableError(f"{text}\n  try: bfc.use(a new one, 'numba')")
+            self._pool = pool
+        return self._pool
+
+    def _take(self, kind: Any, pool: Allocator, nbytes: int, fenced: bool, *known: Any) -> Any:
+        buffer = pool.allocate(nbytes, 0)
+        if fenced:
+            pool.record_stream(buffer, PER_THREAD_STREAM)
+        release = functools.partial(_let_go, buffer, *known)
+        address = ctypes.c_void_p(buffer.ptr)
+        return kind(weakref.proxy(self.context), address, nbytes, finalizer=release)
+
+    def memalloc(self, size: int) -> Any:
+        return self._take(self.numba.MemoryPointer, self.pool(), size, self.fenced)
+
+    def memallocmanaged(self, size: int, attach_global: bool) -> Any:
+        pool = self.managed.get(self.context.device.id)
+        if pool is None or not attach_global:  # ours is attached to all streams
+            return super().memallocmanaged(size, attach_global)  # type: ignore[misc]
+        # Always fenced: the host may write to it at once.
+        memory = self._take(self.numba.ManagedMemory, pool, size, True, self.allocations)
+        self.allocations[memory.device_pointer_value] = memory
+        return memory.own()
+
+    def get_memory_info(self) -> Any:
+        """What the pool has free and may still take, and its limit."""
+        pool = self.pool()
+        stats = pool.stats()
+        free, total = device_memory(pool)
+        more = max(0, min(free, stats.bytes_limit - stats.pool_bytes))
+        free = stats.pool_bytes - stats.bytes_in_use + more
+        return self.numba.MemoryInfo(free=free, total=min(total, stats.bytes_limit))
+
+    def get_ipc_handle(self, memory: Any) -> Any:
+        """A handle of the whole region, and the offset in it."""
+        kind = getattr(self.pool().sub_allocator, "kind", "device")
+        if kind != "device":
+            raise NotImplementedError(
+                f"the driver shares no memory of kind {kind!r} with other processes: "
+                "use bfc.CUDASubAllocator(kind='device')"
+            )
+        return super().get_ipc_handle(memory)  # type: ignore[misc]
+
+
+def make_manager(
+    numba: Any, find: Callable[[int], Allocator], managed: Allocators, fenced: bool
+) -> type:
+    """The class for one numba, by its driver module."""
+    bases = (Manager, numba.GetIpcHandleMixin, numba.HostOnlyCUDAMemoryManager)
+    members = {"numba": numba, "find": staticmethod(find), "managed": managed, "fenced": fenced}
+    return types.new_class("BFCMemoryManager", bases, {}, lambda names: names.update(members))

@@ -1,0 +1,48 @@
+"""numba's contexts, and which memory manager they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def install_in(driver: Any, ours: type) -> Callable[[], None]:
+    """Makes a manager that of one numba, by its driver module, for the contexts that it has and for
+    those to come: `set_memory_manager` alone sees to these. The function returned puts back what
+    was there, unless another was set meanwhile."""
+    before = driver._memory_manager
+    driver.set_memory_manager(ours)
+    replaced = [(context, swap(context, ours(context=context))) for context in contexts(driver)]
+
+    def put_back() -> None:
+        if driver._memory_manager is ours:
+            driver._memory_manager = before
+        for context in contexts(driver):
+            if type(context.memory_manager) is ours:
+                old = next((old for known, old in replaced if known is context), None)
+                if old is None:  # a context that was made meanwhile
+                    driver._ensure_memory_manager()
+                    old = driver._memory_manager(context=context)
+                swap(context, old).retire()
+
+    return put_back
+
+
+def contexts(driver: Any) -> list[Any]:
+    """Those that numba has made so far."""
+    devices = driver.driver.devices.values()
+    return [device.primary_context for device in devices if device.primary_context is not None]
+
+
+def swap(context: Any, manager: Any) -> Any:
+    """Gives a context another manager. Arrays know where they go back to. Returns the old one."""
+    old, context.memory_manager = context.memory_manager, manager
+    pending = getattr(old, "deallocations", None)
+    context.push()
+    try:
+        if pending is not None:  # nobody would flush it after this
+            pending.memory_capacity = 0
+            pending.clear()
+    finally:
+        context.pop()
+    return old

@@ -1,0 +1,119 @@
+"""What the integrations have in common."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from bfc._allocator import Allocator
+from bfc._buffer import Buffer
+from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
+from bfc.streams import StreamLike, stream_handle
+
+Allocators = dict[int, Allocator]  # one for each device, by ordinal
+OneOrMore = Allocator | Iterable[Allocator] | Mapping[int, Allocator]  # as users pass them
+
+CUDA_KINDS = ("cuda", "cuda_managed")
+
+
+def by_device(allocators: OneOrMore) -> Allocators:
+    """Sorts allocators by their device.
+
+    Raises TypeError for what is no allocator, ValueError for memory that is not a CUDA device's,
+    for two allocators of one device and for a wrong ordinal, and ClosedError.
+    """
+    named = dict(allocators) if isinstance(allocators, Mapping) else {}
+    given = allocators if isinstance(allocators, Iterable) else [allocators]
+    found: Allocators = {}
+    for allocator in named.values() or given:
+        if not isinstance(allocator, Allocator):
+            raise TypeError(f"expected an allocator, not {type(allocator).__name__}")
+        kind, ordinal = allocator.device
+        if kind not in CUDA_KINDS:
+            raise ValueError(
+                f"other libraries need memory of a CUDA device, and this allocator's is on "
+                f"{allocator.device}: make it over bfc.CUDASubAllocator()"
+            )
+        if allocator.closed:
+            raise ClosedError(f"the allocator for {allocator.device} is closed")
+        if ordinal in found:
+            raise ValueError(f"two allocators for device {ordinal}: a device can have one")
+        found[ordinal] = allocator
+    if not found:
+        raise ValueError("no allocator was given; None puts everything back")
+    if named and named != found:
+        raise ValueError(f"{sorted(named)} are not the devices of the allocators: {sorted(found)}")
+    return found
+
+
+def no_allocator(allocators: Allocators, device: int) -> NoReturn:
+    """For a request on a device that was left out."""
+    known = ", ".join(str(allocator.device) for allocator in allocators.values())
+    raise DeviceUnavailableError(
+        f"no bfc allocator for device {device}, which is the current one: there is one for {known}."
+        f"\n  try: bfc.use([..., an allocator over bfc.CUDASubAllocator({device})], ...)"
+    )
+
+
+def client(module: str, install: str) -> Any:
+    """A library's module. Raises DeviceUnavailableError where it is missing or does not load."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"{module} cannot be imported ({error})\n  try: pip install {install}"
+        ) from error
+
+
+def device_memory(pool: Allocator) -> tuple[int, int]:
+    """(free, total) bytes of its device: one driver call, where its source can tell."""
+    ask = getattr(pool.sub_allocator, "memory_info", None)
+    total = pool.sub_allocator.total_bytes
+    return (total, total) if ask is None else ask()
+
+
+def fault_of(pool: Allocator) -> DriverError | None:
+    """What the driver says where the device was reset or has failed. One driver call."""
+    try:
+        device_memory(pool)
+    except DriverError as error:
+        return error
+    return None
+
+
+class Blocks:
+    """Allocations by address, for libraries that name a stream when they free, too.
+
+    Such a free promises that all use is done before it in that stream's order, and the stream of
+    the allocation may be gone by then. So the allocator is not told of that one: the block comes
+    from its own stream, and the other waits for that (two driver calls, unless it is the same).
+    """
+
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator = allocator
+        self.live: dict[int, Buffer] = {}
+
+    def allocate(self, nbytes: int, stream: StreamLike) -> int:
+        """The address; 0 for 0 bytes. Errors as `Allocator.allocate`."""
+        buffer = self.allocator.allocate(nbytes)
+        if not buffer.nbytes:
+            return 0
+        source, home = self.allocator.sub_allocator, self.allocator.stream or 0
+        handle = stream_handle(stream)
+        if handle == source.default_stream_alias:
+            handle = 0
+        if source.asynchronous and handle != home:
+            source.order(home, handle)
+        self.live[buffer.ptr] = buffer
+        return buffer.ptr
+
+    def free(self, ptr: int, nbytes: int, stream: StreamLike) -> None:
+        """Raises nothing, since C++ calls it: the buffer goes as collected ones do. Does nothing
+        where the address is none of ours, or the allocator was closed."""
+        buffer = self.live.pop(ptr, None)
+        if buffer is not None:
+            try:
+                self.allocator.record_stream(buffer, stream)
+            except InvalidPointerError:
+                pass  # closed

@@ -1,0 +1,78 @@
+"""cuda.core buffers in a bfc pool.
+
+    bfc.use(a, "cuda_core")            # Device(i).memory_resource of this thread
+    resource = bfc.integrations.cuda_core.MemoryResource(a)      # or by hand
+
+A `cuda.core.Device` object belongs to one thread, and its memory resource with it: every other
+thread that allocates calls `bfc.integrations.cuda_core.install_in_thread()` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from bfc._allocator import Allocator
+from bfc.integrations._core_resource import INSTALL, resource_class
+from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
+
+_in_use: Allocators = {}  # what `use` has installed, for other threads
+
+
+def _resource_of(device: Any) -> Any:
+    """None where there is none yet. Asking the property would make one, which also tells the
+    driver's default pool to keep what is freed."""
+    known = hasattr(device, "_memory_resource")
+    return device._memory_resource if known else device.memory_resource
+
+
+def is_ours(device: Any) -> bool:
+    """Whether a `cuda.core.Device` allocates from a pool of bfc."""
+    return isinstance(_resource_of(device), resource_class())
+
+
+def put(device: Any, allocator: Allocator) -> Callable[[], None]:
+    """Gives a `cuda.core.Device` a resource over the allocator. The function returned puts back
+    what was there, unless another was set meanwhile."""
+    before, ours = _resource_of(device), resource_class()(allocator)
+    device.memory_resource = ours
+
+    def put_back() -> None:
+        if _resource_of(device) is not ours:
+            return
+        if before is None:
+            device._memory_resource = None
+        else:
+            device.memory_resource = before
+
+    return put_back
+
+
+def install_in_thread(allocators: OneOrMore | None = None) -> Callable[[], None]:
+    """Sets `cuda.core.Device(i).memory_resource` in the calling thread; None takes what `use` has
+    installed. The function returned puts back what was there; the end of `use` does not."""
+    if allocators is None and not _in_use:
+        raise ValueError("nothing is in use: bfc.use(allocator, 'cuda_core') first")
+    pools = by_device(_in_use if allocators is None else allocators)
+    core = client("cuda.core", INSTALL)
+    with ExitStack() as undo:
+        for ordinal, pool in pools.items():
+            undo.callback(put(core.Device(ordinal), pool))
+        return undo.pop_all().close
+
+
+def install(allocators: Allocators) -> Callable[[], None]:
+    """`install_in_thread` here, and for what other threads take."""
+    with ExitStack() as undo:
+        undo.callback(install_in_thread(allocators))
+        _in_use.update(allocators)
+        undo.callback(_in_use.clear)
+        return undo.pop_all().close
+
+
+def __getattr__(name: str) -> Any:
+    """`MemoryResource`, which needs cuda.core to be made."""
+    if name == "MemoryResource":
+        return resource_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,122 @@
+"""RAPIDS (cudf, cuml) and bfc: a bfc pool under RMM, or an RMM resource under a bfc pool.
+
+    bfc.use(a, "rmm")                                            # the device's current resource
+    rmm.mr.set_current_device_resource(bfc.integrations.rmm.resource(a))         # or by hand
+
+The other way round: `bfc.BFCAllocator(bfc.integrations.rmm.RMMSubAllocator(mr))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, SupportsIndex
+
+from bfc.errors import SubAllocatorError
+from bfc.integrations._shared import Allocators, Blocks, OneOrMore, by_device, client
+from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.units import format_bytes
+
+INSTALL = "rmm-cu13   (rmm-cu12 for CUDA 12)"
+
+
+def resource(allocator: OneOrMore) -> Any:
+    """An `rmm.mr.CallbackMemoryResource` over an allocator of one device.
+
+    A free is ordered on the stream that RMM passes to it. Out of memory is RMM's MemoryError there,
+    with our text in it, since it passes through C++. RMM takes the GIL for each call. Raises
+    DeviceUnavailableError where RMM is missing.
+    """
+    [pool] = by_device(allocator).values()
+    blocks = Blocks(pool)
+    return client("rmm", INSTALL).mr.CallbackMemoryResource(blocks.allocate, blocks.free)
+
+
+def install(allocators: Allocators) -> Callable[[], None]:
+    """Makes it the current resource of each device. The function returned puts back what was there,
+    unless another was set meanwhile."""
+    with ExitStack() as undo:
+        for ordinal, pool in allocators.items():
+            undo.callback(_install_on(client("rmm", INSTALL).mr, ordinal, resource(pool)))
+        return undo.pop_all().close
+
+
+def _install_on(mr: Any, ordinal: int, ours: Any) -> Callable[[], None]:
+    before = mr.get_per_device_resource(ordinal)
+    mr.set_per_device_resource(ordinal, ours)
+
+    def put_back() -> None:
+        if mr.get_per_device_resource(ordinal) is ours:
+            mr.set_per_device_resource(ordinal, before)
+
+    return put_back
+
+
+class RMMSubAllocator(CUDASubAllocator):
+    """Regions from an RMM resource (any `rmm.mr.DeviceMemoryResource`) of one device.
+
+    RMM's memory is ordered on a stream, and an allocator's is not bound to one: after each region
+    this waits for RMM's default stream, and before it gives one back for all work on the device.
+    Raises as `CUDASubAllocator` does.
+    """
+
+    def __init__(self, mr: Any, device: SupportsIndex = 0) -> None:
+        super().__init__(device)
+        self.native = None  # the driver's calls would pass RMM by
+        self._mr = mr
+        self._blocks: dict[int, tuple[int, int, int]] = {}  # address -> RMM's, its bytes, ours
+        self._cuda = client("cuda.bindings.driver", "cuda-bindings")
+        _error, self._context = self._cuda.cuDevicePrimaryCtxRetain(self.device.ordinal)
+        self._cuda.cuDevicePrimaryCtxRelease(self.device.ordinal)  # the base class retains it
+
+    def __repr__(self) -> str:
+        live = format_bytes(self.live_bytes)
+        return f"RMM {type(self._mr).__name__}({self.device.ordinal}: {live} live)"
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(nbytes for _base, _taken, nbytes in list(self._blocks.values()))
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """RMM takes the current device for its own."""
+        (failed,) = self._cuda.cuCtxPushCurrent(self._context)
+        if failed:
+            raise SubAllocatorError(f"{self!r}: {failed.name}")
+        try:
+            yield
+        finally:
+            self._cuda.cuCtxPopCurrent()
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        taken = nbytes + max(0, alignment - 256)  # RMM aligns to 256
+        try:
+            with self._on_device():
+                base = self._mr.allocate(taken)
+        except (MemoryError, OverflowError):
+            return None
+        block = base, taken, nbytes
+        try:
+            if (fence := self.fence(0)) is not None:
+                fence.wait()
+        except BaseException:
+            self._give(block)
+            raise
+        address = -(-base // alignment) * alignment
+        self._blocks[address] = block
+        return address, nbytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        block = self._blocks.get(address)
+        if block is None or block[2] != nbytes or self._blocks.pop(address, None) is None:
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+        try:
+            self.synchronize()
+            self._give(block)
+        except BaseException:
+            self._blocks[address] = block
+            raise
+
+    def _give(self, block: tuple[int, int, int]) -> None:
+        with self._on_device():
+            self._mr.deallocate(block[0], block[1])

@@ -1,0 +1,232 @@
+"""Arrays of the real CuPy in a pool."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import bfc
+
+from .conftest import ON_GPU, account_for
+
+MIB = 1 << 20
+
+
+def block(array) -> tuple[int, int]:
+    return array.data.mem.ptr, array.data.mem.size
+
+
+def test_arrays_live_in_the_pool_until_their_last_view_goes(cupy, make_cuda) -> None:
+    pool = make_cuda()
+    with bfc.use(pool, "cupy"):
+        arrays = [cupy.module.ndarray((n,), "f4") for n in (1, 64, 65, 1000, MIB)]
+        account_for(pool, dict(map(block, arrays)))
+        part = arrays[3][10:20]
+        first = arrays[3].data.ptr
+        assert part.data.ptr == first + 40
+        del arrays
+        account_for(pool, {first: 4000})
+        del part
+    account_for(pool, {})
+
+
+def test_an_empty_array_takes_nothing(cupy, make_cuda) -> None:
+    pool = make_cuda()
+    with bfc.use(pool, "cupy"):
+        empty = cupy.module.ndarray((0, 3), "f4")
+        assert (empty.data.ptr, empty.data.device_id) == (0, 0)
+        account_for(pool, {})
+
+
+def test_it_serves_a_thread_alone_through_using_allocator(cupy, make_cuda) -> None:
+    pool, cuda = make_cuda(), cupy.module.cuda
+    before = cuda.get_allocator()
+    with cuda.using_allocator(bfc.integrations.cupy.allocator(pool)):
+        array = cupy.module.ndarray((100,), "u1")
+        account_for(pool, {array.data.ptr: 100})
+    assert cuda.get_allocator() == before
+    del array
+    account_for(pool, {})
+
+
+def test_use_puts_back_the_very_allocator_that_was_there(cupy, make_cuda) -> None:
+    cuda = cupy.module.cuda
+    before = cuda.get_allocator()
+
+    def own(nbytes: int) -> None:
+        raise NotImplementedError
+
+    cuda.set_allocator(own)
+    try:
+        with bfc.use(make_cuda(), "cupy"):
+            assert cuda.get_allocator() is not own
+        assert cuda.get_allocator() is own
+        installed = bfc.use(make_cuda(), "cupy")
+        cuda.set_allocator(before)
+        installed.put_back()
+        assert cuda.get_allocator() == before, "what was set meanwhile stays"
+    finally:
+        cuda.set_allocator(before)
+
+
+def test_the_current_device_chooses_the_allocator(cupy, make_cuda, two_devices) -> None:
+    pools = [make_cuda(0), make_cuda(1)]
+    with bfc.use(pools, "cupy"):
+        cupy.current.device = 1
+        with cupy.module.cuda.Device(1) if ON_GPU else nullcontext():
+            array = cupy.module.ndarray((100,), "u1")
+        assert array.data.device_id == 1
+        account_for(pools[0], {})
+        account_for(pools[1], {array.data.ptr: 100})
+        del array
+
+
+def test_a_device_without_an_allocator_is_named(emulated, cupy, make_cuda) -> None:
+    with bfc.use(make_cuda(0), "cupy"):
+        cupy.current.device = 1
+        with pytest.raises(bfc.DeviceUnavailableError, match=r"device 1.*one for cuda:0(?s:.)*try"):
+            cupy.module.ndarray((100,), "u1")
+
+
+def test_out_of_memory_is_ours_with_its_screen_of_text(cupy, make_cuda) -> None:
+    with (
+        bfc.use(make_cuda(memory_limit="4 MiB"), "cupy"),
+        pytest.raises(MemoryError, match=r"asked for 8.00 MiB") as caught,
+    ):
+        cupy.module.ndarray((8 * MIB,), "u1")
+    assert type(caught.value) is bfc.OutOfMemoryError
+    assert (caught.value.requested, caught.value.limit) == (8 * MIB, 4 * MIB)
+    assert "try:" in str(caught.value)
+
+
+def test_a_closed_pool_says_so_and_its_arrays_go_in_peace(cupy, make_cuda) -> None:
+    pool = make_cuda()
+    with bfc.use(pool, "cupy"):
+        array = cupy.module.ndarray((100,), "u1")
+        pool.close()
+        with pytest.raises(bfc.ClosedError):
+            cupy.module.ndarray((100,), "u1")
+        del array
+
+
+def test_arrays_keep_a_pool_that_nobody_else_holds(machine, cupy) -> None:
+    pool = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="4 MiB", allow_growth=True)
+    source = pool.sub_allocator
+    with bfc.use(pool, "cupy"):
+        array = cupy.module.ndarray((100,), "u1")
+    del pool
+    gc.collect()
+    assert source.live_bytes == 2 * MIB
+    del array
+    gc.collect()
+    assert source.live_bytes == 0
+
+
+def test_memory_for_another_stream_comes_back_when_that_is_done(
+    emulated, cupy, core, make_cuda
+) -> None:
+    pool, stream = make_cuda(), core.Device(0).create_stream()
+    other = cupy.module.cuda.Stream.from_external(stream)
+    with bfc.use(pool, "cupy"):
+        cupy.current.stream = other
+        first = cupy.module.ndarray((100,), "u1")
+        address = first.data.ptr
+        emulated.hold(stream)
+        core.Buffer.from_handle(address, 100).fill(7, stream=stream)
+        del first
+        second = cupy.module.ndarray((100,), "u1")
+        assert second.data.ptr != address
+        assert pool.stats().bytes_waiting_for_streams == 256
+        emulated.release(stream)
+        third = cupy.module.ndarray((100,), "u1")
+        assert third.data.ptr == address
+        del second, third
+        cupy.current.stream = None
+    account_for(pool, {})
+
+
+def test_the_stream_object_lives_until_its_memory_is_free(emulated, cupy, make_cuda) -> None:
+    class Stream:
+        ptr = 0
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, self.ptr
+
+        def __del__(self) -> None:
+            gone.append(self.ptr)
+
+    gone: list[int] = []
+    pool, stream = make_cuda(), Stream()
+    Stream.ptr = 2  # the stream of this thread, which needs no making
+    with bfc.use(pool, "cupy"):
+        cupy.current.stream = stream
+        array = cupy.module.ndarray((100,), "u1")
+        cupy.current.stream = cupy.module.cuda.Stream.null
+        del stream
+        assert gone == []
+        del array
+        account_for(pool, {})
+        assert gone == [2]
+
+
+def test_the_default_stream_costs_no_driver_call(emulated, cupy, make_cuda) -> None:
+    with bfc.use(make_cuda(), "cupy"):
+        kept = cupy.module.ndarray((100,), "u1")
+        with emulated.counting() as calls:
+            for _ in range(10):
+                cupy.module.ndarray((100,), "u1")
+        assert not calls
+        del kept
+
+
+def test_threads_share_the_pool(cupy, make_cuda) -> None:
+    pool, faults = make_cuda(), []
+
+    def work() -> None:
+        try:
+            for n in range(1, 200):
+                array = cupy.module.ndarray((n * 50,), "u1")
+                assert pool.requested_size(array.data.ptr) == n * 50
+        except Exception as error:
+            faults.append(error)
+
+    with bfc.use(pool, "cupy"):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert faults == []
+    account_for(pool, {})
+
+
+def test_the_end_of_the_process_is_quiet(cupy, run_alone) -> None:
+    replace = "bfc.integrations.cupy.lookups = lambda c: (lambda: 0, lambda: c.cuda.Stream.null)"
+    run_alone(
+        f"import cupy\n{'' if ON_GPU else replace}\n"
+        "a = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit='4 MiB')\n"
+        "bfc.use(a, 'cupy')\n"
+        "x = cupy.ndarray((100,), 'u1'); cycle = [x]; cycle.append(cycle)\n"
+        "print(a.stats().bytes_in_use)\n",
+        says="256\n",
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU: make test-gpu")
+def test_on_a_gpu_what_cupy_computes_in_the_pool_is_right(cupy, make_cuda) -> None:
+    pool = make_cuda(allow_growth=True)
+    with bfc.use(pool, "cupy"):
+        x = cupy.module.arange(10_000, dtype="f4")
+        y = (x * 2 + 1).sum()
+        assert float(y) == float((np.arange(10_000, dtype="f4") * 2 + 1).sum())
+        assert pool.stats().peak_bytes_in_use >= 40_000
+        with cupy.module.cuda.Stream(non_blocking=True):
+            z = cupy.module.sort(cupy.module.random.random(10_000))
+        cupy.module.cuda.Device().synchronize()
+        assert bool((z[1:] >= z[:-1]).all())
+        del x, y, z
