@@ -27,7 +27,7 @@ test-gpu: $(VENV)/clients ## run the CUDA tests on this machine's GPU
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9
 	cd build/cuda12 && ../../.venv-cuda12/bin/pytest tests/cuda tests/test_emulator.py
 
-peers: $(VENV)/built ## compare with TensorFlow's compiled BFC (downloads its wheel, 260 MB, once)
+peers: $(VENV)/built ## compare with the compiled originals (downloads their wheels once: 260 MB, and 530 MB)
 	$(BIN)/pytest -m peers
 
 check: .venv-check/built ## run the tests on a debug build: every invariant after every step

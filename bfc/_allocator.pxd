@@ -14,8 +14,10 @@ cdef struct Request:
     uint64_t rounded            # as the policy rounds it
     uint64_t stream
     uint64_t freed_before
+    uint64_t asked              # of the sub-allocator for the block that take_region gets
     cbool indexed               # whether its address must lead to it: not where the caller keeps the handle
     cbool without_gil           # whether the sub-allocator must be called without the GIL
+    int fault                   # what the sub-allocator failed with, called without the GIL; 0: nothing
     uint64_t changes            # regions that came or went on its behalf
     cbool blocked               # by bytes that are set aside for another thread's call
     cbool has_waited            # for other streams
@@ -30,16 +32,19 @@ cdef class Allocator(Frees):
     cdef readonly bint strict
     cdef readonly double retry_seconds
     cdef bint joins_regions
+    cdef object home_stream_object
     cdef bfc_native_source* native      # NULL where the sub-allocator has none
     cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> the frees on the home stream that it waits for already
 
     # Guarded by the lock.
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
     cdef uint64_t changes               # counts regions that came or went
+    cdef uint64_t calls_ended           # counts calls to the sub-allocator
     cdef vector[unsigned long] callers  # the threads that are inside a call to the sub-allocator
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
     cdef uint64_t unreturned_bytes
     cdef uint64_t refused_bytes         # of the sub-allocator's last refusal; 0: the limit refused
+    cdef int last_fault                 # of the last allocation without the GIL
 
     # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
     # what to do where nothing fits, which takes the lock itself, and the GIL only to call a sub-allocator in Python.
@@ -69,10 +74,10 @@ cdef class Allocator(Frees):
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil
     cdef int take_region(self, Request* request, Placement* placed, Region* block, uint32_t bin_set) except -1 nogil
-    cdef int refuse_region(self, Request* request, Region* block, cbool overlaps, cbool closed) except -1 with gil
-    cdef vector[unsigned long] other_callers(self) noexcept
+    cdef int refuse_region(self, Region* block, cbool overlaps, cbool closed) except -1 with gil
+    cdef bint is_inside_a_call(self) noexcept
     cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil
-    cdef int take_unreturned(self, vector[Region]& regions) except -1
+    cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil
     cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil
     cdef void region_returned(self, Region region, cbool returned) noexcept nogil

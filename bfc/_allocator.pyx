@@ -20,7 +20,7 @@ from bfc._buffer cimport Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk,
 )
-from bfc._frees cimport is_exiting
+from bfc._frees cimport Orphan, is_exiting, set_forking_thread
 from bfc._ledger cimport HOST_STREAM
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
@@ -36,6 +36,7 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
 
 cdef extern from "_source.h":
     const char* BFC_NATIVE_SOURCE
+    int BFC_NO_ROOM
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
@@ -56,10 +57,12 @@ def _before_fork():
     for allocator in list(_allocators):
         allocator.acquire()
         _locked_for_a_fork.append(allocator)
+    set_forking_thread(PyThread_get_thread_ident())
 
 
 def _after_fork_in_parent():
     cdef Allocator allocator
+    set_forking_thread(0)
     for allocator in _locked_for_a_fork:
         allocator.lock.release()
     _locked_for_a_fork.clear()
@@ -111,6 +114,7 @@ cdef class Allocator(Frees):
 
     cdef int set_home_stream(self, stream) except -1:
         self.home_stream = self.stream_of(stream)
+        self.home_stream_object = stream    # an object that owns its stream must live as long
         if self.is_of_thread(self.home_stream):
             raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to "
                              f"one: give it stream 0, and name stream {self.home_stream} in each allocate()")
@@ -124,7 +128,7 @@ cdef class Allocator(Frees):
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, nbytes, stream, 0, True, False, 0, False, False)
+        return Request(nbytes, nbytes, stream, 0, 0, True, False, 0, 0, False, False)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         return NO_CHUNK
@@ -247,6 +251,7 @@ cdef class Allocator(Frees):
         while placed.handle == NO_CHUNK and not late:
             while self.frees == seen and not self.orphans.size() and not late:
                 time.sleep(_RETRY_POLL_SECONDS)
+                self.catch_up()     # a stream that finishes counts as a free
                 late = time.monotonic() >= deadline
             seen = self.frees
             if freed_before is not None:
@@ -309,24 +314,23 @@ cdef class Allocator(Frees):
         request.has_waited = True
         if waits:
             self.wait_for_streams()
-        cdef vector[unsigned long] calls = self.other_callers()
-        cdef bint inside = calls.size() == 0 and self.callers.size() > 0
-        while calls.size() and calls == self.other_callers():
+        cdef uint64_t ended = self.calls_ended
+        cdef bint is_inside = self.is_inside_a_call()
+        if request.blocked and not is_inside:
             time.sleep(_RETRY_POLL_SECONDS)
-        return waits or (request.blocked and not inside) or self.changes - request.changes != seen
+        while self.callers.size() and not is_inside and self.calls_ended == ended:
+            time.sleep(_RETRY_POLL_SECONDS)
+        return waits or (request.blocked and not is_inside) or self.changes - request.changes != seen
 
-    cdef vector[unsigned long] other_callers(self) noexcept:
-        """The threads that are inside a call to the sub-allocator. None where this thread is one of them: a
-        sub-allocator that allocates from its own allocator would wait for itself."""
-        cdef vector[unsigned long] found
-        cdef unsigned long thread, me = PyThread_get_thread_ident()
+    cdef bint is_inside_a_call(self) noexcept:
+        """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
+        wait for itself."""
+        cdef unsigned long thread
+        cdef bint found = False
         self.acquire()
-        found = self.callers
+        for thread in self.callers:
+            found = found or thread == PyThread_get_thread_ident()
         self.lock.release()
-        for thread in found:
-            if thread == me:
-                found.clear()
-                break
         return found
 
     def allocate_many(self, sizes, stream=0):
@@ -395,19 +399,25 @@ cdef class Allocator(Frees):
     # -- regions ------------------------------------------------------------------------------------------------------
 
     cdef int ask(self, Request* request, uint64_t nbytes, Region* block) except -1 nogil:
-        """Asks the sub-allocator for a block, without the lock; meanwhile the bytes are set aside. Whether it came."""
-        cdef int got = 1
+        """Asks the sub-allocator for a block, without the lock. Whether it came.
+
+        The bytes are set aside meanwhile, and those of a block that came until `take_region` has counted them.
+        """
+        cdef int got = 0
         cdef uint64_t received
         cdef cbool listed = self.begin_call(nbytes)
         try:
             if request.without_gil:
-                got = self.native.alloc(self.native.self, MINIMUM_SIZE, nbytes, &block.ptr, &received) == 0
+                request.fault = self.native.alloc(self.native.self, MINIMUM_SIZE, nbytes, &block.ptr, &received)
+                got = request.fault == 0
+                if request.fault == BFC_NO_ROOM:
+                    request.fault = 0
                 block.end = block.ptr + received if got else 0
             else:
                 got = self.ask_in_python(nbytes, block)
         finally:
-            self.end_call(listed, nbytes)
-        self.refused_bytes = 0 if got else nbytes
+            self.end_call(listed, 0 if got else nbytes)
+        request.asked = nbytes
         return got
 
     cdef cbool begin_call(self, uint64_t nbytes) noexcept nogil:
@@ -422,6 +432,8 @@ cdef class Allocator(Frees):
         cdef size_t i
         self.acquire()
         self.set_aside -= nbytes
+        self.refused_bytes = nbytes
+        self.calls_ended += 1
         for i in range(self.callers.size() if listed else 0):
             if self.callers[i] == PyThread_get_thread_ident():
                 self.callers.erase(self.callers.begin() + i)
@@ -440,7 +452,9 @@ cdef class Allocator(Frees):
         """Adds a block to the pool, and places the request under the same lock."""
         cdef cbool overlaps = False, closed, added = False
         cdef uint64_t nbytes = block.end - block.ptr
+        cdef vector[Region] refused
         self.acquire()
+        self.set_aside -= request.asked
         closed = self.is_closed
         if not closed:
             overlaps = self.pool.overlaps_region(block.ptr, nbytes)
@@ -450,21 +464,18 @@ cdef class Allocator(Frees):
             self.fill(self.find(request), request, placed)
             self.changes += 1
             request.changes += 1
+        elif not overlaps and try_push_back(refused, block[0]):
+            self.set_aside += nbytes
         self.lock.release()
         if added:
             return 0
-        if request.without_gil:
-            if not overlaps:
-                self.native.free(self.native.self, block.ptr, nbytes)
-            return 0
-        return self.refuse_region(request, block, overlaps, closed)
+        self.give_back(refused, request.without_gil)
+        return 0 if request.without_gil else self.refuse_region(block, overlaps, closed)
 
-    cdef int refuse_region(self, Request* request, Region* block, cbool overlaps, cbool closed) except -1 with gil:
-        cdef uint64_t nbytes = block.end - block.ptr
+    cdef int refuse_region(self, Region* block, cbool overlaps, cbool closed) except -1 with gil:
         if overlaps:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {block.ptr:#x}, {nbytes} bytes, which "
-                                    f"overlaps a block that it gave before: not used, and not given back")
-        self.sub_allocator.free(block.ptr, nbytes)
+            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {block.ptr:#x}, {block.end - block.ptr} "
+                                    f"bytes, which overlaps a block that it gave before: not used, and not given back")
         if closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         raise out_of_host_memory()
@@ -480,21 +491,27 @@ cdef class Allocator(Frees):
         self.set_aside += total
         return total
 
-    cdef int take_unreturned(self, vector[Region]& regions) except -1:
+    cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil:
         """Adds what a sub-allocator did not take back, to try again. With the lock held."""
-        regions.insert(regions.end(), self.unreturned.begin(), self.unreturned.end())
-        self.unreturned.clear()
-        self.unreturned_bytes = 0
-        return 0
+        cdef Region region
+        while self.unreturned.size():
+            region = self.unreturned.back()
+            if not try_push_back(regions, region):
+                return
+            self.unreturned.pop_back()
+            self.unreturned_bytes -= region.end - region.ptr
 
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil:
         """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
         again at the next release."""
         cdef Region region
+        cdef cbool listed
         if not without_gil:
             return self.give_back_in_python(regions)
+        listed = self.begin_call(0)
         for region in regions:
             self.region_returned(region, self.native.free(self.native.self, region.ptr, region.end - region.ptr) == 0)
+        self.end_call(listed, 0)
         return 0
 
     cdef void region_returned(self, Region region, cbool returned) noexcept nogil:
@@ -640,6 +657,7 @@ cdef class Allocator(Frees):
             if placed.handle != NO_CHUNK or not request.blocked:
                 break
             usleep(1000)
+        self.last_fault = request.fault
         if placed.handle >= NO_HOST_MEMORY:
             return False
         ptr[0] = placed.ptr
@@ -658,10 +676,11 @@ cdef class Allocator(Frees):
         """A free on a stream. Whether the address was a live allocation's.
 
         `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and the
-        device is waited for only where record_stream has named others, or where that order cannot be had.
+        device is waited for only where record_stream has named others, or where that order cannot be had. Where it does
+        not become idle (a graph is being captured), the next call in Python frees the memory.
         """
         cdef ChunkHandle handle
-        cdef cbool elsewhere = False
+        cdef cbool elsewhere = False, idle = True
         self.acquire()
         handle = self.pool.handle_of(ptr)
         if handle != NO_CHUNK:
@@ -674,11 +693,14 @@ cdef class Allocator(Frees):
         if not drain and not elsewhere and stream != self.home_stream:
             drain = self.native.order(self.native.self, stream, self.home_stream) != 0
         if drain or elsewhere:
-            self.native.synchronize(self.native.self)
+            idle = self.native.synchronize(self.native.self) == 0
         self.acquire()
         handle = self.pool.handle_of(ptr)
         if handle != NO_CHUNK and not self.is_closed:
-            self.pool.free_chunk(handle)
-            self.frees += 1
+            if elsewhere or not idle:
+                try_push_back(self.stranded, Orphan(handle, self.pool.chunks[handle].allocation_id))
+            if idle:
+                self.pool.free_chunk(handle)
+                self.frees += 1
         self.lock.release()
         return True

@@ -93,7 +93,7 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, True, False, 0, False, False)
+        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, 0, True, False, 0, 0, False, False)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied
@@ -140,12 +140,13 @@ cdef class BFCAllocator(Allocator):
         if rounded <= available:
             size = self.growth.grow_to(rounded, available, &grew)
         request.blocked = size == 0 and rounded <= available + self.set_aside - self.unreturned_bytes
-        self.lock.release()
         if size == 0:
             self.refused_bytes = 0
+        self.lock.release()
+        if size == 0:
             return 0
         got = self.ask(request, size, &block)
-        while not got and size > rounded:
+        while not got and size > rounded and request.fault == 0:
             size = backpedal(size)
             if size < rounded:
                 if self.strict:
@@ -153,7 +154,9 @@ cdef class BFCAllocator(Allocator):
                 size = rounded      # upstream never tries just what is needed
             got = self.ask(request, size, &block)
         if got:
+            self.acquire()
             self.growth.succeeded(grew)
+            self.lock.release()
             self.take_region(request, placed, &block, 0)
         return 0
 

@@ -8,6 +8,7 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
     cdef cppclass Lock:
         void wait_and_acquire()
         void release()
+        void reset()
 
 cdef extern from "_source.h":
     ctypedef struct bfc_native_source:
@@ -44,6 +45,7 @@ cdef class Device:
     cdef vector[void*] idle_events
     cdef readonly uint64_t event_count  # made, idle or not
     cdef bfc_native_source table
+    cdef object __weakref__
 
     cdef int open_own_stream(self) except -1
     cdef CUresult enter(self, int* mode) noexcept nogil

@@ -6,6 +6,7 @@ library to link, and no Python call between us and the driver. Nothing is loaded
 
 import atexit
 import os
+import weakref
 
 cimport cython
 from cpython.exc cimport PyErr_Clear
@@ -32,6 +33,8 @@ cdef enum:                      # CUresult, as far as the code decides by it; th
     NOT_FOUND = 500
     NOT_READY = 600
     CONTEXT_IS_DESTROYED = 709
+    CAPTURES_OTHERS = 905       # a stream that captures would wait for one that does not
+    CAPTURED = 907
     NOT_LIVE = -1               # ours: no block of this source
 
 cdef enum:
@@ -143,7 +146,8 @@ _HINTS = {
     719: "a kernel failed, and the context is lost: compute-sanitizer finds which",
     900: "a CUDA graph is being captured: allocate before, or free after the capture",
     906: "a CUDA graph is being captured, and the default stream may not be used meanwhile",
-    907: "a CUDA graph is being captured on this stream: free the memory after the capture",
+    CAPTURES_OTHERS: "a CUDA graph is being captured on this stream, which may not wait for others: allocate before",
+    CAPTURED: "a CUDA graph is being captured on this stream: free or hand over the memory after the capture",
 }
 
 
@@ -153,9 +157,16 @@ def _leave_the_driver_alone():
     exiting = True
 
 
+_devices = weakref.WeakSet()
+
+
 def _forget_the_driver():
+    """In a forked child. A thread that held a lock does not exist here."""
     global forked
+    cdef Device device
     forked = loaded
+    for device in list(_devices):
+        device.lock.reset()
 
 
 if hasattr(os, "register_at_fork"):
@@ -270,6 +281,14 @@ cdef inline void* all_of(uint64_t stream) noexcept nogil:
     return stream_handle(0 if stream == PER_THREAD_STREAM else stream)
 
 
+cdef CUresult unless_capturing(void* stream, CUresult otherwise) noexcept nogil:
+    """An event recorded in a capture belongs to its graph, and what waits for it joins the capture: neither is ours to
+    do, and a failure would end the user's capture."""
+    cdef int capturing = 0
+    cdef CUresult result = cu.stream_is_capturing(stream, &capturing)
+    return otherwise if result == SUCCESS and capturing else result
+
+
 cdef class Device:
     """The primary context of one device, a kind of memory on it, and the events that fence it. Retained until this
     object goes."""
@@ -293,6 +312,7 @@ cdef class Device:
             raise DeviceUnavailableError(f"device {device} has no managed memory: take kind=\"device\"")
         check(cu.context_retain(&self.context, self.ordinal), f"cuDevicePrimaryCtxRetain({device})")
         self.retained = True
+        _devices.add(self)
         check(cu.context_id(self.context, &self.identity), "cuCtxGetId")
         if self.kind == ASYNC:
             self.open_own_stream()
@@ -458,7 +478,7 @@ cdef class Device:
         if result == SUCCESS or is_lost(result):
             return SUCCESS
         self.lock.wait_and_acquire()
-        try_store(self.live, address, block)    # an entry was just taken out: there is room for it
+        try_store(self.live, address, block)    # without host memory for it only its free is lost
         self.live_bytes += nbytes
         self.lock.release()
         return result
@@ -504,7 +524,9 @@ cdef class Device:
     def stream_id(self, uint64_t stream):
         """As SubAllocator.stream_id. Raises DriverError."""
         cdef uint64_t id = 0
-        cdef CUresult result = self.identify(stream, &id)
+        cdef CUresult result
+        with nogil:
+            result = self.identify(stream, &id)
         if failed(result):
             raise failure(result, f"cuStreamGetId of stream {stream:#x} on device {self.ordinal}")
         return id
@@ -553,13 +575,11 @@ cdef class Device:
 
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
         """An event behind what is queued on a stream now. One that a graph captures could not be asked."""
-        cdef int mode, capturing = 0
+        cdef int mode
         cdef CUresult result = self.enter(&mode)
         if result != SUCCESS:
             return result
-        result = cu.stream_is_capturing(all_of(stream), &capturing)
-        if result == SUCCESS and capturing:
-            result = 907
+        result = unless_capturing(all_of(stream), CAPTURED)
         if result == SUCCESS:
             result = self.take_event(event)
         if result == SUCCESS:
@@ -577,7 +597,11 @@ cdef class Device:
         cdef CUresult result = self.enter(&mode)
         if result != SUCCESS:
             return result
-        result = self.take_event(&event)
+        result = unless_capturing(all_of(first), CAPTURED)
+        if result == SUCCESS:
+            result = unless_capturing(stream_handle(then), CAPTURES_OTHERS)
+        if result == SUCCESS:
+            result = self.take_event(&event)
         if result == SUCCESS:
             result = cu.event_record(event, all_of(first))
             if result == SUCCESS:
@@ -611,11 +635,14 @@ cdef class Device:
     cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil:
         cdef int mode
         cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = unless_capturing(stream_handle(stream), CAPTURED)
         if result == SUCCESS:
             result = cu.copy_async(destination, source, nbytes, stream_handle(stream))
-            if result == SUCCESS:
-                result = cu.stream_synchronize(stream_handle(stream))
-            self.leave(mode)
+        if result == SUCCESS:
+            result = cu.stream_synchronize(stream_handle(stream))
+        self.leave(mode)
         return result
 
     cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil:

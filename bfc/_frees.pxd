@@ -16,18 +16,25 @@ cdef class Frees(Ledger):
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
     cdef int64_t live_buffers
-    cdef vector[Orphan] orphans         # guarded by the GIL, as the next five
+    cdef vector[Orphan] orphans         # guarded by the GIL, as the next six
     cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
-    cdef dict fenced                    # allocation id -> [(stream, fence)], of what a finaliser has left
-    cdef dict waiting                   # stream -> deque of (fence, [handle, fences left]): freed, but still in use
+    cdef dict consumers_of              # the same for streams of DLPack's consumers, until they let go
+    cdef dict fenced                    # allocation id -> [(stream, fence)], marked before the free
+    cdef dict waiting                   # stream -> deque of [fence, [handle, fences left], asked by]: freed, still used
     cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
     cdef vector[Orphan] stuck_orphans
+    cdef vector[Orphan] stranded        # by callers without the GIL; guarded by the lock
     cdef bint is_abandoned              # collected, but for views of its memory
 
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept
     cdef int finish_waiting(self, ChunkHandle handle) except -1
+    cdef int forget_streams(self, int64_t allocation_id) except -1
+    cdef int wait_behind(self, stream, fence, late) except -1
+    cdef int move_to_fences(self, dict streams_by_allocation, int64_t allocation_id) except -1
+    cdef void last_export_gone(self, int64_t allocation_id) noexcept
+    cdef int free_stranded(self) except -1
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef list unfinished_fences(self, int64_t allocation_id)
     cdef list fences_on(self, streams)
@@ -41,3 +48,4 @@ cdef class Frees(Ledger):
 
 
 cdef bint is_exiting() noexcept nogil
+cdef void set_forking_thread(unsigned long thread) noexcept

@@ -6,6 +6,7 @@
 """
 
 import atexit
+import time
 from collections import deque
 
 cimport cython
@@ -22,9 +23,19 @@ from bfc.errors import InvalidPointerError, out_of_host_memory
 cdef extern from "_debug.h":
     const int BFC_DEBUG
 
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+_POLL_SECONDS = 0.001
 _VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef bint exiting = False
+cdef unsigned long forking_thread = 0   # it holds every allocator's lock; other hooks of the fork may run Python in it
+
+
+cdef void set_forking_thread(unsigned long thread) noexcept:
+    global forking_thread
+    forking_thread = thread
 
 
 @atexit.register
@@ -50,6 +61,7 @@ cdef class Frees(Ledger):
 
     def __cinit__(self, *args, **kwargs):
         self.streams_of = {}
+        self.consumers_of = {}
         self.fenced = {}
         self.waiting = {}
         self.stuck = []
@@ -112,13 +124,18 @@ cdef class Frees(Ledger):
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
         """Marks a chunk as viewed or not, by the count at the moment of the lock. Whether it is live at all."""
-        self.acquire()
+        cdef bint is_held = forking_thread != 0 and forking_thread == PyThread_get_thread_ident()
+        if not is_held:
+            self.acquire()
         cdef bint live = self.is_live_locked(handle, allocation_id)
         if live and exports[0] > 0:
             self.pool.chunks[handle].state |= EXPORTED
         elif live:
             self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
-        self.lock.release()
+        if not is_held:
+            self.lock.release()
+        if live and exports[0] == 0 and self.consumers_of:
+            self.last_export_gone(allocation_id)
         return live
 
     cdef void last_view_gone(self) noexcept:
@@ -167,14 +184,28 @@ cdef class Frees(Ledger):
         """Marks the streams that use a chunk, whose free may have to wait: they may be destroyed until then. Not so
         where the device fails: that is reported, and release_free_regions() tries again."""
         try:
-            streams = self.streams_of.get(allocation_id)
-            if streams is not None and self.sub_allocator.asynchronous:
-                self.fenced[allocation_id] = self.fences_on(streams)
+            self.move_to_fences(self.streams_of, allocation_id)
         except BaseException as error:
             self.stuck_orphans.push_back(Orphan(handle, allocation_id))
             report_unraisable(error)
             return False
         return True
+
+    cdef int move_to_fences(self, dict streams_by_allocation, int64_t allocation_id) except -1:
+        streams = streams_by_allocation.get(allocation_id)
+        if streams is not None:
+            if self.sub_allocator.asynchronous:
+                self.fenced.setdefault(allocation_id, []).extend(self.fences_on(streams))
+            del streams_by_allocation[allocation_id]
+        return 0
+
+    cdef void last_export_gone(self, int64_t allocation_id) noexcept:
+        """A consumer's stream may be destroyed once it has let go of the memory, long before the memory's free."""
+        try:
+            self.move_to_fences(self.consumers_of, allocation_id)
+        except BaseException as error:
+            self.streams_of.setdefault(allocation_id, {}).update(self.consumers_of.pop(allocation_id))
+            report_unraisable(error)
 
     # -- other streams ------------------------------------------------------------------------------------------------
 
@@ -246,7 +277,7 @@ cdef class Frees(Ledger):
         if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
             self.sub_allocator.order(made_on, on)
         if live:
-            self.uses_stream(allocation_id, on, consumer)
+            self.consumers_of.setdefault(allocation_id, {})[on] = consumer
         return 0
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
@@ -263,12 +294,22 @@ cdef class Frees(Ledger):
                 self.pool.use_again(handle, allocation_id)
             self.lock.release()
             raise
-        self.streams_of.pop(allocation_id, None)
+        self.forget_streams(allocation_id)
         if not fences:
             return self.finish_waiting(handle)
         late = [handle, len(fences)]
         for stream, fence in fences:
-            self.waiting.setdefault(stream, deque()).append((fence, late))
+            self.wait_behind(stream, fence, late)
+        return 0
+
+    cdef int forget_streams(self, int64_t allocation_id) except -1:
+        self.streams_of.pop(allocation_id, None)
+        self.consumers_of.pop(allocation_id, None)
+        self.fenced.pop(allocation_id, None)
+        return 0
+
+    cdef int wait_behind(self, stream, fence, late) except -1:
+        self.waiting.setdefault(stream, deque()).append([fence, late, 0])
         return 0
 
     cdef bint is_waiting(self, ChunkHandle handle) noexcept:
@@ -288,10 +329,11 @@ cdef class Frees(Ledger):
         return 0
 
     cdef list unfinished_fences(self, int64_t allocation_id):
-        fences = self.fenced.pop(allocation_id, None)
-        if fences is None and self.sub_allocator.asynchronous:
-            fences = self.fences_on(self.streams_of.get(allocation_id, ()))
-        return [(stream, fence) for stream, fence in fences or () if not fence.done()]
+        """Those that were marked earlier, and one for each stream that may use the memory to this moment."""
+        fences = list(self.fenced.get(allocation_id, ()))
+        if self.sub_allocator.asynchronous:
+            fences += self.fences_on(self.streams_of.get(allocation_id, ()))
+        return [(stream, fence) for stream, fence in fences if not fence.done()]
 
     cdef list fences_on(self, streams):
         fences = [(stream, self.sub_allocator.fence(stream)) for stream in sorted(streams)]
@@ -312,7 +354,8 @@ cdef class Frees(Ledger):
                 if fence is None:
                     self.finish_waiting(late[0])
                 else:
-                    self.waiting.setdefault(stream, deque()).appendleft((fence, late))
+                    self.wait_behind(stream, fence, late)
+        self.free_stranded()
         self.free_orphans(faults)
         for stream in list(self.waiting):
             self.settle_stream(stream, faults)
@@ -321,8 +364,29 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int catch_up(self) except -1:
-        if self.orphans.size() or self.waiting:
+        if self.orphans.size() or self.waiting or self.stranded.size():
             self.settle()
+        return 0
+
+    cdef int free_stranded(self) except -1:
+        """What a caller without the GIL could not do: frees that the device was not idle for, and dictionaries."""
+        cdef vector[Orphan] left
+        cdef Orphan orphan
+        if self.stranded.size() == 0:
+            return 0
+        self.acquire()
+        left.swap(self.stranded)
+        self.lock.release()
+        for orphan in left:
+            self.acquire()
+            if self.is_live_locked(orphan.handle, orphan.allocation_id):
+                self.pool.chunks[orphan.handle].state |= USED_ELSEWHERE
+                self.lock.release()
+                self.uses_stream(orphan.allocation_id, self.home_stream, None)
+                self.orphans.push_back(orphan)
+            else:
+                self.lock.release()
+                self.forget_streams(orphan.allocation_id)
         return 0
 
     cdef int free_orphans(self, list faults) except -1:
@@ -344,34 +408,46 @@ cdef class Frees(Ledger):
     cdef int settle_stream(self, stream, list faults) except -1:
         """A stream finishes its fences in their order, so the first that is not done ends the search.
 
-        A fence is taken out while it is asked: other threads, and whoever it calls, must not ask it too.
+        An entry names the thread that asks its fence: others, and whoever the fence calls, leave its queue alone.
         """
         queue = self.waiting.get(stream)
         while queue:
-            fence, late = queue.popleft()
+            entry = queue[0]
+            fence, late, asked_by = entry
+            if asked_by:
+                return 0
+            entry[2] = PyThread_get_thread_ident()
+            fault = None
             try:
                 done = fence.done()
             except BaseException as error:
+                done, fault = True, error
+            if not done or self.waiting.get(stream) is not queue:
+                entry[2] = 0
+                return 0    # or the allocator was closed meanwhile
+            queue.popleft()
+            if fault is not None:
                 self.stuck.append((stream, fence, late))
-                faults.append(error)
-                continue
-            if not done:
-                queue.appendleft((fence, late))
-                return 0
-            late[1] -= 1
-            if late[1] == 0:
-                self.finish_waiting(late[0])
+                faults.append(fault)
+            else:
+                late[1] -= 1
+                if late[1] == 0:
+                    self.finish_waiting(late[0])
+            entry[2] = 0
         if self.waiting.get(stream) is queue and not queue:
             del self.waiting[stream]
         return 0
 
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
+        cdef unsigned long me = PyThread_get_thread_ident()
         self.settle()   # a finaliser's free may have yet to ask for its fences
         for queue in list(self.waiting.values()):
-            for fence, _late in list(queue):
-                fence.wait()
-        self.settle()
+            for entry in list(queue):
+                entry[0].wait()
+                while entry[2] not in (0, me):
+                    time.sleep(_POLL_SECONDS)
+        self.settle(again=True)
         return 0
 
     cdef int forget_frees(self) except -1:
@@ -379,6 +455,7 @@ cdef class Frees(Ledger):
         self.orphans.clear()
         self.stuck_orphans.clear()
         self.streams_of.clear()
+        self.consumers_of.clear()
         self.fenced.clear()
         self.waiting.clear()
         self.stuck.clear()

@@ -39,6 +39,12 @@ public:
         wait_and_acquire();
     }
 
+    // In a forked child: who held it, or waited for it, does not exist there.
+    void reset() noexcept {
+        waiters_.store(0);
+        release();
+    }
+
     // How often it was taken, for whoever holds it: tests count it.
     uint64_t acquisitions() const noexcept { return acquisitions_; }
 

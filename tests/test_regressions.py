@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -714,3 +715,129 @@ def test_an_error_of_a_finaliser_is_reported_by_pythons_own_hook() -> None:
     )
     assert "Exception ignored in: 'a free that was put off" in ran.stderr
     assert ran.stderr.endswith("SubAllocatorError: the device is gone\n")
+
+
+class Asked(bfc.SimulatedSubAllocator):
+    """A device whose one fence is done when told, and which calls back while it is asked."""
+
+    asynchronous = True
+    finished = False
+
+    def __init__(self, capacity: str) -> None:
+        super().__init__(capacity)
+        self.when_asked: Callable[[], object] = lambda: None
+
+    def fence(self, stream: int) -> Asked:
+        return self
+
+    def done(self) -> bool:
+        self.when_asked()
+        return self.finished
+
+    def wait(self) -> None:
+        self.finished = True
+
+
+def test_a_fence_that_two_threads_ask_is_not_lost() -> None:
+    """The second found an empty queue and deleted it; the first put its fence back into that."""
+    device = Asked("64 MiB")
+    with bfc.BFCAllocator(device) as allocator:
+        allocator.allocate(1000, stream=7).free()
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slowly() -> None:
+            device.when_asked = lambda: None
+            asked.set()
+            go_on.wait()
+
+        device.when_asked = slowly
+        thread = threading.Thread(target=allocator.allocate, args=[10])
+        thread.start()
+        asked.wait()
+        allocator.allocate(10).free()
+        go_on.set()
+        thread.join()
+        device.finished = True
+        assert allocator.stats().bytes_waiting_for_streams == 0
+
+
+def test_memory_is_waited_for_while_another_thread_asks_its_fence() -> None:
+    device = Asked("2 MiB")
+    with bfc.BFCAllocator(device) as allocator:
+        allocator.allocate("1500 KiB", stream=7).free()
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slowly() -> None:
+            device.when_asked = lambda: None
+            asked.set()
+            go_on.wait()
+
+        device.when_asked = slowly
+        thread = threading.Thread(target=allocator.stats)
+        thread.start()
+        asked.wait()
+        timer = threading.Timer(0.05, go_on.set)
+        timer.start()
+        allocator.allocate("1500 KiB").free()
+        thread.join()
+        timer.join()
+
+
+def test_a_fence_of_a_dropped_buffer_survives_an_error() -> None:
+    """Asking again must not mark the stream again: it may be gone."""
+    device = Asked("2 MiB")
+    marks: list[int] = []
+    with bfc.BFCAllocator(device) as allocator:
+        device.fence = lambda stream: marks.append(stream) or device  # type: ignore[method-assign]
+        buffer = allocator.allocate(1000, stream=7)
+        del buffer
+        assert marks == [7]
+
+        def fail() -> None:
+            device.when_asked = lambda: None
+            raise bfc.SubAllocatorError("busy")
+
+        device.when_asked = fail
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", lambda fault: None)
+            allocator.allocate(10).free()
+        device.finished = True
+        allocator.release_free_regions()
+        assert marks == [7]
+        assert allocator.stats().bytes_in_use == 0
+
+
+def test_a_stream_that_finishes_ends_the_wait_for_memory() -> None:
+    device = Asked("2 MiB")
+    with bfc.BFCAllocator(device, retry_seconds=30) as allocator:
+        device.wait = lambda: None  # type: ignore[method-assign]
+        allocator.allocate("1500 KiB", stream=7).free()
+        timer = threading.Timer(0.05, lambda: setattr(device, "finished", True))
+        timer.start()
+        begun = time.monotonic()
+        allocator.allocate("1500 KiB").free()
+        timer.join()
+        assert time.monotonic() - begun < 20, "it waited to the end"
+
+
+def test_a_block_that_came_after_the_close_and_is_not_taken_back_is_offered_again() -> None:
+    class Late(bfc.SimulatedSubAllocator):
+        fails = True
+
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            block = super().alloc(alignment, nbytes)
+            allocator.close()
+            return block
+
+        def free(self, address: int, nbytes: int) -> None:
+            if self.fails:
+                self.fails = False
+                raise bfc.SubAllocatorError("busy")
+            super().free(address, nbytes)
+
+    device = Late("64 MiB")
+    allocator = bfc.BFCAllocator(device)
+    with pytest.raises(bfc.SubAllocatorError, match="busy"):
+        allocator.allocate(10)
+    allocator.close()
+    assert device.live_bytes == 0

@@ -92,11 +92,11 @@ def build(cache: Path | None = None) -> Path:
 
 def _fingerprint() -> str:
     """Of all the shim is made from, so that a changed source or compiler gets a new file name."""
-    text = "\0".join((VERSION, *_compiler(), *FLAGS)).encode()
+    text = "\0".join((VERSION, *compiler(), *FLAGS)).encode()
     return hashlib.sha256(text + SOURCE.read_bytes()).hexdigest()[:16]
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
@@ -105,8 +105,8 @@ def _upstream(root: Path) -> Path:
     folder = root / f"tensorflow-{VERSION}"
     if folder.exists():
         return folder
-    if shutil.which(_compiler()[0]) is None:
-        raise PeerUnavailable(f"no C++ compiler: {_compiler()[0]} is not on the path")
+    if shutil.which(compiler()[0]) is None:
+        raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as name:
         wheel = _download(Path(name))
         _extract(wheel, Path(name) / "kept")
@@ -121,7 +121,7 @@ def _upstream(root: Path) -> Path:
 def _download(folder: Path) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q"]
     package = [f"tensorflow-cpu=={VERSION}", *WHEEL, *PLATFORM, "-d", str(folder)]
-    _run([sys.executable, "-m", "pip", "download", *options, *package], "the download")
+    run([sys.executable, "-m", "pip", "download", *options, *package], "the download")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise PeerUnavailable(f"the download of tensorflow-cpu {VERSION} left no wheel")
@@ -149,18 +149,18 @@ def _extract(wheel: Path, target: Path) -> None:
 
 
 def _compile(upstream: Path, shim: Path) -> None:
-    if shutil.which(_compiler()[0]) is None:
-        raise PeerUnavailable(f"no C++ compiler: {_compiler()[0]} is not on the path")
+    if shutil.which(compiler()[0]) is None:
+        raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=shim.parent) as name:
         made = Path(name) / shim.name
         # The library is found next to the shim, wherever the cache has been moved to.
         rpath = f"-Wl,-z,defs,-rpath,$ORIGIN/{upstream.name}"
         inputs = ["-isystem", str(upstream / "include"), str(SOURCE), str(upstream / LIBRARY)]
-        _run([*_compiler(), *FLAGS, *inputs, rpath, "-o", str(made)], "compiling the shim")
+        run([*compiler(), *FLAGS, *inputs, rpath, "-o", str(made)], "compiling the shim")
         made.replace(shim)
 
 
-def _run(command: Sequence[str], what: str) -> None:
+def run(command: Sequence[str], what: str) -> None:
     """Run a command quietly; its first line with the word "error" is the reason if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,11 +6,10 @@ mutex (it frees tensors so). Whoever took the GIL here would wait for ever: noth
 
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
 from bfc._allocator cimport Allocator
 from bfc._core cimport Counters
-from bfc._ledger cimport Lock
+from bfc._ledger cimport HOST_STREAM
 
 cdef extern from *:
     """
@@ -20,56 +19,70 @@ cdef extern from *:
 
     #define BFC_EXPORT extern "C" __attribute__((visibility("default")))
 
-    struct bfc_figures { unsigned long long in_use, reserved, limit, largest_free; int closed; };
-    static int (*bfc_serve_alloc)(size_t, int, void*, void**);
-    static void (*bfc_serve_free)(void*, int, void*, int);
-    static void (*bfc_serve_figures)(int, bfc_figures*);
+    struct bfc_figures { unsigned long long in_use, reserved, limit, largest_free; int closed, fault; };
+    static void* (*bfc_pool)(int);      /* the allocator of a pool's pair of functions, or NULL */
+    static void* (*bfc_device)(int);    /* the one that serves a device instead of PyTorch's, or NULL */
+    static bool (*bfc_allocate)(void*, size_t, void*, void**);
+    static bool (*bfc_free)(void*, void*, void*, bool);
+    static void (*bfc_read)(void*, bfc_figures*);
 
     namespace {
     /* PyTorch shows what() as the text of its error. */
     struct OutOfMemory : std::bad_alloc {
-        char text[320];
-        OutOfMemory(size_t size, int device, bool served) noexcept {
-            if (!served) {
+        char text[360];
+        OutOfMemory(void* allocator, size_t size, int device) noexcept {
+            bfc_figures now = {0, 0, 0, 0, 0, 0};
+            if (allocator) bfc_read(allocator, &now);
+            if (!allocator)
                 std::snprintf(text, sizeof text, "bfc: no allocator serves device %d: "
-                    "pass one for it to bfc.integrations.torch", device);
-                return;
-            }
-            bfc_figures now = {0, 0, 0, 0, 0};
-            bfc_serve_figures(device, &now);
-            if (now.closed) {
+                    "pass one for it to bfc.integrations.torch.replace", device);
+            else if (now.closed)
                 std::snprintf(text, sizeof text, "bfc: the allocator that serves device %d is closed", device);
-                return;
-            }
-            std::snprintf(text, sizeof text, "bfc: out of memory: asked for %zu bytes on device %d; in use %llu, "
-                "reserved %llu of a limit of %llu, the largest free block %llu; "
-                "print(allocator.snapshot()) shows the rest", size, device, now.in_use, now.reserved, now.limit,
-                now.largest_free);
+            else if (now.fault)
+                std::snprintf(text, sizeof text, "bfc: the driver of device %d failed with CUDA error %d, asked for "
+                    "%zu bytes: that is not out of memory; an earlier kernel may have failed", device, now.fault, size);
+            else
+                std::snprintf(text, sizeof text, "bfc: out of memory: asked for %zu bytes on device %d; in use %llu, "
+                    "reserved %llu of a limit of %llu, the largest free block %llu; print(allocator.snapshot()) shows "
+                    "the rest", size, device, now.in_use, now.reserved, now.limit, now.largest_free);
         }
         const char* what() const noexcept override { return text; }
     };
+
+    /* NULL is cudaMalloc failing, to PyTorch; and a free is its cudaFree, which waits for the device. */
+    void* pool_alloc(int number, size_t size, void* stream) noexcept {
+        void* ptr = nullptr;
+        void* allocator = bfc_pool(number);
+        if (allocator) bfc_allocate(allocator, size, stream, &ptr);
+        return ptr;
+    }
+    void pool_free(int number, void* ptr, void* stream) noexcept {
+        void* allocator = bfc_pool(number);
+        if (allocator) bfc_free(allocator, ptr, stream, true);
+    }
     }
 
     /* Instead of PyTorch's allocator: it does not look at the result, so a failure must be thrown. */
     BFC_EXPORT void* bfc_torch_alloc(size_t size, int device, void* stream) {
         void* ptr = nullptr;
-        int served = bfc_serve_alloc(size, device, stream, &ptr);
-        if (served != 1) throw OutOfMemory(size, device, served == 0);
+        void* allocator = bfc_device(device);
+        if (!allocator || !bfc_allocate(allocator, size, stream, &ptr)) throw OutOfMemory(allocator, size, device);
         return ptr;
     }
     BFC_EXPORT void bfc_torch_free(void* ptr, size_t, int device, void* stream) {
-        bfc_serve_free(ptr, device, stream, 0);
+        void* allocator = bfc_device(device);
+        if (allocator) bfc_free(allocator, ptr, stream, false);
     }
 
-    /* Under PyTorch's allocator, as a MemPool: NULL is its cudaMalloc failing, and a free is its cudaFree. */
-    BFC_EXPORT void* bfc_torch_pool_alloc(size_t size, int device, void* stream) {
-        void* ptr = nullptr;
-        bfc_serve_alloc(size, device, stream, &ptr);
-        return ptr;
-    }
-    BFC_EXPORT void bfc_torch_pool_free(void* ptr, size_t, int device, void* stream) {
-        bfc_serve_free(ptr, device, stream, 1);
-    }
+    /* Under PyTorch's allocator, as a MemPool. A function has no place for the pool that it is called for, so each
+     * allocator that serves a pool has a pair of its own. */
+    #define BFC_PAIR(n) \
+        BFC_EXPORT void* bfc_torch_pool_alloc_##n(size_t size, int, void* on) { return pool_alloc(n, size, on); } \
+        BFC_EXPORT void bfc_torch_pool_free_##n(void* ptr, size_t, int, void* on) { pool_free(n, ptr, on); }
+    BFC_PAIR(0) BFC_PAIR(1) BFC_PAIR(2) BFC_PAIR(3) BFC_PAIR(4) BFC_PAIR(5) BFC_PAIR(6) BFC_PAIR(7)
+    BFC_PAIR(8) BFC_PAIR(9) BFC_PAIR(10) BFC_PAIR(11) BFC_PAIR(12) BFC_PAIR(13) BFC_PAIR(14) BFC_PAIR(15)
+    BFC_PAIR(16) BFC_PAIR(17) BFC_PAIR(18) BFC_PAIR(19) BFC_PAIR(20) BFC_PAIR(21) BFC_PAIR(22) BFC_PAIR(23)
+    BFC_PAIR(24) BFC_PAIR(25) BFC_PAIR(26) BFC_PAIR(27) BFC_PAIR(28) BFC_PAIR(29) BFC_PAIR(30) BFC_PAIR(31)
     """
     ctypedef struct bfc_figures:
         unsigned long long in_use
@@ -77,75 +90,89 @@ cdef extern from *:
         unsigned long long limit
         unsigned long long largest_free
         int closed
-    int (*bfc_serve_alloc)(size_t, int, void*, void**) noexcept nogil
-    void (*bfc_serve_free)(void*, int, void*, int) noexcept nogil
-    void (*bfc_serve_figures)(int, bfc_figures*) noexcept nogil
-
-ctypedef cbool (*AllocateCall)(void*, uint64_t, uint64_t, uint64_t*) noexcept nogil
-ctypedef cbool (*FreeCall)(void*, uint64_t, uint64_t, cbool) noexcept nogil
-ctypedef void (*FiguresCall)(void*, bfc_figures*) noexcept nogil
+        int fault
+    void* (*bfc_pool)(int) noexcept nogil
+    void* (*bfc_device)(int) noexcept nogil
+    cbool (*bfc_allocate)(void*, size_t, void*, void**) noexcept nogil
+    cbool (*bfc_free)(void*, void*, void*, cbool) noexcept nogil
+    void (*bfc_read)(void*, bfc_figures*) noexcept nogil
 
 cdef enum:
-    MAX_DEVICES = 64
+    POOLS = 32                      # as many as there are pairs above
+    DEVICES = 64
 
-cdef Lock lock                                  # guards `serving`
-cdef vector[void*] serving[MAX_DEVICES]         # allocators by device, the newest last: it serves, the others get frees
-_kept = []                                      # PyTorch may call for as long as the process lives
+# Written with the GIL, each place once; read without it. PyTorch may call for as long as the process lives, so what is
+# served is kept: the list holds the references that these borrow.
+cdef void* pools[POOLS]
+cdef void* devices[DEVICES]
+_kept = []
 
 
-def serve(Allocator allocator not None, int device):
-    """From now on this allocator serves PyTorch on a device. It is kept for the rest of the process."""
-    if allocator.native == NULL:
-        raise ValueError(f"PyTorch calls without the GIL, and {allocator.sub_allocator!r} cannot be called so: take a "
-                         f"CUDASubAllocator")
-    if not 0 <= device < MAX_DEVICES:
+cdef int check_servable(Allocator allocator) except -1:
+    if allocator.native == NULL or allocator.home_stream == HOST_STREAM:
+        raise ValueError(f"PyTorch needs memory of a device, and calls for it without the GIL; "
+                         f"{allocator.sub_allocator!r} cannot be called so: take a CUDASubAllocator")
+    return 0
+
+
+def serve_pool(Allocator allocator not None):
+    """The number of the pair of functions that this allocator serves from now on. Always the same for one allocator."""
+    cdef int number
+    check_servable(allocator)
+    for number in range(POOLS):
+        if pools[number] == <void*>allocator:
+            return number
+        if pools[number] == NULL:
+            _kept.append(allocator)
+            pools[number] = <void*>allocator
+            return number
+    raise ValueError(f"{POOLS} allocators serve memory pools of PyTorch already, and none is ever let go")
+
+
+def serve_device(Allocator allocator, int device):
+    """Lets an allocator serve a device instead of PyTorch's own. None takes that back, before PyTorch has called."""
+    if not 0 <= device < DEVICES:
         raise ValueError(f"there is no device {device}")
+    if allocator is None:
+        devices[device] = NULL
+        return
+    check_servable(allocator)
+    if devices[device] != NULL and devices[device] != <void*>allocator:
+        raise RuntimeError(f"another allocator serves device {device} in this process already")
     _kept.append(allocator)
-    lock.wait_and_acquire()
-    serving[device].push_back(<void*>allocator)
-    lock.release()
+    devices[device] = <void*>allocator
 
 
-def serves(int device):
-    """Whether an allocator serves PyTorch on a device."""
-    return 0 <= device < MAX_DEVICES and serving[device].size() > 0
+cdef void* pool_at(int number) noexcept nogil:
+    return pools[number]
 
 
-cdef void* newest(int device) noexcept nogil:
-    cdef void* found = NULL
-    if 0 <= device < MAX_DEVICES:
-        lock.wait_and_acquire()
-        if serving[device].size():
-            found = serving[device].back()
-        lock.release()
-    return found
-
-
-cdef void* at(int device, size_t back) noexcept nogil:
-    """The allocator that came so many before the newest, or NULL."""
-    cdef void* found = NULL
-    lock.wait_and_acquire()
-    cdef size_t count = serving[device].size()
-    if back < count:
-        found = serving[device][count - 1 - back]
-    lock.release()
-    return found
+cdef void* device_at(int device) noexcept nogil:
+    return devices[device] if 0 <= device < DEVICES else NULL
 
 
 # A borrowed reference cannot be used as an object without the GIL, but it can be passed as one.
 
-cdef cbool allocate_in(Allocator allocator, uint64_t size, uint64_t stream, uint64_t* ptr) noexcept nogil:
-    return allocator.allocate_without_gil(size, 0 if stream == allocator.default_stream_alias else stream, ptr)
+cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, void** ptr) noexcept nogil:
+    cdef uint64_t address = 0, on = <size_t>stream
+    if size and not allocator.allocate_without_gil(size, 0 if on == allocator.default_stream_alias else on, &address):
+        return False
+    ptr[0] = <void*>address
+    return True
 
 
-cdef cbool free_in(Allocator allocator, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil:
-    return allocator.free_without_gil(ptr, 0 if stream == allocator.default_stream_alias else stream, drain)
+cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool drain) noexcept nogil:
+    cdef uint64_t on = <size_t>stream
+    if ptr == NULL:
+        return True
+    return allocator.free_without_gil(<uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, drain)
 
 
 cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     allocator.acquire()
     cdef Counters counters = allocator.pool.counters
     now.largest_free = allocator.pool.largest_free()
+    now.fault = allocator.last_fault
     allocator.lock.release()
     now.in_use = counters.bytes_in_use
     now.reserved = counters.pool_bytes
@@ -153,38 +180,8 @@ cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     now.closed = allocator.is_closed
 
 
-cdef int serve_alloc(size_t size, int device, void* stream, void** ptr) noexcept nogil:
-    """1: served. 0: no memory. -1: nobody serves this device."""
-    cdef void* allocator = newest(device)
-    cdef uint64_t address = 0
-    if allocator == NULL:
-        return -1
-    if size == 0:
-        return 1
-    if not (<AllocateCall>allocate_in)(allocator, size, <size_t>stream, &address):
-        return 0
-    ptr[0] = <void*>address
-    return 1
-
-
-cdef void serve_free(void* ptr, int device, void* stream, int drain) noexcept nogil:
-    cdef size_t back = 0
-    cdef void* allocator
-    if ptr == NULL or not 0 <= device < MAX_DEVICES:
-        return
-    while True:
-        allocator = at(device, back)
-        if allocator == NULL or (<FreeCall>free_in)(allocator, <uint64_t>ptr, <size_t>stream, drain):
-            return
-        back += 1
-
-
-cdef void serve_figures(int device, bfc_figures* now) noexcept nogil:
-    cdef void* allocator = newest(device)
-    if allocator != NULL:
-        (<FiguresCall>figures_of)(allocator, now)
-
-
-bfc_serve_alloc = serve_alloc
-bfc_serve_free = serve_free
-bfc_serve_figures = serve_figures
+bfc_pool = pool_at
+bfc_device = device_at
+bfc_allocate = <cbool (*)(void*, size_t, void*, void**) noexcept nogil>allocate_in
+bfc_free = <cbool (*)(void*, void*, void*, cbool) noexcept nogil>free_in
+bfc_read = <void (*)(void*, bfc_figures*) noexcept nogil>figures_of

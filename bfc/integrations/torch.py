@@ -13,24 +13,21 @@ Both call ours from C, without the GIL: an allocator over a `CUDASubAllocator` i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 from bfc._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
 from bfc.integrations import _torch
+from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
 
 _kept: list[Any] = []  # PyTorch may call them for as long as the process lives
+_pools: dict[int, Any] = {}  # those of `install`, by the allocator, which is kept as long
 
 
 def _torch_with_cuda() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            "PyTorch is not installed: pip install torch (a build with CUDA)"
-        ) from error
+    torch = client("torch", "torch   (a build with CUDA)")
     if not torch.cuda.is_available():
         raise DeviceUnavailableError(
             f"this PyTorch ({torch.__version__}) sees no CUDA device, or was built without CUDA"
@@ -38,56 +35,55 @@ def _torch_with_cuda() -> Any:
     return torch
 
 
-def pluggable_allocator(allocator: Allocator, *, in_pool: bool) -> Any:
-    """A `torch.cuda.memory.CUDAPluggableAllocator` that is served by an allocator on its device.
-
-    `in_pool` says which pair of functions it has. Under a `torch.cuda.MemPool` (True) memory that
-    has run out is NULL, which PyTorch takes for a failed cudaMalloc; instead of PyTorch's allocator
-    (False) it is thrown, since nobody looks at the result there.
-    """
-    torch = _torch_with_cuda()
-    _torch.serve(allocator, allocator.device.ordinal)
-    name = "bfc_torch_pool" if in_pool else "bfc_torch"
-    pluggable = torch.cuda.memory.CUDAPluggableAllocator(
-        _torch.__file__, f"{name}_alloc", f"{name}_free"
-    )
+def _pluggable(torch: Any, alloc: str, free: str) -> Any:
+    """A `CUDAPluggableAllocator` over two functions of ours."""
+    pluggable = torch.cuda.memory.CUDAPluggableAllocator(_torch.__file__, alloc, free)
     _kept.append(pluggable)
     return pluggable
 
 
 def mem_pool(allocator: Allocator, **options: Any) -> Any:
-    """A `torch.cuda.MemPool` whose segments come from the allocator; `options` are MemPool's.
+    """A new `torch.cuda.MemPool` whose segments come from the allocator; `options` are MemPool's.
 
     Use it with `torch.cuda.use_mem_pool(pool)`, in each thread that is to allocate from it. A
     segment is 2 MiB, 20 MiB or a multiple of 2 MiB, and comes back when PyTorch empties its cache;
-    ours waits for the device then, as cudaFree does.
+    ours waits for the device then, as cudaFree does. Memory that has run out is PyTorch's own
+    error. Up to 32 allocators may serve pools in one process; each is kept for as long.
     """
     torch = _torch_with_cuda()
-    pluggable = pluggable_allocator(allocator, in_pool=True)
-    pool = torch.cuda.MemPool(pluggable.allocator(), **options)
+    number = _torch.serve_pool(allocator)
+    pair = f"bfc_torch_pool_alloc_{number}", f"bfc_torch_pool_free_{number}"
+    pool = torch.cuda.MemPool(_pluggable(torch, *pair).allocator(), **options)
     _kept.append(pool)
     return pool
 
 
-def replace(allocators: Mapping[int, Allocator] | Allocator) -> None:
+def replace(allocators: OneOrMore) -> None:
     """Lets every tensor of this process come from ours, for good: one allocator for each device.
 
-    Raises RuntimeError (PyTorch's) where PyTorch has used CUDA already. An allocation on a stream
-    that is not the allocator's makes that stream wait for the allocator's, and its free the
-    reverse: two driver calls each. On the allocator's own stream there are none.
+    Raises what `bfc.use` does for what is no such allocator, and RuntimeError where PyTorch has
+    used CUDA already, or another allocator serves a device. An allocation on a stream that is not
+    the allocator's makes that stream wait for the allocator's, and its free the reverse: two driver
+    calls each. On the allocator's own stream there are none. Memory that has run out is a
+    RuntimeError or MemoryError of PyTorch's with our figures in its text.
     """
     torch = _torch_with_cuda()
-    chosen = (
-        {allocators.device.ordinal: allocators} if isinstance(allocators, Allocator) else allocators
-    )
-    pluggable = [pluggable_allocator(allocator, in_pool=False) for allocator in chosen.values()]
-    torch.cuda.memory.change_current_allocator(pluggable[0])
+    with ExitStack() as undo:
+        for ordinal, allocator in by_device(allocators).items():
+            _torch.serve_device(allocator, ordinal)
+            undo.callback(_torch.serve_device, None, ordinal)
+        ours = _pluggable(torch, "bfc_torch_alloc", "bfc_torch_free")
+        torch.cuda.memory.change_current_allocator(ours)
+        undo.pop_all()
 
 
-def install(allocators: Mapping[int, Allocator]) -> Callable[[], None]:
+def install(allocators: Allocators) -> Callable[[], None]:
     """Enters a memory pool for each device in this thread. Returns what leaves them again."""
     torch = _torch_with_cuda()
     with ExitStack() as entered:
         for ordinal, allocator in allocators.items():
-            entered.enter_context(torch.cuda.use_mem_pool(mem_pool(allocator), ordinal))
+            pool = _pools.get(id(allocator)) or _pools.setdefault(
+                id(allocator), mem_pool(allocator)
+            )
+            entered.enter_context(torch.cuda.use_mem_pool(pool, ordinal))
         return entered.pop_all().close

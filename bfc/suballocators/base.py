@@ -69,6 +69,9 @@ class SubAllocator(ABC):
     stream_ordered: bool = True
     #: Another handle of stream 0, if there is one (CUDA: 1).
     default_stream_alias: int = 0
+    #: Whether a stream is a handle that a driver gave, so that a number which stands for a stream
+    #: elsewhere (in a trace) must not be passed for one.
+    streams_are_handles: bool = False
     #: Handles that name another stream in each thread (CUDA: 2): no allocator can belong to one.
     thread_streams: frozenset[int] = frozenset()
     #: The calls that need no GIL, as a capsule (`bfc/_source.h`), for PyTorch.
@@ -102,7 +105,7 @@ class SubAllocator(ABC):
         """A mark behind all that is queued on the stream now; None where nothing is.
 
         `stream` is a handle as users pass it, 0 the default stream. Asked for once a free, for each
-        stream other than the allocator's own that may use the block, and only while `asynchronous`.
+        stream that was named for the block, and only while `asynchronous`.
         The fence may be asked and waited for from any thread, and again after it was done. What it
         raises is passed on, and the memory behind it stays in use.
         """
@@ -112,7 +115,8 @@ class SubAllocator(ABC):
         """Makes what is queued on the stream `then` from now on wait for what is queued on `first`
         now. Returns at once.
 
-        Asked when memory that was freed on the allocator's own stream, `first`, goes to another.
+        Asked when memory goes from the stream `first` to another: from the allocator's own at an
+        allocation, from a buffer's to a consumer's, and back to the allocator's at PyTorch's frees.
         """
         return
 

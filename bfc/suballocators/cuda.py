@@ -36,9 +36,9 @@ class CUDASubAllocator(SubAllocator):
     says which; later DriverError, with the driver's name for what went wrong. The driver is loaded
     and the context retained here, not at import; the context is let go with the last reference.
 
-    In a forked child nothing works but freeing and closing, which do nothing there. After a reset
-    of the context (`cudaDeviceReset`, numba's `cuda.close()`) its memory is gone: calls raise, and
-    closing works.
+    In a forked child, and after a reset of the context (`cudaDeviceReset`, numba's `cuda.close()`),
+    its memory is gone: freeing and closing work and do nothing, all other calls of the driver raise
+    DriverError. An allocation that finds a free block calls no driver, and cannot know.
 
     >>> import bfc
     >>> if bfc.cuda.is_available():
@@ -48,6 +48,7 @@ class CUDASubAllocator(SubAllocator):
     supports_coalescing = False  # the driver takes back what it gave, block by block
     asynchronous = True
     default_stream_alias = 1
+    streams_are_handles = True
     thread_streams = frozenset({2})
 
     def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:

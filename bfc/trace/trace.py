@@ -267,7 +267,10 @@ class Trace:
 
         addresses = np.empty(len(self), np.uint64)
         handles = np.empty(self._number_count, np.uint32)
-        run = Run(allocator, self.op, self._numbers, self.size, self.stream, handles, addresses)
+        source = allocator.sub_allocator
+        # The trace's ordinals are no handles, and nothing is queued anywhere: one stream will do.
+        stream = np.zeros_like(self.stream) if source.streams_are_handles else self.stream
+        run = Run(allocator, self.op, self._numbers, self.size, stream, handles, addresses)
         run.play(progress)
         return Replay(
             addresses,

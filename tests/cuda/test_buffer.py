@@ -412,7 +412,7 @@ def test_what_needs_no_driver_calls_none(emulated, make_stream, make_cuda) -> No
         for version in (None, (1, 0)):
             for consumer in (None, 1, -1):
                 on_default.__dlpack__(stream=consumer, max_version=version)
-                pinned.__dlpack__(stream=consumer, max_version=version)
+            pinned.__dlpack__(stream=-1, max_version=version)
             for consumer in (stream, -1):
                 on_stream.view("f4").__dlpack__(stream=consumer, max_version=version)
             pinned.__dlpack__(dl_device=(1, 0), max_version=version)

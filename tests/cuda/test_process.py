@@ -160,6 +160,32 @@ def test_a_forked_child_is_told_and_can_end_and_the_parent_goes_on() -> None:
     ]
 
 
+def test_a_child_can_free_whatever_other_threads_did_at_the_fork() -> None:
+    """A lock that another thread held is held by nobody in the child."""
+    script = """
+        import os, threading, bfc
+        source = bfc.CUDASubAllocator()
+        kept = source.alloc(256, 4096)
+        stop = threading.Event()
+        def work():
+            while not stop.is_set():
+                source.free(*source.alloc(256, 256))
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads: thread.start()
+        codes = set()
+        for _ in range(100):
+            child = os.fork()
+            if child == 0:
+                source.free(*kept)
+                os._exit(0)
+            codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        stop.set()
+        for thread in threads: thread.join()
+        print(codes)
+    """
+    assert output(script, PYTHONWARNINGS="") == "{0}"
+
+
 def test_a_child_that_was_forked_before_cuda_was_used_is_free_to() -> None:
     assert (
         output("""

@@ -230,6 +230,76 @@ def test_a_finaliser_that_the_device_fails_reports_it_and_is_tried_again(
     assert allocator.stats().bytes_in_use == 0
 
 
+def test_a_consumers_stream_may_be_destroyed_once_it_has_let_go(allocator, emulated) -> None:
+    """Its use is marked when the last view goes, not when the memory is freed."""
+    buffer = allocator.allocate(100)
+    with raw_cuda.stream() as stream:
+        capsule = buffer.__dlpack__(stream=stream, max_version=(1, 0))
+        emulated.hold(stream)
+        raw_cuda.fill(buffer.ptr, 1, 4, stream)
+        del capsule
+        ptr = buffer.ptr
+        buffer.free()
+        assert allocator.allocate(100).ptr != ptr
+        emulated.release(stream)
+    assert allocator.allocate(100).ptr == ptr
+    second = allocator.allocate(100)
+    with raw_cuda.stream() as stream:
+        second.__dlpack__(stream=stream, max_version=(1, 0))
+    second.free()
+    assert allocator.stats().bytes_in_use == 0
+
+
+def test_a_stream_object_that_an_allocator_belongs_to_is_kept(make_cuda, side) -> None:
+    class Stream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, side
+
+    stream = Stream()
+    gone = weakref.ref(stream)
+    allocator = make_cuda(stream=stream)
+    del stream
+    gc.collect()
+    assert gone() is not None
+    assert allocator.stream == side
+
+
+@pytest.mark.parametrize("memory_of", ["home", "side"])
+def test_a_capture_is_not_joined_and_not_broken(make_cuda, emulated, side, memory_of) -> None:
+    """What waits for a capturing stream would join its graph; what it waits for would end it."""
+    from cuda.bindings import driver
+
+    with raw_cuda.stream() as other:
+        allocator = make_cuda(stream=side if memory_of == "side" else other)
+        allocator.allocate(100).free()
+        buffer = allocator.allocate(100)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        raw_cuda.call("cuStreamBeginCapture", side, mode)
+        refused = {
+            "side": (lambda: buffer.__dlpack__(stream=other, max_version=(1, 0)), buffer.to_host),
+            "home": (
+                lambda: allocator.allocate(100, stream=side),
+                lambda: buffer.__dlpack__(stream=side, max_version=(1, 0)),
+            ),
+        }
+        for action in refused[memory_of]:
+            with pytest.raises(bfc.DriverError, match="graph is being captured"):
+                action()
+        status = raw_cuda.call("cuStreamIsCapturing", side)
+        assert status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        raw_cuda.call("cuStreamEndCapture", side)
+        buffer.free()
+        allocator.close()
+
+
+def test_the_streams_of_a_trace_are_no_handles(allocator, emulated) -> None:
+    trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[100, 100, 0], stream=[0, 3, 0])
+    result = trace.replay(allocator)
+    assert emulated.count("cuEventRecord") == 0
+    allocator.deallocate_raw(int(result.addresses[1]))
+    assert allocator.stats().bytes_in_use == 0
+
+
 # -- memory for another stream ---------------------------------------------------------------------
 
 

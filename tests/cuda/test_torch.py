@@ -31,13 +31,15 @@ MIB = 1 << 20
 class Harness:
     """`alloc` raises MemoryError with the text of the C++ exception."""
 
-    def __init__(self, library: Path, *, pool: bool) -> None:
+    def __init__(self, library: Path, pool: int | None = None) -> None:
         self.calls = ctypes.CDLL(str(library))
         self.calls_with_gil = ctypes.PyDLL(str(library))
         functions = ctypes.CDLL(_torch.__file__)
-        name = "bfc_torch_pool" if pool else "bfc_torch"
-        self._alloc = ctypes.cast(getattr(functions, f"{name}_alloc"), ctypes.c_void_p)
-        self._free = ctypes.cast(getattr(functions, f"{name}_free"), ctypes.c_void_p)
+        alloc, free = "bfc_torch_alloc", "bfc_torch_free"
+        if pool is not None:
+            alloc, free = f"bfc_torch_pool_alloc_{pool}", f"bfc_torch_pool_free_{pool}"
+        self._alloc = ctypes.cast(getattr(functions, alloc), ctypes.c_void_p)
+        self._free = ctypes.cast(getattr(functions, free), ctypes.c_void_p)
 
     def alloc(self, nbytes: int, device: int = 0, stream: int = 0) -> int:
         ptr, text = ctypes.c_void_p(), ctypes.create_string_buffer(512)
@@ -74,20 +76,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def whole(library: Path) -> Harness:
     """What `replace` gives to PyTorch."""
-    return Harness(library, pool=False)
-
-
-@pytest.fixture
-def pool(library: Path) -> Harness:
-    """What `mem_pool` gives to PyTorch."""
-    return Harness(library, pool=True)
+    return Harness(library)
 
 
 @pytest.fixture
 def served(make_cuda) -> Iterator[bfc.BFCAllocator]:
     allocator = make_cuda(allow_growth=True)
-    _torch.serve(allocator, 0)
-    return allocator
+    _torch.serve_device(allocator, 0)
+    yield allocator
+    _torch.serve_device(None, 0)
+
+
+@pytest.fixture
+def pool(library: Path, served) -> Harness:
+    """What `mem_pool` gives to PyTorch."""
+    return Harness(library, _torch.serve_pool(served))
 
 
 def test_memory_comes_from_the_allocator_and_goes_back(served, whole) -> None:
@@ -121,10 +124,10 @@ def test_a_pool_answers_with_null(served, pool) -> None:
     assert served.stats().bytes_in_use == 0
 
 
-def test_a_device_that_nobody_serves_says_what_to_do(whole, pool) -> None:
+def test_a_device_that_nobody_serves_says_what_to_do(whole, library) -> None:
     with pytest.raises(MemoryError, match="no allocator serves device 63"):
         whole.alloc(1000, device=63)
-    assert pool.alloc(1000, device=63) == 0
+    assert Harness(library, 31).alloc(1000) == 0
     whole.free(0, device=63)
     whole.free(1234, device=-1)
 
@@ -144,24 +147,38 @@ def test_a_closed_allocator_is_an_error_and_no_crash(served, whole, pool) -> Non
     whole.free(ptr)
 
 
-def test_what_an_earlier_allocator_gave_goes_back_to_it(make_cuda, whole) -> None:
+def test_each_pool_is_served_by_its_own_allocator(make_cuda, library) -> None:
     first, second = make_cuda(), make_cuda()
-    _torch.serve(first, 0)
-    old = whole.alloc(1000)
-    _torch.serve(second, 0)
-    new = whole.alloc(2000)
-    assert (first.requested_size(old), second.requested_size(new)) == (1000, 2000)
-    whole.free(old)
-    whole.free(new)
-    assert first.stats().bytes_in_use == second.stats().bytes_in_use == 0
+    pools = [Harness(library, _torch.serve_pool(allocator)) for allocator in (first, second)]
+    ptrs = [pool.alloc(1000) for pool in pools]
+    assert [first.requested_size(ptrs[0]), second.requested_size(ptrs[1])] == [1000, 1000]
+    second.close()
+    assert [pool.alloc(1000) > 0 for pool in pools] == [True, False]
+    assert _torch.serve_pool(first) == _torch.serve_pool(first), "a number is never used up twice"
 
 
-def test_only_memory_that_needs_no_gil_is_taken() -> None:
-    with (
-        bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB")) as simulated,
-        pytest.raises(ValueError, match="CUDASubAllocator"),
-    ):
-        _torch.serve(simulated, 0)
+def test_one_allocator_serves_a_device(served, make_cuda) -> None:
+    with pytest.raises(RuntimeError, match="another allocator serves device 0"):
+        _torch.serve_device(make_cuda(), 0)
+
+
+def test_only_memory_that_needs_no_gil_is_taken(make_cuda) -> None:
+    simulated = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+    for allocator in (simulated, make_cuda(kind="pinned")):
+        with pytest.raises(ValueError, match="CUDASubAllocator"):
+            _torch.serve_device(allocator, 5)
+        with pytest.raises(ValueError, match="CUDASubAllocator"):
+            _torch.serve_pool(allocator)
+    simulated.close()
+
+
+def test_a_driver_that_fails_is_not_out_of_memory(served, whole, emulated) -> None:
+    emulated.fail("cuMemAlloc", "CUDA_ERROR_ILLEGAL_ADDRESS", times=None)
+    with pytest.raises(MemoryError, match=r"CUDA error 700.*not out of memory"):
+        whole.alloc(1000)
+    assert emulated.count("cuMemAlloc") == 1, "no smaller block is asked for"
+    emulated.clear()
+    whole.free(whole.alloc(1000))
 
 
 def test_growth_and_backpedal_are_those_of_the_allocator(served, whole, emulated, make_cuda):
@@ -254,6 +271,23 @@ def test_a_pool_waits_for_the_device_before_it_frees(served, pool, emulated) -> 
     assert emulated.count("cuCtxSynchronize") == 1
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_memory_is_kept_where_the_device_does_not_become_idle(
+    served, pool, emulated, side, recorded
+) -> None:
+    """As while a graph is being captured: the next call in Python frees it, behind a fence."""
+    ptr = pool.alloc(2 * MIB)
+    if recorded:
+        served.record_stream(ptr, side)
+    emulated.fail("cuCtxSynchronize", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+    pool.free(ptr)
+    other = pool.alloc(2 * MIB)
+    assert other != ptr
+    assert served.stats().bytes_in_use == 2 * MIB, "asking is enough"
+    pool.free(other)
+    assert pool.alloc(2 * MIB) in (ptr, other)
+
+
 def test_memory_that_record_stream_was_called_for_waits_for_the_device(
     served, whole, emulated, side
 ) -> None:
@@ -280,8 +314,8 @@ def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None
         from bfc.integrations import _torch
         source = bfc.CUDASubAllocator()
         allocator = bfc.BFCAllocator(source, memory_limit="64 MiB", allow_growth=True)
-        _torch.serve(allocator, 0)
-        whole = test_torch.Harness(Path({str(library)!r}), pool=False)
+        _torch.serve_device(allocator, 0)
+        whole = test_torch.Harness(Path({str(library)!r}))
         def work():
             for n in range(300):
                 first = whole.alloc(1 << 20)
@@ -326,6 +360,30 @@ def test_many_threads_and_python_beside_them(served, whole) -> None:
     assert faults == []
     served.check()
     assert served.stats().bytes_in_use == 0
+
+
+def test_threads_that_grow_at_once_keep_to_the_limit(make_cuda, library) -> None:
+    """Between a region's arrival and its count another thread must not take its bytes for free."""
+    for _ in range(20):
+        allocator = make_cuda(memory_limit="4 MiB", allow_growth=True)
+        _torch.serve_device(allocator, 0)
+        whole = Harness(library)
+
+        def take(whole: Harness = whole) -> None:
+            for _ in range(5):
+                try:
+                    whole.free(whole.alloc(2 * MIB + 256))
+                except MemoryError:
+                    pass  # another thread has it
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert allocator.stats().peak_pool_bytes <= 4 * MIB
+        _torch.serve_device(None, 0)
+        allocator.close()
 
 
 # -- what PyTorch is handed ------------------------------------------------------------------------
@@ -376,19 +434,37 @@ class StandIn(types.ModuleType):
 
 def test_a_pool_is_entered_and_left(monkeypatch, make_cuda) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
-    leave = integration.install({0: make_cuda()})
+    allocator = make_cuda()
+    leave = integration.install({0: allocator})
     leave()
-    pair = ("bfc_torch_pool_alloc", "bfc_torch_pool_free")
+    number = _torch.serve_pool(allocator)
+    pair = (f"bfc_torch_pool_alloc_{number}", f"bfc_torch_pool_free_{number}")
     assert torch.log == [pair, ("pool", {}), ("enter", 0), ("exit", 0)]
+    integration.install({0: allocator})()
+    assert torch.log[4:] == [("enter", 0), ("exit", 0)], "one pool is enough"
 
 
 def test_replacing_hands_over_the_pair_that_throws(monkeypatch, make_cuda) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
-    integration.replace(make_cuda())
+    integration.replace(make_cuda(1))
+    _torch.serve_device(None, 1)
     assert torch.log == [
         ("bfc_torch_alloc", "bfc_torch_free"),
         ("change", "CUDAPluggableAllocator"),
     ]
+
+
+def test_a_replacement_that_pytorch_refuses_leaves_nothing_behind(monkeypatch, make_cuda) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
+
+    def refuse(one: object) -> None:
+        raise RuntimeError("Can't swap an already initialized allocator")
+
+    torch.cuda.memory.change_current_allocator = refuse
+    with pytest.raises(RuntimeError, match="initialized"):
+        integration.replace(make_cuda(1))
+    _torch.serve_device(make_cuda(1), 1)
+    _torch.serve_device(None, 1)
 
 
 def test_a_missing_pytorch_says_what_to_install(monkeypatch, make_cuda) -> None:

@@ -1,0 +1,491 @@
+// A libcudart.so.13 with no GPU behind it: it hands out integers and writes down what was asked.
+//
+// It defines the functions that libc10_cuda.so needs, and the driver's functions for virtual
+// memory, which that library asks for by name. Built with `--default-symver`, so that the symbols
+// carry the version of the real library. One thread drives it; nothing here is locked.
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr uint64_t kPage = 2 << 20;  // what one physical piece of expandable memory is rounded to
+
+// Mirrored by `CALLS` in torch.py.
+enum Kind : uint64_t {
+  kMalloc,
+  kFree,
+  kEventRecord,
+  kEventQuery,
+  kEventSynchronize,
+  kDeviceSynchronize,
+  kStreamSynchronize,
+  kReserve,
+  kUnreserve,
+  kCreate,
+  kRelease,
+  kMap,
+  kUnmap,
+  kSetAccess,
+  kPoolMalloc,
+  kPoolFree,
+};
+
+struct Call {
+  uint64_t kind;
+  uint64_t first;
+  uint64_t second;
+};
+
+// The work of a stream: how many events were recorded there, and how many of them are over.
+struct Stream {
+  uint64_t recorded = 0;
+  uint64_t finished = 0;
+  bool held = false;
+};
+
+struct Event {
+  uint64_t number;  // counted from 1, as events are made
+  uint64_t stream = 0;
+  uint64_t position = 0;  // among its stream's events
+};
+
+struct Device {
+  uint64_t capacity = 80ull << 30;
+  uint64_t alignment = kPage;
+  uint64_t gap = 0;
+  uint64_t next = 1ull << 40;
+  uint64_t next_reserved = 1ull << 44;
+  uint64_t next_handle = 1;
+  uint64_t live_bytes = 0;
+  uint64_t fail_in = 0;
+  uint64_t fail_code = 0;
+  bool listed = false;  // addresses come from `addresses` alone
+  std::vector<uint64_t> addresses;
+  size_t next_listed = 0;
+  uint64_t events = 0;
+  cudaError_t last_error = cudaSuccess;
+  std::unordered_map<uint64_t, uint64_t> blocks;   // address to bytes
+  std::unordered_map<uint64_t, uint64_t> handles;  // physical piece to bytes
+  std::map<uint64_t, uint64_t> mapped;             // address to handle, in address order
+  std::unordered_map<uint64_t, Stream> streams;
+  std::vector<Call> calls;
+};
+
+Device& device() {
+  static Device* const made = new Device;  // never destroyed: upstream still calls at exit
+  return *made;
+}
+
+void log(Kind kind, uint64_t first = 0, uint64_t second = 0) {
+  device().calls.push_back({kind, first, second});
+}
+
+cudaError_t failed(cudaError_t error) {
+  device().last_error = error;
+  return error;
+}
+
+// The error that a growth of `nbytes` meets, 0 for none. Both runtime and driver number running out
+// of memory 2.
+uint64_t refusal(uint64_t nbytes) {
+  Device& it = device();
+  if (it.fail_in != 0 && --it.fail_in == 0) return it.fail_code;
+  const unsigned __int128 wanted = static_cast<unsigned __int128>(it.live_bytes) + nbytes;
+  return wanted > it.capacity ? uint64_t{cudaErrorMemoryAllocation} : 0;
+}
+
+// The next recorded address; 0 stands for a call that was refused when the list was recorded.
+cudaError_t listed_address(uint64_t* address) {
+  Device& it = device();
+  if (it.next_listed == it.addresses.size()) return cudaErrorUnknown;
+  *address = it.addresses[it.next_listed++];
+  return *address == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+uint64_t rising_address(uint64_t nbytes) {
+  Device& it = device();
+  const uint64_t address = (it.next + it.alignment - 1) / it.alignment * it.alignment;
+  it.next = address + nbytes + it.gap;
+  return address;
+}
+
+cudaError_t place(uint64_t nbytes, uint64_t* address) {
+  if (const uint64_t error = refusal(nbytes)) return static_cast<cudaError_t>(error);
+  if (device().listed) return listed_address(address);
+  *address = rising_address(nbytes);
+  return cudaSuccess;
+}
+
+cudaError_t grow(Kind kind, void** pointer, uint64_t nbytes) {
+  uint64_t address = 0;
+  const cudaError_t error = place(nbytes, &address);
+  log(kind, nbytes, address);
+  *pointer = reinterpret_cast<void*>(address);
+  if (error != cudaSuccess) return failed(error);
+  device().live_bytes += nbytes;
+  device().blocks[address] = nbytes;
+  return cudaSuccess;
+}
+
+cudaError_t shrink(Kind kind, void* pointer) {
+  Device& it = device();
+  const auto found = it.blocks.find(reinterpret_cast<uint64_t>(pointer));
+  const bool known = found != it.blocks.end();
+  log(kind, known ? found->second : 0, reinterpret_cast<uint64_t>(pointer));
+  if (!known) return failed(cudaErrorInvalidValue);
+  it.live_bytes -= found->second;
+  it.blocks.erase(found);
+  return cudaSuccess;
+}
+
+uint64_t key(cudaStream_t stream) { return reinterpret_cast<uint64_t>(stream); }
+Event* as_event(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+bool ready(const Event& event) {
+  return event.position <= device().streams[event.stream].finished;
+}
+
+// Waiting is what lets a stream finish, since nothing else runs here.
+void finish(Stream& stream) {
+  stream.finished = stream.recorded;
+  stream.held = false;
+}
+
+}  // namespace
+
+extern "C" {
+
+// For the shim: set up, steer, and read the log ---------------------------------------------------
+
+void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, uint64_t gap,
+                          uint64_t reserve_base) {
+  Device& it = device();
+  it.capacity = capacity;
+  it.next = base;
+  it.alignment = alignment;
+  it.gap = gap;
+  it.next_reserved = reserve_base;
+}
+
+void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count) {
+  device().listed = true;
+  device().addresses.insert(device().addresses.end(), addresses, addresses + count);
+}
+
+void bfc_cudart_fail_at(uint64_t n, uint64_t code) {
+  device().fail_in = n;
+  device().fail_code = code;
+}
+
+void bfc_cudart_hold(uint64_t stream) { device().streams[stream].held = true; }
+
+void bfc_cudart_finish(uint64_t stream) { finish(device().streams[stream]); }
+
+// The `count` oldest of the stream's unfinished events are over; the stream stays as it is.
+void bfc_cudart_finish_events(uint64_t stream, uint64_t count) {
+  Stream& it = device().streams[stream];
+  it.finished += std::min(count, it.recorded - it.finished);
+}
+
+uint64_t bfc_cudart_call_count() { return device().calls.size(); }
+const void* bfc_cudart_calls() { return device().calls.data(); }
+uint64_t bfc_cudart_live_bytes() { return device().live_bytes; }
+
+// What a private pool's own allocator does: the same device, told apart in the log.
+void* bfc_cudart_pool_malloc(uint64_t nbytes) {
+  void* pointer = nullptr;
+  if (grow(kPoolMalloc, &pointer, nbytes) == cudaSuccess) return pointer;
+  device().last_error = cudaSuccess;
+  return nullptr;
+}
+
+void bfc_cudart_pool_free(void* pointer) { shrink(kPoolFree, pointer); }
+
+// Memory ------------------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void** pointer, size_t nbytes) { return grow(kMalloc, pointer, nbytes); }
+
+// The real one also waits for the device. This one lets held streams be, so that what the
+// allocator itself waits for can be seen.
+cudaError_t cudaFree(void* pointer) {
+  return pointer == nullptr ? cudaSuccess : shrink(kFree, pointer);
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = device().capacity - device().live_bytes;
+  *total = device().capacity;
+  return cudaSuccess;
+}
+
+// Events and streams ------------------------------------------------------------------------------
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event{++device().events});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete as_event(event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Stream& it = device().streams[key(stream)];
+  as_event(event)->stream = key(stream);
+  as_event(event)->position = ++it.recorded;
+  if (!it.held) it.finished = it.recorded;
+  log(kEventRecord, as_event(event)->number, key(stream));
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const bool over = ready(*as_event(event));
+  log(kEventQuery, as_event(event)->number, over);
+  return over ? cudaSuccess : failed(cudaErrorNotReady);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  log(kEventSynchronize, as_event(event)->number, as_event(event)->stream);
+  if (!ready(*as_event(event))) finish(device().streams[as_event(event)->stream]);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  log(kDeviceSynchronize);
+  for (auto& [handle, stream] : device().streams) finish(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  log(kStreamSynchronize, key(stream));
+  finish(device().streams[key(stream)]);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const Stream& it = device().streams[key(stream)];
+  return it.finished == it.recorded ? cudaSuccess : failed(cudaErrorNotReady);
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+
+// The device --------------------------------------------------------------------------------------
+
+cudaError_t cudaGetDevice(int* number) {
+  *number = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int number) {
+  return number == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = cudaDeviceProp{};
+  std::strcpy(properties->name, "simulated");
+  properties->totalGlobalMem = device().capacity;
+  properties->major = 9;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = device().last_error;
+  device().last_error = cudaSuccess;
+  return error;
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaError";
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
+  if (error == cudaErrorInvalidValue) return "invalid argument";
+  return "an error of the simulated device";
+}
+
+// Never needed by the caching allocator: each says so if it is.
+cudaError_t unsupported() { return failed(cudaErrorNotSupported); }
+
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return unsupported(); }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t*, int) { return unsupported(); }
+cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { return unsupported(); }
+cudaError_t cudaFreeAsync(void*, cudaStream_t) { return unsupported(); }
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
+                                         size_t*) {
+  return unsupported();
+}
+cudaError_t cudaIpcCloseMemHandle(void*) { return unsupported(); }
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return unsupported(); }
+cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return unsupported(); }
+cudaError_t cudaMallocAsync(void**, size_t, cudaStream_t) { return unsupported(); }
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return unsupported(); }
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc*, size_t) {
+  return unsupported();
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return unsupported(); }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return unsupported(); }
+cudaError_t cudaMemcpy(void*, const void*, size_t, cudaMemcpyKind) { return unsupported(); }
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
+  return unsupported();
+}
+cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, cudaStream_t) {
+  return unsupported();
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t*, unsigned, int) { return unsupported(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return unsupported(); }
+
+}  // extern "C"
+
+// The driver's virtual memory, for expandable segments --------------------------------------------
+
+namespace {
+
+CUresult device_get(CUdevice* made, int) {
+  *made = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult no_attribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult reserve(CUdeviceptr* address, size_t nbytes, size_t, CUdeviceptr, unsigned long long) {
+  Device& it = device();
+  *address = it.next_reserved;
+  it.next_reserved += (nbytes + kPage - 1) / kPage * kPage;
+  log(kReserve, nbytes, *address);
+  return CUDA_SUCCESS;
+}
+
+CUresult unreserve(CUdeviceptr address, size_t nbytes) {
+  log(kUnreserve, nbytes, address);
+  return CUDA_SUCCESS;
+}
+
+CUresult create(CUmemGenericAllocationHandle* handle, size_t nbytes, const CUmemAllocationProp*,
+                unsigned long long) {
+  Device& it = device();
+  const uint64_t error = refusal(nbytes);
+  *handle = error == 0 ? it.next_handle++ : 0;
+  log(kCreate, nbytes, *handle);
+  if (error != 0) return static_cast<CUresult>(error);
+  it.live_bytes += nbytes;
+  it.handles[*handle] = nbytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult release(CUmemGenericAllocationHandle handle) {
+  Device& it = device();
+  const auto found = it.handles.find(handle);
+  if (found == it.handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  log(kRelease, found->second, handle);
+  it.live_bytes -= found->second;
+  it.handles.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult map(CUdeviceptr address, size_t nbytes, size_t, CUmemGenericAllocationHandle handle,
+             unsigned long long) {
+  log(kMap, nbytes, address);
+  return device().mapped.emplace(address, handle).second ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult unmap(CUdeviceptr address, size_t nbytes) {
+  log(kUnmap, nbytes, address);
+  return device().mapped.erase(address) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult set_access(CUdeviceptr address, size_t nbytes, const CUmemAccessDesc*, size_t) {
+  log(kSetAccess, nbytes, address);
+  return CUDA_SUCCESS;
+}
+
+CUresult granularity(size_t* nbytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+  *nbytes = kPage;
+  return CUDA_SUCCESS;
+}
+
+CUresult error_string(CUresult, const char** text) {
+  *text = "an error of the simulated driver";
+  return CUDA_SUCCESS;
+}
+
+CUresult not_supported() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+template <typename Function>
+void* erased(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+void* driver_function(std::string_view name) {
+  static const std::unordered_map<std::string_view, void*> known = {
+      {"cuDeviceGet", erased(device_get)},
+      {"cuDeviceGetAttribute", erased(no_attribute)},
+      {"cuMemAddressReserve", erased(reserve)},
+      {"cuMemAddressFree", erased(unreserve)},
+      {"cuMemCreate", erased(create)},
+      {"cuMemRelease", erased(release)},
+      {"cuMemMap", erased(map)},
+      {"cuMemUnmap", erased(unmap)},
+      {"cuMemSetAccess", erased(set_access)},
+      {"cuMemGetAllocationGranularity", erased(granularity)},
+      {"cuGetErrorString", erased(error_string)},
+  };
+  const auto found = known.find(name);
+  // Every name gets an answer: upstream takes a missing one for a driver that is too old.
+  return found == known.end() ? erased(not_supported) : found->second;
+}
+
+}  // namespace
+
+extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                                        unsigned long long,
+                                                        cudaDriverEntryPointQueryResult* status) {
+  *function = driver_function(name);
+  *status = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}

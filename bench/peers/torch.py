@@ -1,0 +1,850 @@
+"""PyTorch 2.11.0's compiled CUDA caching allocator, over a device that hands out integers.
+
+`build()` downloads the published CUDA wheel once, keeps two libraries and the headers it needs, and
+compiles `torch_shim.cpp` and a stand-in for the CUDA runtime (`cudart_standin.cpp`) against them.
+`TorchPeer` then drives the original, with no GPU and no memory behind the addresses.
+`python -m bench.peers.torch` builds it and checks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.peers.tensorflow import PeerUnavailable, compiler, run, default_cache
+
+VERSION = "2.11.0"
+PACKAGES = (f"torch=={VERSION}", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
+LIBRARIES = ("libc10_cuda.so", "libc10.so")
+RUNTIME = "libcudart.so.13"
+SERVER = "torch_peer"
+SHIM = Path(__file__).with_name("torch_shim.cpp")
+STANDIN = Path(__file__).with_name("cudart_standin.cpp")
+FLAGS = ("-std=c++20", "-O2")
+# Any Python will do to drive the server, so the wheel need not be the running interpreter's.
+WHEEL = ("--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+#: What is kept of the wheels, and where.
+KEPT = {
+    "torch/lib/libc10.so": "lib/libc10.so",
+    "torch/lib/libc10_cuda.so": "lib/libc10_cuda.so",
+    "torch/include/c10/": "include/c10/",
+    "torch/include/torch/headeronly/": "include/torch/headeronly/",
+    "nvidia/cu13/include/": "include/cuda/",
+}
+
+GROUPS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+POOLS = ("all", "small_pool", "large_pool")
+FIELDS = ("current", "peak", "allocated", "freed")
+COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "max_split_size",
+)
+#: The keys of `TorchPeer.stats`, those of `torch.cuda.memory_stats`.
+STATS = (
+    *(f"{group}.{pool}.{field}" for group in GROUPS for pool in POOLS for field in FIELDS),
+    *(f"oversize_{what}.{field}" for what in ("allocations", "segments") for field in FIELDS),
+    *COUNTERS,
+)
+#: The first word of each entry of `TorchPeer.calls`, in the order of the stand-in's numbers.
+CALLS = (
+    "malloc",
+    "free",
+    "event_record",
+    "event_query",
+    "event_synchronize",
+    "device_synchronize",
+    "stream_synchronize",
+    "reserve",
+    "unreserve",
+    "create",
+    "release",
+    "map",
+    "unmap",
+    "set_access",
+    "pool_malloc",
+    "pool_free",
+)
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+)
+
+Pool = tuple[int, int]
+Call = tuple[str, int, int | None]
+#: An operation's name and arguments, as in the method of that name.
+Operation = tuple[Any, ...]
+
+DEFAULT_POOL: Pool = (0, 0)
+OUT_OF_MEMORY = 2
+_NO_SLOT = (1 << 64) - 1
+
+
+class PeerDied(RuntimeError):  # noqa: N818 - what is the case, not what went wrong
+    """The server has gone: an upstream fault, or a stop by `close`."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What upstream threw. `kind`: "oom", "value" (ValueError in Python), "driver" (the device
+    answered with an error), "internal" (any other of its own classes: RuntimeError in Python), or
+    "other" (a class of C++'s library)."""
+
+    kind: str
+    text: str
+
+
+class Block(TypedDict):
+    """One block of a segment. The requested size of an inactive one is stale."""
+
+    address: int
+    size: int
+    requested_size: int
+    state: str
+
+
+class Segment(TypedDict):
+    """One segment of `TorchPeer.snapshot`, in the words of `torch.cuda.memory_snapshot`."""
+
+    address: int
+    total_size: int
+    requested_size: int
+    allocated_size: int
+    active_size: int
+    stream: int
+    segment_type: str
+    is_expandable: bool
+    segment_pool_id: Pool
+    blocks: list[Block]
+
+
+class TraceEntry(TypedDict):
+    """One entry of `TorchPeer.trace`. For "oom", `addr` is what the device has free."""
+
+    action: str
+    addr: int
+    size: int
+    stream: int
+    pool_id: Pool
+
+
+# Building ------------------------------------------------------------------------------------
+
+
+def build(cache: Path | None = None) -> Path:
+    """The server's path; downloads and compiles only what the cache does not hold yet.
+
+    Whatever appears in the cache is complete: it is made in a temporary folder and then renamed.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise PeerUnavailable("the compiled PyTorch is only fetched for Linux on x86_64")
+    root = (cache or default_cache()).resolve()
+    made = root / f"torch_shim-{_fingerprint()}"
+    if not made.exists():
+        if shutil.which(compiler()[0]) is None:
+            raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
+        root.mkdir(parents=True, exist_ok=True)
+        _compile(_upstream(root), made)
+    return made / SERVER
+
+
+def _fingerprint() -> str:
+    """Of all the server is made from, so that a changed source or compiler gets a new name."""
+    text = "\0".join((*PACKAGES, *compiler(), *FLAGS)).encode()
+    return hashlib.sha256(text + SHIM.read_bytes() + STANDIN.read_bytes()).hexdigest()[:16]
+
+
+def _upstream(root: Path) -> Path:
+    """The folder with upstream's libraries and headers, downloaded if it is not there yet."""
+    folder = root / f"torch-{VERSION}"
+    if folder.exists():
+        return folder
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as name:
+        kept = Path(name) / "kept"
+        for wheel in _download(Path(name)):
+            _extract(wheel, kept)
+        missing = [library for library in LIBRARIES if not (kept / "lib" / library).exists()]
+        if missing:
+            raise PeerUnavailable(f"the wheel of torch {VERSION} holds no {missing[0]}")
+        _rename(kept, folder)
+    return folder
+
+
+def _rename(made: Path, wanted: Path) -> None:
+    try:
+        made.rename(wanted)
+    except OSError:
+        if not wanted.exists():  # otherwise another process was first, with the same files
+            raise
+
+
+def _download(folder: Path) -> list[Path]:
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q", *WHEEL]
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    command = [sys.executable, "-m", "pip", "download", *options, *platforms, *PACKAGES]
+    run([*command, "-d", str(folder)], "the download")
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != len(PACKAGES):
+        raise PeerUnavailable(f"the download of torch {VERSION} and its headers is incomplete")
+    return wheels
+
+
+def _place(name: str) -> str | None:
+    """Where a file of a wheel is kept; None where it is not. The licences are."""
+    for prefix, target in KEPT.items():
+        if name.startswith(prefix):
+            return target + name.removeprefix(prefix)
+    folder, _, rest = name.partition("/")
+    if folder.endswith(".dist-info") and "license" in rest.lower():
+        return f"licences/{folder.removesuffix('.dist-info')}/{Path(rest).name}"
+    return None
+
+
+def _extract(wheel: Path, target: Path) -> None:
+    """Keep what is needed of a wheel, and delete the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            place = None if info.is_dir() else _place(info.filename)
+            if place is None or ".." in Path(place).parts:
+                continue
+            path = target / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(info) as source, path.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+    wheel.unlink()
+
+
+def _compile(upstream: Path, wanted: Path) -> None:
+    """The stand-in runtime, then the server next to it: upstream's library needs both."""
+    headers = ["-isystem", str(upstream / "include"), "-isystem", str(upstream / "include/cuda")]
+    libraries = [str(upstream / "lib" / name) for name in LIBRARIES]
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=wanted.parent) as name:
+        made = Path(name) / wanted.name
+        made.mkdir()
+        runtime = str(made / RUNTIME)
+        # Upstream asks for symbols of the version that is the library's own name.
+        shared = ["-fPIC", "-shared", f"-Wl,-soname,{RUNTIME}", "-Wl,--default-symver"]
+        source = [str(STANDIN), "-o", runtime]
+        run([*compiler(), *FLAGS, *headers, *shared, *source], "compiling the stand-in")
+        # Found next to the server wherever the cache is moved to, and before LD_LIBRARY_PATH, or
+        # a real CUDA runtime that is installed would be taken.
+        rpath = f"-Wl,--disable-new-dtags,-rpath,$ORIGIN:$ORIGIN/../{upstream.name}/lib"
+        inputs = [str(SHIM), *libraries, runtime, "-ldl", rpath, "-o", str(made / SERVER)]
+        run([*compiler(), *FLAGS, *headers, *inputs], "compiling the shim")
+        _rename(made, wanted)
+
+
+# Encoding ------------------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<6Q")
+_ANSWER = struct.Struct("<3Q")
+_STATS = struct.Struct(f"<{len(STATS)}q")
+_KINDS = ("ok", "oom", "value", "driver", "internal", "other")
+_SCOPES = {"all": 0, "none": 1}
+
+# In the order of the shim's numbers.
+_CODES = {
+    name: code
+    for code, name in enumerate(
+        (
+            "configure",
+            "list_addresses",
+            "init",
+            "malloc",
+            "allocate",
+            "free",
+            "free_slot",
+            "record_stream",
+            "record_stream_slot",
+            "empty_cache",
+            "set_settings",
+            "set_memory_fraction",
+            "memory_fraction",
+            "reset_peak_stats",
+            "reset_accumulated_stats",
+            "enable",
+            "create_pool",
+            "begin_pool",
+            "end_pool",
+            "release_pool",
+            "pool_use_count",
+            "set_use_on_oom",
+            "set_no_split",
+            "stats",
+            "snapshot",
+            "record_history",
+            "trace",
+            "calls",
+            "fail_at",
+            "hold",
+            "finish",
+            "finish_events",
+            "live_bytes",
+            "replay",
+        )
+    )
+}
+
+# An encoded operation: at most four words, and a text.
+_Encoded = tuple[tuple[int, ...], bytes]
+
+
+def _plain(*words: int) -> _Encoded:
+    return words, b""
+
+
+def _as_word(value: float) -> int:
+    return int.from_bytes(struct.pack("<d", value), "little")
+
+
+def _even(stream: int) -> int:
+    """Upstream keeps an odd handle for streams of its own making."""
+    if stream % 2:
+        raise ValueError(f"a stream's handle must be even, not {stream}")
+    return stream
+
+
+def _encode_malloc(nbytes: int, stream: int = 0, slot: int | None = None) -> _Encoded:
+    return (nbytes, stream, _NO_SLOT if slot is None else slot), b""
+
+
+def _encode_allocate(nbytes: int, stream: int = 0, slot: int | None = None) -> _Encoded:
+    return _encode_malloc(nbytes, _even(stream), slot)
+
+
+def _encode_record(where: int, stream: int) -> _Encoded:
+    return (where, _even(stream)), b""
+
+
+def _encode_pool(pool: Pool = DEFAULT_POOL, *words: int) -> _Encoded:
+    return (*pool, *words), b""
+
+
+def _encode_begin(pool: Pool, streams: str | int = "all") -> _Encoded:
+    if isinstance(streams, str):
+        return (*pool, _SCOPES[streams], 0), b""
+    return (*pool, len(_SCOPES), streams), b""
+
+
+def _encode_history(enabled: bool, entries: int, skip: Sequence[str] = ()) -> _Encoded:
+    return (enabled, entries), "\n".join(skip).encode()
+
+
+_ENCODE: dict[str, Callable[..., _Encoded]] = {
+    "malloc": _encode_malloc,
+    "allocate": _encode_allocate,
+    "record_stream": _encode_record,
+    "record_stream_slot": _encode_record,
+    "empty_cache": _encode_pool,
+    "set_settings": lambda text: ((), text.encode()),
+    "set_memory_fraction": lambda fraction: ((_as_word(fraction),), b""),
+    "create_pool": _encode_pool,
+    "begin_pool": _encode_begin,
+    "end_pool": _encode_pool,
+    "release_pool": _encode_pool,
+    "pool_use_count": _encode_pool,
+    "set_use_on_oom": _encode_pool,
+    "set_no_split": _encode_pool,
+    "snapshot": _encode_pool,
+    "record_history": _encode_history,
+    "fail_at": lambda n, code=OUT_OF_MEMORY: ((n, code), b""),
+    # The rest takes numbers as they are, or, for the shim alone, numbers and bytes.
+    "configure": lambda words, text: (words, text),
+    "list_addresses": lambda words, text: (words, text),
+    "replay": lambda words, text: (words, text),
+}
+
+
+def _encode(operation: Operation) -> bytes:
+    name, *arguments = operation
+    words, text = _ENCODE.get(name, _plain)(*arguments)
+    rest = (0,) * (4 - len(words))
+    padding = bytes(-len(text) % 8)
+    return _HEAD.pack(_CODES[name], *words, *rest, len(text)) + text + padding
+
+
+# Decoding ------------------------------------------------------------------------------------
+
+
+def _words(data: memoryview) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}Q", data)
+
+
+def _decode_one(data: memoryview) -> int | None:
+    """What most operations answer: one number, or nothing."""
+    return int.from_bytes(data, "little") if data else None
+
+
+def _decode_stats(data: memoryview) -> dict[str, int]:
+    return dict(zip(STATS, _STATS.unpack(data), strict=True))
+
+
+def _decode_blocks(words: tuple[int, ...], address: int) -> list[Block]:
+    blocks = []
+    for at in range(0, len(words), 4):
+        size, requested, allocated, active = words[at : at + 4]
+        states = ("inactive", "active_pending_free", "active_allocated")
+        state = states[active + allocated]
+        blocks.append(Block(address=address, size=size, requested_size=requested, state=state))
+        address += size
+    return blocks
+
+
+def _decode_snapshot(data: memoryview) -> list[Segment]:
+    words = _words(data)
+    segments, at = [], 0
+    while at < len(words):
+        address, total, requested, allocated, active, stream = words[at : at + 6]
+        large, expandable, first, second, count = words[at + 6 : at + 11]
+        at += 11
+        segments.append(
+            Segment(
+                address=address,
+                total_size=total,
+                requested_size=requested,
+                allocated_size=allocated,
+                active_size=active,
+                stream=stream,
+                segment_type="large" if large else "small",
+                is_expandable=bool(expandable),
+                segment_pool_id=(first, second),
+                blocks=_decode_blocks(words[at : at + 4 * count], address),
+            )
+        )
+        at += 4 * count
+    return segments
+
+
+def _decode_trace(data: memoryview) -> list[TraceEntry]:
+    words = _words(data)
+    return [
+        TraceEntry(
+            action=ACTIONS[words[at]],
+            addr=words[at + 1],
+            size=words[at + 2],
+            stream=words[at + 3],
+            pool_id=(words[at + 4], words[at + 5]),
+        )
+        for at in range(0, len(words), 6)
+    ]
+
+
+def _decode_calls(data: memoryview) -> list[Call]:
+    words = _words(data)
+    calls: list[Call] = []
+    for at in range(0, len(words), 3):
+        name, first, second = CALLS[words[at]], words[at + 1], words[at + 2]
+        refused = name in ("malloc", "create", "pool_malloc") and second == 0
+        calls.append((name, first, None if refused else second))
+    return calls
+
+
+def _decode_replay(data: memoryview) -> tuple[npt.NDArray[np.uint64], float]:
+    (seconds,) = struct.unpack_from("<d", data)
+    return np.frombuffer(data[8:], np.uint64), seconds
+
+
+_DECODE: dict[str, Callable[[memoryview], Any]] = {
+    "memory_fraction": lambda data: struct.unpack("<d", data)[0],
+    "stats": _decode_stats,
+    "snapshot": _decode_snapshot,
+    "trace": _decode_trace,
+    "calls": _decode_calls,
+    "replay": _decode_replay,
+}
+
+
+def _decode(operations: Sequence[Operation], reply: bytes) -> list[Any]:
+    view, at, answers = memoryview(reply), 0, []
+    for operation in operations:
+        status, words, length = _ANSWER.unpack_from(view, at)
+        start = at + _ANSWER.size
+        end = start + 8 * words
+        at = end + length + -length % 8
+        if status:
+            text = bytes(view[end : end + length]).decode(errors="replace")
+            answers.append(Failure(_KINDS[status], text))
+        else:
+            answers.append(_DECODE.get(operation[0], _decode_one)(view[start:end]))
+    return answers
+
+
+# Driving -------------------------------------------------------------------------------------
+
+
+def _environment(settings: str | None, extra: Mapping[str, str] | None) -> dict[str, str]:
+    """Ours, without what would steer upstream behind the caller's back."""
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTORCH_", "TORCH_"))
+    }
+    if settings is not None:
+        ours["PYTORCH_CUDA_ALLOC_CONF"] = settings
+    return ours | dict(extra or {})
+
+
+class TorchPeer:
+    """The compiled allocator of one device, in a process of its own.
+
+    `settings` is the text of PYTORCH_CUDA_ALLOC_CONF when the process starts; `environment` adds
+    further variables. What upstream throws is returned as a `Failure`, but here it is raised as a
+    ValueError where it refuses the settings. A process that an upstream fault ends raises PeerDied.
+
+    The device refuses what would take its live bytes past `capacity`, and the growth chosen by
+    `fail_at`. It gives the next multiple of `alignment` at or after the end of the last block and
+    `gap`, and never reuses an address; or, with `addresses`, those in their order, where 0 stands
+    for a refusal and the end of the list for a driver error. Virtual memory for expandable segments
+    is reserved from `reserve_base` upwards. A physical piece of it counts towards the capacity.
+
+    Streams are numbers, 0 the default one, and even where they are recorded. Work queued on a
+    stream is over at once unless the stream is held; see `hold`. A wait finishes it. A graph
+    capture never happens.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int = 80 << 30,
+        settings: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        base: int = 1 << 40,
+        alignment: int = 2 << 20,
+        gap: int = 0,
+        reserve_base: int = 1 << 44,
+        addresses: Sequence[int] | None = None,
+    ) -> None:
+        if alignment < 1:
+            raise ValueError("alignment is at least 1")
+        self._process: subprocess.Popen[bytes] | None = None
+        server = build()
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
+        self._process = subprocess.Popen(
+            [str(server)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            env=_environment(settings, environment),
+        )
+        words = (capacity, base, alignment, gap)
+        operations: list[Operation] = [("configure", words, struct.pack("<Q", reserve_base))]
+        if addresses is not None:
+            packed = struct.pack(f"<{len(addresses)}Q", *addresses)
+            operations.append(("list_addresses", (len(addresses),), packed))
+        refusal = self.run([*operations, ("init",)])[-1]
+        if isinstance(refusal, Failure):
+            self.close()
+            raise ValueError(f"{refusal.kind}: {refusal.text}")
+
+    def __enter__(self) -> TorchPeer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None and not sys.is_finalizing():
+            self.close()
+
+    def close(self) -> None:
+        """End the process. Nothing is freed first."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except BrokenPipeError:
+                pass  # it had died, with some of our request unread
+        process.wait()
+        self._messages.close()
+
+    # Running operations
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]:
+        """Run many operations at the cost of one exchange: what each of them returns.
+
+        An operation is a tuple, a method's name and its arguments by position: `("malloc", 512)`,
+        `("stats",)`. So that one can name a block of the same list, `malloc` and `allocate` take a
+        slot as third argument, any number, and `("free_slot", slot)` and
+        `("record_stream_slot", slot, stream)` stand for it. The slot of a failed request is empty:
+        both then do nothing. A failure does not stop the list.
+        """
+        listed = list(operations)
+        body = b"".join(map(_encode, listed))
+        return _decode(listed, self._exchange(struct.pack("<Q", len(body) // 8) + body))
+
+    def _exchange(self, request: bytes) -> bytes:
+        if self._process is None:
+            raise PeerDied("this peer is closed")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._died() from None
+        head = self._process.stdout.read(8)
+        length = 8 * int.from_bytes(head, "little")
+        reply = self._process.stdout.read(length) if head else b""
+        if not head or len(reply) != length:
+            raise self._died()
+        return reply
+
+    def _died(self) -> PeerDied:
+        assert self._process is not None
+        status = self._process.wait()
+        return PeerDied(f"exit status {status}: {self.messages.strip() or 'no message'}")
+
+    def _one(self, *operation: Any) -> Any:
+        return self.run([operation])[0]
+
+    @property
+    def messages(self) -> str:
+        """What upstream has printed: its warnings."""
+        self._messages.seek(0)
+        return self._messages.read().decode(errors="replace")
+
+    # Blocks
+
+    def malloc(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int | Failure:
+        """The address, by the raw entry point. 0 bytes have address 0."""
+        return cast("int | Failure", self._one("malloc", nbytes, stream, slot))
+
+    def allocate(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int | Failure:
+        """As `malloc`, but the way that a tensor takes; it leaves `stream` the current one."""
+        return cast("int | Failure", self._one("allocate", nbytes, stream, slot))
+
+    def free(self, address: int) -> Failure | None:
+        """Free; 0 is a no-op."""
+        return cast("Failure | None", self._one("free", address))
+
+    def record_stream(self, address: int, stream: int) -> Failure | None:
+        """The block is used on this stream too."""
+        return cast("Failure | None", self._one("record_stream", address, stream))
+
+    def empty_cache(self, pool: Pool = DEFAULT_POOL) -> Failure | None:
+        """Give what is free back to the device."""
+        return cast("Failure | None", self._one("empty_cache", pool))
+
+    def enable(self, enabled: bool) -> Failure | None:
+        """Switch caching for the raw entry points on or off."""
+        return cast("Failure | None", self._one("enable", enabled))
+
+    # Settings
+
+    def set_settings(self, text: str) -> Failure | None:
+        """New settings at run time, in the words of PYTORCH_CUDA_ALLOC_CONF."""
+        return cast("Failure | None", self._one("set_settings", text))
+
+    def set_memory_fraction(self, fraction: float) -> Failure | None:
+        """Limit the reserved bytes to this part of the device; 1.0 takes the limit away."""
+        return cast("Failure | None", self._one("set_memory_fraction", fraction))
+
+    def memory_fraction(self) -> float:
+        """The limit in force as a part of the device."""
+        return cast(float, self._one("memory_fraction"))
+
+    # Private pools
+
+    def create_pool(self, pool: Pool, own_allocator: bool = False) -> Failure | None:
+        """Create the pool, or add one reference to it. With an allocator of its own, its memory
+        comes from the same device by "pool_malloc" and "pool_free"."""
+        return cast("Failure | None", self._one("create_pool", pool, own_allocator))
+
+    def begin_pool(
+        self, pool: Pool, streams: Literal["all", "none"] | int = "all"
+    ) -> Failure | None:
+        """Open a scope that diverts allocations into the pool: those on all streams, on one, or
+        on none, as on a thread that a scope is not for."""
+        return cast("Failure | None", self._one("begin_pool", pool, streams))
+
+    def end_pool(self, pool: Pool) -> Failure | None:
+        """Close the scope; its reference stays."""
+        return cast("Failure | None", self._one("end_pool", pool))
+
+    def release_pool(self, pool: Pool) -> Failure | None:
+        """Take one reference away."""
+        return cast("Failure | None", self._one("release_pool", pool))
+
+    def pool_use_count(self, pool: Pool) -> int | Failure:
+        """The references to the pool."""
+        return cast("int | Failure", self._one("pool_use_count", pool))
+
+    def set_use_on_oom(self, pool: Pool, use: bool = True) -> Failure | None:
+        """Let requests that would fail be served from the pool."""
+        return cast("Failure | None", self._one("set_use_on_oom", pool, use))
+
+    def set_no_split(self, pool: Pool) -> Failure | None:
+        """Hand out the pool's blocks whole."""
+        return cast("Failure | None", self._one("set_no_split", pool))
+
+    # Reading back
+
+    def stats(self) -> dict[str, int]:
+        """All counters of the device, by the names in `STATS`."""
+        return cast("dict[str, int]", self._one("stats"))
+
+    def reset_peak_stats(self) -> Failure | None:
+        """Every peak falls to what is current."""
+        return cast("Failure | None", self._one("reset_peak_stats"))
+
+    def reset_accumulated_stats(self) -> Failure | None:
+        """Zero what only ever rises."""
+        return cast("Failure | None", self._one("reset_accumulated_stats"))
+
+    def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
+        """All segments, or one private pool's, by address."""
+        return cast("list[Segment]", self._one("snapshot", pool))
+
+    def record_history(
+        self, enabled: bool, max_entries: int = 1 << 20, skip_actions: Sequence[str] = ()
+    ) -> Failure | None:
+        """Start to keep a trace of at most so many entries, without these; or stop."""
+        return cast(
+            "Failure | None", self._one("record_history", enabled, max_entries, skip_actions)
+        )
+
+    def trace(self) -> list[TraceEntry]:
+        """The trace kept since `record_history`; to read it adds a "snapshot" entry."""
+        return cast("list[TraceEntry]", self._one("trace"))
+
+    # The device
+
+    @property
+    def calls(self) -> list[Call]:
+        """The device's log, from the start: a name of `CALLS` and two numbers.
+
+        For memory they are the bytes and the address (of a "create" and a "release", the handle),
+        None for a refusal. Events are numbered from 1 as they are made, and used again once they
+        are over: ("event_record", event, stream), ("event_query", event, over or not),
+        ("event_synchronize", event, stream), ("stream_synchronize", stream, 0).
+        """
+        return cast("list[Call]", self._one("calls"))
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes that the device has given out."""
+        return cast(int, self._one("live_bytes"))
+
+    def fail_at(self, n: int, code: int = OUT_OF_MEMORY) -> None:
+        """Refuse the n-th growth from now (1 is the next) with this error; 0 takes it back."""
+        self._one("fail_at", n, code)
+
+    def hold(self, stream: int) -> None:
+        """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""
+        self._one("hold", stream)
+
+    def finish(self, stream: int) -> None:
+        """Everything queued on the stream has finished, and nothing more is held there."""
+        self._one("finish", stream)
+
+    def finish_events(self, stream: int, count: int) -> None:
+        """So many of the stream's unfinished events, the oldest, are over; it stays held."""
+        self._one("finish_events", stream, count)
+
+    # Timing
+
+    def replay(
+        self,
+        op: npt.ArrayLike,
+        ident: npt.ArrayLike,
+        size: npt.ArrayLike,
+        stream: npt.ArrayLike | None = None,
+    ) -> tuple[npt.NDArray[np.uint64], float]:
+        """Run a trace in one compiled loop: each event's address, and the loop's seconds.
+
+        `op` is 0 to allocate and 1 to free, `ident` ties the two together, and `stream` holds
+        handles (None: all 0). The address is 0 at a free and at a failure for lack of memory; the
+        free of an allocation that failed is skipped. Only the two upstream calls and the arrays'
+        reads and writes are timed. Raises RuntimeError where upstream throws anything else.
+        """
+        sizes = np.ascontiguousarray(size, np.uint64)
+        none = np.zeros(sizes.size, np.uint64)
+        streams = none if stream is None else np.ascontiguousarray(stream, np.uint64)
+        idents = np.ascontiguousarray(ident, np.uint32)
+        ops = np.ascontiguousarray(op, np.uint8)
+        arrays = (sizes, streams, idents, ops)
+        if any(array.shape != (ops.size,) for array in arrays):
+            raise ValueError("a trace is one-dimensional arrays of one length")
+        words = (ops.size, int(idents.max(initial=0)) + 1)
+        answer = self._one("replay", words, b"".join(array.tobytes() for array in arrays))
+        if isinstance(answer, Failure):
+            raise RuntimeError(f"{answer.kind}: {answer.text}")
+        return cast("tuple[npt.NDArray[np.uint64], float]", answer)
+
+
+def main() -> None:
+    """Build, then show on one screen that the original answers."""
+    print(f"server    {build()}")
+    with TorchPeer(capacity=1 << 30) as peer:
+        first, second = peer.malloc(1), peer.malloc(5 << 20)
+        assert isinstance(first, int)
+        assert isinstance(second, int)
+        print(f"1 B       {first:#x}")
+        print(f"5 MiB     {second:#x}")
+        print(f"2 GiB     {peer.malloc(2 << 30)}")
+        for name, value in peer.stats().items():
+            if value and (".all.current" in name or name in COUNTERS):
+                print(f"  {name:34}{value}")
+        for segment in peer.snapshot():
+            print(f"  {segment}")
+        pairs = 100_000
+        ident = np.repeat(np.arange(pairs), 2)
+        _, seconds = peer.replay(np.tile([0, 1], pairs), ident, np.full(2 * pairs, 1000))
+        print(f"replay    {seconds / (2 * pairs) * 1e9:.0f} ns an event")
+        calls = peer.calls
+    print(f"calls     {calls}")
+    good = calls[:2] == [("malloc", 2 << 20, 1 << 40), ("malloc", 20 << 20, second)]
+    if not good or first != 1 << 40:
+        raise SystemExit("the self check failed")
+    print("the self check passed")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PeerUnavailable as error:
+        raise SystemExit(f"not available: {error}") from None
