@@ -26,7 +26,7 @@ from typing import Any, Literal, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from bench.peers.tensorflow import PeerUnavailable, compiler, run, default_cache
+from bench.peers.tensorflow import PeerUnavailable, compiler, default_cache, run
 
 VERSION = "2.11.0"
 PACKAGES = (f"torch=={VERSION}", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
