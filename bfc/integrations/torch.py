@@ -8,7 +8,8 @@ takes its segments from ours. It works at any time, in the thread that enters it
 used CUDA, once, and without a way back; `torch.cuda.memory_stats()` and snapshots then raise,
 `Tensor.record_stream` does nothing, and `torch.compile` cannot use CUDA graphs.
 
-Both call ours from C, without the GIL: an allocator over a `CUDASubAllocator` is needed.
+Both call ours from C, without the GIL: an allocator over a `CUDASubAllocator` is needed. Memory
+that others freed behind a fence comes back with the next call from Python (`stats()` is one).
 """
 
 from __future__ import annotations

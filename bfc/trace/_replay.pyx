@@ -44,6 +44,7 @@ cdef class Run:
     cdef Allocator allocator
     cdef Events events
     cdef object kept                        # the arrays behind `events`
+    cdef bint names_streams                 # other than the allocator's
     cdef ChunkHandle[::1] handles           # by the trace's allocation number
     cdef uint64_t[::1] addresses            # by event
     cdef Tally tally
@@ -62,6 +63,9 @@ cdef class Run:
         self.handles = handles
         self.addresses = addresses
         self.kept = (op, number, size, stream)
+        cdef Py_ssize_t i
+        for i in range(stream.shape[0]):
+            self.names_streams = self.names_streams or stream[i] != allocator.home_stream
         if op.shape[0]:
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0])
 
@@ -91,7 +95,7 @@ cdef class Run:
         while start < self.events.count:
             end = min(start + EVENTS_BETWEEN_REPORTS, self.events.count)
             begun = time.perf_counter()
-            if self.must_fence():
+            if self.names_streams and getattr(self.allocator.sub_allocator, "asynchronous", False):
                 self.play_with_fences(start, end)
             else:
                 with nogil:
@@ -154,16 +158,6 @@ cdef class Run:
             self.allocator.lock.release()
             raise ClosedError(_CLOSED)
         return 0
-
-    cdef bint must_fence(self) except -1:
-        """Whether a stream other than the allocator's is in use on a device where its work may be unfinished."""
-        cdef size_t i
-        if self.allocator.sub_allocator is None or not self.allocator.sub_allocator.asynchronous:
-            return False
-        for i in range(self.events.count):
-            if self.events.stream[i] != self.allocator.home_stream:
-                return True
-        return False
 
     cdef int play_with_fences(self, size_t start, size_t end) except -1:
         """For a device whose streams may be unfinished: each free on another stream must ask it."""

@@ -267,9 +267,9 @@ class Trace:
 
         addresses = np.empty(len(self), np.uint64)
         handles = np.empty(self._number_count, np.uint32)
-        source = allocator.sub_allocator
         # The trace's ordinals are no handles, and nothing is queued anywhere: one stream will do.
-        stream = np.zeros_like(self.stream) if source.streams_are_handles else self.stream
+        are_handles = getattr(allocator.sub_allocator, "streams_are_handles", False)
+        stream = np.zeros_like(self.stream) if are_handles else self.stream
         run = Run(allocator, self.op, self._numbers, self.size, stream, handles, addresses)
         run.play(progress)
         return Replay(
