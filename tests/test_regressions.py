@@ -841,3 +841,31 @@ def test_a_block_that_came_after_the_close_and_is_not_taken_back_is_offered_agai
         allocator.allocate(10)
     allocator.close()
     assert device.live_bytes == 0
+
+
+def test_a_view_that_goes_while_a_fork_holds_the_locks_does_not_hang() -> None:
+    """Hooks of a fork that were registered before ours run after it, with every lock held."""
+    script = """
+        import gc, os, faulthandler
+        armed = []
+        os.register_at_fork(before=lambda: armed and gc.collect())
+        faulthandler.dump_traceback_later(20, exit=True)
+        import bfc
+        allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
+        class Cycle: pass
+        cycle = Cycle()
+        cycle.me, cycle.view = cycle, memoryview(allocator.allocate(100))
+        del cycle
+        gc.disable()
+        armed.append(1)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        allocator.allocate(10).free()
+        print(allocator.stats().bytes_in_use)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("0\n", "")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -360,6 +361,28 @@ def test_many_threads_and_python_beside_them(served, whole) -> None:
     assert faults == []
     served.check()
     assert served.stats().bytes_in_use == 0
+
+
+def test_python_waits_for_a_region_that_c_gives_back(served, whole, emulated) -> None:
+    """Without the GIL: the thread that lets the device go on needs it."""
+    with raw_cuda.stream(flags=0) as stream:
+        ptr = whole.alloc(30 * MIB)
+        emulated.hold(stream)
+        raw_cuda.fill(ptr, 1, 4, stream)
+        whole.free(ptr)
+        collector = threading.Thread(target=whole.alloc, args=[60 * MIB])
+        collector.start()  # its cuMemFree waits for the device
+        while emulated.count("cuMemAlloc") < 1 or served.stats().pool_bytes:
+            pass
+        release = threading.Timer(0.2, emulated.release, [stream])
+        release.start()
+        begun = time.monotonic()
+        with pytest.raises(bfc.OutOfMemoryError):
+            served.allocate(40 * MIB)
+        collector.join()
+        release.join()
+        assert time.monotonic() - begun < 8, "the patience of the emulated driver ended it"
+    assert emulated.complaints == []
 
 
 def test_threads_that_grow_at_once_keep_to_the_limit(make_cuda, library) -> None:
