@@ -74,7 +74,7 @@ COPY = rm -rf build/$(1) && mkdir -p build/$(1) \
 .venv-check/built: $(SOURCES) $(TESTED)
 	$(PYTHON) -m venv .venv-check
 	$(call COPY,check)
-	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --editable 'build/check[cli,test]'
+	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --editable 'build/check[cli,test,clients]'
 	@touch $@
 
 .venv-cuda12/built: $(SOURCES) $(TESTED)

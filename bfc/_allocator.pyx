@@ -374,6 +374,13 @@ cdef class Allocator(Frees):
                 fence.wait()
         return 0
 
+    cdef bint drain(self) noexcept:
+        cdef int result = -1
+        if self.native != NULL:
+            with nogil:
+                result = self.native.synchronize(self.native.self)
+        return result == 0
+
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
         return self.allocate(nbytes, self.visible_stream(stream))
 

@@ -5,6 +5,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from bfc._core cimport ChunkHandle
 
 
+cdef enum:
+    NO_CONSUMER = 0xFFFFFFFFFFFFFFFF
+
 cdef class Buffer
 
 
@@ -15,7 +18,9 @@ cdef class Owner:
     cdef readonly bint host_accessible
     cdef int64_t exports            # views of this memory that other libraries hold
     # What is queued on a consumer's stream waits for a buffer's own stream from now on, and counts as using the buffer.
-    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1
+    # until consumer_left says that it is done. Returns that stream's handle, NO_CONSUMER for the buffer's own.
+    cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0
+    cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept
     # Behind what is queued on the stream; done when it returns.
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1
     # Done when what is queued on the stream now has finished.

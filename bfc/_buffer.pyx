@@ -50,6 +50,7 @@ cdef extern from "Python.h":
 cdef struct Export:             # what a capsule leads to; shape and strides stand behind it
     PyObject* keeper            # a reference: the buffer, or the array that it was copied into
     bint held                   # whether the keeper is a buffer, which counts this export
+    uint64_t consumer           # the stream that uses the memory until then, or NO_CONSUMER
     DLManagedTensorVersioned versioned
     DLManagedTensor old
 
@@ -80,8 +81,11 @@ _DLPACK_TYPES = {
 
 
 cdef class Owner:
-    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1:
+    cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
         raise NotImplementedError
+
+    cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
+        pass
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
         raise NotImplementedError
@@ -489,14 +493,15 @@ cdef class Buffer:
     cdef object exported(self, there, consumer, bint versioned, uint64_t flags):
         """A capsule whose consumer's stream, or the host, may use this memory from now on."""
         cdef Buffer memory = self.memory()
+        cdef uint64_t on = NO_CONSUMER
         self.hold()
         try:
             if self.nbytes and consumer != -1:
                 if there[0] == CPU or (consumer is None and there[0] not in (CUDA, CUDA_MANAGED)):
                     self.owner.wait_for(self.made_on)
                 else:
-                    self.owner.hand_to_stream(memory.handle, memory.allocation_id, self.made_on, consumer or 0)
-            return capsule_of(self, self.start, self, there, versioned, flags)
+                    on = self.owner.hand_to_stream(memory.handle, memory.allocation_id, self.made_on, consumer or 0)
+            return capsule_of(self, self.start, self, there, versioned, flags, on)
         except BaseException:
             self.let_go()
             raise
@@ -669,7 +674,8 @@ def _whole_shape(shape, items):
 # -- DLPack capsules ---------------------------------------------------------------------------------------------------
 # One malloc holds both structures, of which the capsule names one, and behind them shape and strides.
 
-cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint versioned, uint64_t flags):
+cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint versioned, uint64_t flags,
+                       uint64_t consumer=NO_CONSUMER):
     """A capsule for `data`, which lies as the buffer does and lives as long as `keeper`. Where that is a buffer, its
     caller has held it; the capsule lets go of it."""
     cdef tuple shape = buffer.extents()
@@ -702,6 +708,7 @@ cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint version
     export.old.deleter = delete_old
     export.keeper = <PyObject*>keeper
     export.held = isinstance(keeper, Buffer)
+    export.consumer = consumer
     try:
         if versioned:
             capsule = PyCapsule_New(&export.versioned, "dltensor_versioned", drop)
@@ -742,7 +749,11 @@ cdef void let_go_of(Export* export) noexcept:
     cdef PyObject* error
     cdef PyObject* trace
     PyErr_Fetch(&kind, &error, &trace)
+    cdef Buffer memory
     if export.held:
+        memory = (<Buffer>export.keeper).memory()
+        if export.consumer != NO_CONSUMER:
+            memory.owner.consumer_left(memory.allocation_id, export.consumer)
         (<Buffer>export.keeper).let_go()
     Py_DECREF(<object>export.keeper)
     PyMem_Free(export)

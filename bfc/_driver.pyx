@@ -637,11 +637,11 @@ cdef class Device:
         cdef CUresult result = self.enter(&mode)
         if result != SUCCESS:
             return result
-        result = unless_capturing(stream_handle(stream), CAPTURED)
+        result = unless_capturing(all_of(stream), CAPTURED)
         if result == SUCCESS:
-            result = cu.copy_async(destination, source, nbytes, stream_handle(stream))
+            result = cu.copy_async(destination, source, nbytes, all_of(stream))
         if result == SUCCESS:
-            result = cu.stream_synchronize(stream_handle(stream))
+            result = cu.stream_synchronize(all_of(stream))
         self.leave(mode)
         return result
 

@@ -16,9 +16,8 @@ cdef class Frees(Ledger):
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
     cdef int64_t live_buffers
-    cdef vector[Orphan] orphans         # guarded by the GIL, as the next six
+    cdef vector[Orphan] orphans         # guarded by the GIL, as the next five
     cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
-    cdef dict consumers_of              # the same for streams of DLPack's consumers, until they let go
     cdef dict fenced                    # allocation id -> [(stream, fence)], marked before the free
     cdef dict waiting                   # stream -> deque of [fence, [handle, fences left], asked by]: freed, still used
     cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
@@ -32,8 +31,7 @@ cdef class Frees(Ledger):
     cdef int finish_waiting(self, ChunkHandle handle) except -1
     cdef int forget_streams(self, int64_t allocation_id) except -1
     cdef int wait_behind(self, stream, fence, late) except -1
-    cdef int move_to_fences(self, dict streams_by_allocation, int64_t allocation_id) except -1
-    cdef void last_export_gone(self, int64_t allocation_id) noexcept
+    cdef bint drain(self) noexcept
     cdef int free_stranded(self) except -1
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef list unfinished_fences(self, int64_t allocation_id)

@@ -14,7 +14,7 @@ cimport cython
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc._arguments cimport address_from
-from bfc._buffer cimport Buffer, BufferView
+from bfc._buffer cimport NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport EXPORTED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._ledger cimport HOST_STREAM
 
@@ -61,7 +61,6 @@ cdef class Frees(Ledger):
 
     def __cinit__(self, *args, **kwargs):
         self.streams_of = {}
-        self.consumers_of = {}
         self.fenced = {}
         self.waiting = {}
         self.stuck = []
@@ -134,8 +133,6 @@ cdef class Frees(Ledger):
             self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
         if not is_held:
             self.lock.release()
-        if live and exports[0] == 0 and self.consumers_of:
-            self.last_export_gone(allocation_id)
         return live
 
     cdef void last_view_gone(self) noexcept:
@@ -184,28 +181,30 @@ cdef class Frees(Ledger):
         """Marks the streams that use a chunk, whose free may have to wait: they may be destroyed until then. Not so
         where the device fails: that is reported, and release_free_regions() tries again."""
         try:
-            self.move_to_fences(self.streams_of, allocation_id)
+            streams = self.streams_of.get(allocation_id)
+            if streams is not None and self.sub_allocator.asynchronous:
+                self.fenced.setdefault(allocation_id, []).extend(self.fences_on(streams))
+                del self.streams_of[allocation_id]
         except BaseException as error:
             self.stuck_orphans.push_back(Orphan(handle, allocation_id))
             report_unraisable(error)
             return False
         return True
 
-    cdef int move_to_fences(self, dict streams_by_allocation, int64_t allocation_id) except -1:
-        streams = streams_by_allocation.get(allocation_id)
-        if streams is not None:
-            if self.sub_allocator.asynchronous:
-                self.fenced.setdefault(allocation_id, []).extend(self.fences_on(streams))
-            del streams_by_allocation[allocation_id]
-        return 0
-
-    cdef void last_export_gone(self, int64_t allocation_id) noexcept:
-        """A consumer's stream may be destroyed once it has let go of the memory, long before the memory's free."""
+    cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
+        """A consumer's stream may be destroyed once it has let go of the memory, long before the memory's free. Where
+        it was destroyed earlier, the whole device is waited for."""
         try:
-            self.move_to_fences(self.consumers_of, allocation_id)
+            if self.sub_allocator.asynchronous:
+                self.fenced.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
         except BaseException as error:
-            self.streams_of.setdefault(allocation_id, {}).update(self.consumers_of.pop(allocation_id))
-            report_unraisable(error)
+            if not self.drain():
+                self.uses_stream(allocation_id, stream, None)
+                report_unraisable(error)
+
+    cdef bint drain(self) noexcept:
+        """Waits until the device has nothing to do. Whether it has."""
+        return False
 
     # -- other streams ------------------------------------------------------------------------------------------------
 
@@ -264,11 +263,11 @@ cdef class Frees(Ledger):
             raise InvalidPointerError("this buffer was freed, or comes from another allocator")
         return buffer
 
-    cdef int hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except -1:
+    cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
         cdef uint64_t on = self.stream_of(consumer)
         cdef bint live
         if on == made_on and not self.is_of_thread(on):
-            return 0
+            return NO_CONSUMER
         self.acquire()
         live = self.is_live_locked(handle, allocation_id)
         if live:
@@ -276,9 +275,7 @@ cdef class Frees(Ledger):
         self.lock.release()
         if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
             self.sub_allocator.order(made_on, on)
-        if live:
-            self.consumers_of.setdefault(allocation_id, {})[on] = consumer
-        return 0
+        return on if live else NO_CONSUMER
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
         """Frees a chunk that other streams use: at once if they are done with it, else when they are. Lets go of the
@@ -304,7 +301,6 @@ cdef class Frees(Ledger):
 
     cdef int forget_streams(self, int64_t allocation_id) except -1:
         self.streams_of.pop(allocation_id, None)
-        self.consumers_of.pop(allocation_id, None)
         self.fenced.pop(allocation_id, None)
         return 0
 
@@ -455,7 +451,6 @@ cdef class Frees(Ledger):
         self.orphans.clear()
         self.stuck_orphans.clear()
         self.streams_of.clear()
-        self.consumers_of.clear()
         self.fenced.clear()
         self.waiting.clear()
         self.stuck.clear()

@@ -57,7 +57,8 @@ cdef class Ledger(Owner):
     cdef object interface_stream(self, uint64_t stream):
         if stream == HOST_STREAM or not self.sub_allocator.asynchronous:
             return None
-        return self.default_stream_alias if stream == 0 else stream
+        # another thread may read it, whose own stream this is not: the default stream waits for all of them
+        return self.default_stream_alias if stream == 0 or self.is_of_thread(stream) else stream
 
     cdef Counters start_peaks(self) noexcept:
         """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""

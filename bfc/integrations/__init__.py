@@ -34,6 +34,11 @@ class Installation:
                 _layers.remove(self)
                 _follow_all(reversed(self.libraries))
 
+    def serves(self, library: str) -> bool:
+        """Whether it names the library, and its pools are open."""
+        closed = any(allocator.closed for allocator in self.allocators.values())
+        return library in self.libraries and not closed
+
     def __enter__(self) -> Installation:
         return self
 
@@ -52,7 +57,9 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
     `allocator` is one over CUDA memory, or one for each device: a list, or `{ordinal: allocator}`.
     None puts everything back, and takes no names. A later `use` replaces an earlier one in the
     libraries that it names, until it is put back itself. It works in all of the libraries or in
-    none. What they allocated before stays theirs; what came from the pool keeps it alive.
+    none. torch is served in the calling thread, cuda_core through the `Device` objects of that
+    thread, the others everywhere. What they allocated before stays theirs; what came from the pool
+    keeps it alive.
 
     Raises ValueError for an unknown library, memory of no CUDA device, or two allocators for one;
     DeviceUnavailableError where a library is missing, and says what to install; and ClosedError.
@@ -89,8 +96,8 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
 
 
 def _follow(library: str) -> None:
-    """Gives a library what the youngest layer that names it wants, or what it had of its own."""
-    wanted = next((layer for layer in reversed(_layers) if library in layer.libraries), None)
+    """Gives a library what the youngest layer that serves it wants, or what it had of its own."""
+    wanted = next((layer for layer in reversed(_layers) if layer.serves(library)), None)
     current, put_back = _installed.get(library, (None, None))
     if wanted is current:
         return

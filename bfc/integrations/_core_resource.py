@@ -32,6 +32,7 @@ def resource_class() -> type:
         """
 
         is_device_accessible = True
+        before: Any = None  # what it replaced on a device
 
         def __init__(self, allocator: Allocator) -> None:
             [(self._ordinal, self._allocator)] = by_device(allocator).items()

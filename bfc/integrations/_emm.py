@@ -62,7 +62,7 @@ class Manager:
 
     def pool(self) -> Allocator:
         """The allocator of this context's device."""
-        if self._pool is None:
+        if self._pool is None or self._pool.closed:
             pool = self.find(self.context.device.id)
             if fault := fault_of(pool):
                 text = f"{pool.device} was reset or has failed, its memory is lost: {fault}"
@@ -85,8 +85,11 @@ class Manager:
         pool = self.managed.get(self.context.device.id)
         if pool is None or not attach_global:  # ours is attached to all streams
             return super().memallocmanaged(size, attach_global)  # type: ignore[misc]
-        # Always fenced: the host may write to it at once.
+        # Always fenced, and waited for: the host may write to it at once.
         memory = self._take(self.numba.ManagedMemory, pool, size, True, self.allocations)
+        fence = pool.sub_allocator.fence(pool.stream or 0)
+        if fence is not None:
+            fence.wait()  # what the memory's last owner has queued there
         self.allocations[memory.device_pointer_value] = memory
         return memory.own()
 

@@ -11,8 +11,7 @@ def install_in(driver: Any, ours: type) -> Callable[[], None]:
     those to come: `set_memory_manager` alone sees to these. The function returned puts back what
     was there, unless another was set meanwhile."""
     before = driver._memory_manager
-    driver.set_memory_manager(ours)
-    replaced = [(context, swap(context, ours(context=context))) for context in contexts(driver)]
+    replaced: list[tuple[Any, Any]] = []
 
     def put_back() -> None:
         if driver._memory_manager is ours:
@@ -25,6 +24,13 @@ def install_in(driver: Any, ours: type) -> Callable[[], None]:
                     old = driver._memory_manager(context=context)
                 swap(context, old).retire()
 
+    driver.set_memory_manager(ours)
+    try:
+        for context in contexts(driver):
+            replaced.append((context, swap(context, ours(context=context))))
+    except BaseException:
+        put_back()
+        raise
     return put_back
 
 
@@ -36,7 +42,7 @@ def contexts(driver: Any) -> list[Any]:
 
 def swap(context: Any, manager: Any) -> Any:
     """Gives a context another manager. Arrays know where they go back to. Returns the old one."""
-    old, context.memory_manager = context.memory_manager, manager
+    old = context.memory_manager
     pending = getattr(old, "deallocations", None)
     context.push()
     try:
@@ -45,4 +51,5 @@ def swap(context: Any, manager: Any) -> Any:
             pending.clear()
     finally:
         context.pop()
+    context.memory_manager = manager
     return old

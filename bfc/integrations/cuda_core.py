@@ -34,17 +34,22 @@ def is_ours(device: Any) -> bool:
 
 def put(device: Any, allocator: Allocator) -> Callable[[], None]:
     """Gives a `cuda.core.Device` a resource over the allocator. The function returned puts back
-    what was there, unless another was set meanwhile."""
-    before, ours = _resource_of(device), resource_class()(allocator)
+    what was there; where one of ours was set on top of it, that one will."""
+    kind: Any = resource_class()
+    ours = kind(allocator)
+    ours.before = _resource_of(device)
     device.memory_resource = ours
 
     def put_back() -> None:
-        if _resource_of(device) is not ours:
-            return
-        if before is None:
+        top: Any = _resource_of(device)
+        if top is ours and ours.before is None:
             device._memory_resource = None
-        else:
-            device.memory_resource = before
+        elif top is ours:
+            device.memory_resource = ours.before
+        while isinstance(top, kind):
+            if top.before is ours:
+                top.before = ours.before
+            top = top.before
 
     return put_back
 

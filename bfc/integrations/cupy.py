@@ -10,6 +10,7 @@ back. Its memory hooks see only that pool; `allocator.snapshot()` sees ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client, no_allocator
@@ -55,11 +56,18 @@ def install(allocators: Allocators) -> Callable[[], None]:
     was set meanwhile."""
     ours = allocator(allocators)
     cuda = client("cupy", INSTALL).cuda
-    before = cuda.get_allocator()
-    cuda.set_allocator(ours)
+    before = _for_all_threads(lambda: _swap(cuda, ours))
+    return lambda: _for_all_threads(lambda: _swap(cuda, before, only_if=ours))
 
-    def put_back() -> None:
-        if cuda.get_allocator() is ours:
-            cuda.set_allocator(before)
 
-    return put_back
+def _swap(cuda: Any, new: Any, only_if: Any = None) -> Any:
+    old = cuda.get_allocator()
+    if only_if is None or old is only_if:
+        cuda.set_allocator(new)
+    return old
+
+
+def _for_all_threads(action: Callable[[], Any]) -> Any:
+    """In a thread of its own: where `using_allocator` is under way, CuPy tells of nothing else."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(action).result()

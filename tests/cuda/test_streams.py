@@ -244,8 +244,15 @@ def test_a_consumers_stream_may_be_destroyed_once_it_has_let_go(allocator, emula
         emulated.release(stream)
     assert allocator.allocate(100).ptr == ptr
     second = allocator.allocate(100)
-    with raw_cuda.stream() as stream:
-        second.__dlpack__(stream=stream, max_version=(1, 0))
+    with raw_cuda.stream() as one, raw_cuda.stream() as two:
+        capsules = [second.__dlpack__(stream=on, max_version=(1, 0)) for on in (one, two)]
+        del capsules[0]
+    with raw_cuda.stream() as late:
+        third = second.__dlpack__(stream=late, max_version=(1, 0))
+    assert emulated.complaints == []
+    capsules.clear()  # after its stream, against the rules: the device is waited for
+    del third
+    emulated.clear()
     second.free()
     assert allocator.stats().bytes_in_use == 0
 

@@ -230,3 +230,14 @@ def test_on_a_gpu_what_cupy_computes_in_the_pool_is_right(cupy, make_cuda) -> No
         cupy.module.cuda.Device().synchronize()
         assert bool((z[1:] >= z[:-1]).all())
         del x, y, z
+
+
+def test_it_is_put_back_inside_of_using_allocator_too(make_cuda) -> None:
+    """There CuPy names the thread's own allocator when it is asked for the current one."""
+    import cupy
+
+    before = cupy.cuda.get_allocator()
+    layer = bfc.use(make_cuda(), "cupy")
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
+        layer.put_back()
+    assert cupy.cuda.get_allocator() == before

@@ -273,3 +273,29 @@ def test_importing_the_integrations_imports_no_library(run_alone) -> None:
         says="[] bfc.integrations.cupy\nmodule 'bfc.integrations' has no attribute 'jax'\n",
     )
     assert integrations.numba is importlib.import_module("bfc.integrations.numba")
+
+
+def test_a_failure_in_the_body_is_not_hidden_by_a_pool_that_was_closed(make_cuda) -> None:
+    outer, inner = make_cuda(), make_cuda()
+    layers = bfc.use(outer, "cuda_core"), bfc.use(inner, "cuda_core")
+    outer.close()
+    with pytest.raises(KeyError), layers[0], layers[1]:
+        raise KeyError
+    bfc.use(None)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_cuda_core_gets_its_own_back_in_any_order(make_cuda, order) -> None:
+    from cuda.core import Device
+    from numba import cuda
+
+    cuda.device_array(1)  # a context to be swapped
+    device = Device(0)
+    device.set_current()
+    before = device._memory_resource
+    one, two = make_cuda(), make_cuda()
+    layers = [bfc.use(one, "numba"), bfc.use(one, "cuda_core"), bfc.use(two, "numba")]
+    for number in order:
+        layers[number].put_back()
+    assert device._memory_resource is before
+    bfc.use(None)
