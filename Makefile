@@ -24,8 +24,8 @@ test: $(VENV)/clients ## run the tests: CUDA on an emulated driver, with the lib
 test-gpu: $(VENV)/clients ## run the CUDA tests on this machine's GPU
 	BFC_TEST_GPU=1 $(BIN)/pytest tests/cuda
 
-test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9
-	cd build/cuda12 && ../../.venv-cuda12/bin/pytest tests/cuda tests/test_emulator.py
+test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
+	cd build/cuda12 && ../../.venv-cuda12/bin/pytest --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
 
 peers: $(VENV)/built ## compare with the compiled originals (downloads their wheels once: 260 MB, and 530 MB)
 	$(BIN)/pytest -m peers
