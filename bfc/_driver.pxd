@@ -43,7 +43,6 @@ cdef class Device:
     cdef cmap[uint64_t, Block] live
     cdef readonly uint64_t live_bytes
     cdef vector[void*] idle_events
-    cdef readonly uint64_t event_count  # made, idle or not
     cdef bfc_native_source table
     cdef object __weakref__
 

@@ -557,18 +557,12 @@ cdef class Device:
         self.lock.release()
         if event[0] != NULL:
             return SUCCESS
-        cdef CUresult result = cu.event_create(event, NO_TIMING | BLOCKING_WAIT)
-        if result == SUCCESS:
-            self.lock.wait_and_acquire()
-            self.event_count += 1
-            self.lock.release()
-        return result
+        return cu.event_create(event, NO_TIMING | BLOCKING_WAIT)
 
     cdef void put_event(self, void* event) noexcept nogil:
         cdef bint kept
         self.lock.wait_and_acquire()
         kept = try_push_back(self.idle_events, event)
-        self.event_count -= not kept
         self.lock.release()
         if not kept:
             cu.event_destroy(event)
