@@ -31,6 +31,7 @@ cdef class Frees(Ledger):
     cdef int finish_waiting(self, ChunkHandle handle) except -1
     cdef int forget_streams(self, int64_t allocation_id) except -1
     cdef int wait_behind(self, stream, fence, late) except -1
+    cdef int drop_done(self, list fences) except -1
     cdef bint drain(self) noexcept
     cdef int free_stranded(self) except -1
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept

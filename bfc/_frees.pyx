@@ -197,10 +197,21 @@ cdef class Frees(Ledger):
         try:
             if self.sub_allocator.asynchronous:
                 self.fenced.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
+                self.drop_done(self.fenced[allocation_id])
         except BaseException as error:
             if not self.drain():
                 self.uses_stream(allocation_id, stream, None)
                 report_unraisable(error)
+
+    cdef int drop_done(self, list fences) except -1:
+        """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
+        while fences:
+            oldest = fences[0]
+            if not oldest[1].done():
+                return 0
+            if fences and fences[0] is oldest:
+                del fences[0]
+        return 0
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Whether it has."""

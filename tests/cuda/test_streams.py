@@ -257,6 +257,15 @@ def test_a_consumers_stream_may_be_destroyed_once_it_has_let_go(allocator, emula
     assert allocator.stats().bytes_in_use == 0
 
 
+def test_memory_that_is_handed_out_again_and_again_collects_no_events(allocator, emulated, side):
+    buffer = allocator.allocate(100)
+    before = emulated.live_events()
+    for _ in range(50):
+        buffer.__dlpack__(stream=side, max_version=(1, 0))
+    assert emulated.live_events() - before <= 3
+    buffer.free()
+
+
 def test_a_stream_object_that_an_allocator_belongs_to_is_kept(make_cuda, side) -> None:
     class Stream:
         def __cuda_stream__(self) -> tuple[int, int]:
