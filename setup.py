@@ -27,6 +27,9 @@ if sys.platform == "linux":
 
 HEADERS = [
     "bfc/_bins.hpp",
+    "bfc/_usage.hpp",
+    "bfc/_history.hpp",
+    "bfc/_torch_sizes.hpp",
     "bfc/_starts.hpp",
     "bfc/_lock.hpp",
     "bfc/_wait.hpp",
@@ -40,11 +43,14 @@ MODULES = [
     "_core",
     "_driver",
     "_arguments",
+    "_current",
     "_buffer",
     "_ledger",
     "_frees",
     "_allocator",
     "_bfc",
+    "_recorded",
+    "_caching",
     "trace/_replay",
     "integrations/_torch",
 ]

@@ -5,7 +5,9 @@ from bfc import cuda, integrations
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._buffer import Buffer, BufferView
+from bfc._caching import CachingAllocator
 from bfc._core import SharedCounter
+from bfc._current import use_stream
 from bfc.errors import (
     ClosedError,
     DeviceUnavailableError,
@@ -13,11 +15,14 @@ from bfc.errors import (
     InvalidPointerError,
     InvariantError,
     OutOfMemoryError,
+    SettingsError,
     SubAllocatorError,
     TraceError,
 )
 from bfc.integrations import use
-from bfc.snapshot import BinInfo, ChunkInfo, RegionInfo, Snapshot, Stats
+from bfc.pools import MemPool, use_mem_pool
+from bfc.settings import CachingSettings
+from bfc.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (
     CUDASubAllocator,
     Device,
@@ -37,18 +42,24 @@ __all__ = [
     "Buffer",
     "BufferView",
     "CUDASubAllocator",
+    "CachingAllocator",
+    "CachingSettings",
     "ChunkInfo",
     "ClosedError",
     "Device",
     "DeviceUnavailableError",
     "DriverError",
     "Fence",
+    "Frame",
+    "HistoryEntry",
     "HostSubAllocator",
     "InvalidPointerError",
     "InvariantError",
+    "MemPool",
     "OutOfMemoryError",
     "RegionInfo",
     "Replay",
+    "SettingsError",
     "SharedCounter",
     "SimulatedSubAllocator",
     "Snapshot",
@@ -60,4 +71,6 @@ __all__ = [
     "cuda",
     "integrations",
     "use",
+    "use_mem_pool",
+    "use_stream",
 ]

@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, Region
+from bfc._core cimport ChunkHandle, Lane, Region
 from bfc._driver cimport bfc_native_source
 from bfc._frees cimport Frees
 
@@ -21,11 +21,15 @@ cdef struct Request:
     uint64_t changes            # regions that came or went on its behalf
     cbool blocked               # by bytes that are set aside for another thread's call
     cbool has_waited            # for other streams
+    Lane lane                   # whose free chunks it may take, where a policy keeps them apart
 
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
     int64_t allocation_id
     uint64_t ptr
+
+
+cdef Request plain_request(uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil
 
 
 cdef class Allocator(Frees):
@@ -35,6 +39,8 @@ cdef class Allocator(Frees):
     cdef object home_stream_object
     cdef bfc_native_source* native      # NULL where the sub-allocator has none
     cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> the frees on the home stream that it waits for already
+
+    cdef uint64_t alignment             # of regions
 
     # Guarded by the lock.
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
@@ -52,7 +58,13 @@ cdef class Allocator(Frees):
     cdef ChunkHandle place(self, Request* request) noexcept nogil
     cdef ChunkHandle find(self, Request* request) noexcept nogil
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil
+    cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil
+    cdef uint32_t bin_set_of(self, Request* request) noexcept nogil
+    cdef Lane lane_of(self, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
+    cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
+    cdef int was_refused(self, Request* request) except -1
+    cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
@@ -73,7 +85,7 @@ cdef class Allocator(Frees):
     cdef cbool begin_call(self, uint64_t nbytes) noexcept nogil
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil
-    cdef int take_region(self, Request* request, Placement* placed, Region* block, uint32_t bin_set) except -1 nogil
+    cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil
     cdef int refuse_region(self, Region* block, cbool overlaps, cbool closed) except -1 with gil
     cdef bint is_inside_a_call(self) noexcept
     cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil

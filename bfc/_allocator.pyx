@@ -11,6 +11,7 @@ import time
 import weakref
 
 cimport cython
+from libc.string cimport memset
 from cpython.long cimport PyLong_CheckExact
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from posix.unistd cimport usleep
@@ -20,6 +21,7 @@ from bfc._buffer cimport Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk,
 )
+from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport Orphan, is_exiting, set_forking_thread
 from bfc._ledger cimport HOST_STREAM
 
@@ -82,6 +84,16 @@ if hasattr(os, "register_at_fork"):
                         after_in_child=_after_fork_in_child)
 
 
+cdef Request plain_request(uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
+    cdef Request request
+    memset(&request, 0, sizeof(Request))
+    request.nbytes = nbytes
+    request.rounded = rounded
+    request.stream = stream
+    request.indexed = True
+    return request
+
+
 @cython.no_gc_clear
 cdef class Allocator(Frees):
     """What both modes have in common. Make a `BFCAllocator`."""
@@ -104,6 +116,7 @@ cdef class Allocator(Frees):
             self.sub_allocator = None
             raise
         self.strict = strict
+        self.alignment = MINIMUM_SIZE
         self.joins_regions = sub_allocator.supports_coalescing
         self.device = sub_allocator.device
         self.host_accessible = sub_allocator.host_accessible
@@ -128,7 +141,7 @@ cdef class Allocator(Frees):
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, nbytes, stream, 0, 0, True, False, 0, 0, False, False)
+        return plain_request(nbytes, nbytes, stream)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         return NO_CHUNK
@@ -139,15 +152,36 @@ cdef class Allocator(Frees):
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         return 0
 
+    cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
+        return self.find(request)
+
+    cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
+        return 0
+
+    cdef Lane lane_of(self, uint64_t stream) noexcept nogil:
+        cdef Lane lane
+        memset(&lane, 0, sizeof(Lane))
+        return lane
+
     cdef void regions_released(self) noexcept nogil:
         pass
 
+    cdef int poll(self) except -1:
+        return self.catch_up()
+
+    cdef int was_refused(self, Request* request) except -1:
+        return 0
+
+    cdef bint plays_alone(self) except -1:
+        return True
+
     # -- allocate -----------------------------------------------------------------------------------------------------
 
-    def allocate_raw(self, nbytes, stream=0, *, freed_before=None):
+    def allocate_raw(self, nbytes, stream=None, *, freed_before=None):
         """An address for `nbytes` bytes, a multiple of 256; 0 for 0 bytes, which counts nothing.
 
-        `stream` is where it will be used first: one that is not the allocator's is treated as `record_stream` does.
+        `stream` is where it will be used first (None: that of `use_stream`, or 0): for a BFCAllocator, one that is not
+        its own is treated as `record_stream` does.
         `freed_before` (a count, or a function that returns one) keeps off chunks freed later; see `SharedCounter`.
         Raises OutOfMemoryError, TypeError or ValueError for a size that is none, SubAllocatorError, ClosedError.
         Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`, spec 2.2.
@@ -158,6 +192,8 @@ cdef class Allocator(Frees):
         ('0x10000000000', '0x10000000400')
         """
         cdef Placement placed
+        if stream is None and scopes_open:
+            stream = current_stream()
         self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
         return placed.ptr
 
@@ -173,6 +209,8 @@ cdef class Allocator(Frees):
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
+        if stream is None and scopes_open:
+            stream = current_stream()
         cdef uint64_t on = self.home_stream if stream is None else self.stream_of(stream)
         self.allocate_placement(size, on, stream, None, &placed)
         buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
@@ -188,7 +226,7 @@ cdef class Allocator(Frees):
         self.try_allocate(&request, placed)
         if placed.handle == NO_CHUNK and size:
             self.try_harder(&request, freed_before, seen, placed)
-        if on != self.home_stream and size:
+        if on != self.home_stream and size and not self.by_stream:
             self.leave_home(placed, on, stream)
         return 0
 
@@ -200,6 +238,7 @@ cdef class Allocator(Frees):
         if placed.handle == NO_CHUNK and self.retry_seconds > 0:
             self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
+            self.was_refused(request)
             refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes)}"
             raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
                                 refused_by if self.refused_bytes else "")
@@ -266,7 +305,7 @@ cdef class Allocator(Frees):
         placed.ptr = 0
         if request.nbytes == 0:
             return 0
-        self.catch_up()
+        self.poll()
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)
@@ -285,7 +324,7 @@ cdef class Allocator(Frees):
         cdef Chunk* chunk = &self.pool.chunks[handle]
         placed.allocation_id = chunk.allocation_id
         placed.ptr = chunk.ptr
-        if request.stream != self.home_stream:
+        if request.stream != self.home_stream and not self.by_stream:
             chunk.state |= USED_ELSEWHERE
 
     cdef int after_miss(self, Request* request, Placement* placed) except -1:
@@ -333,7 +372,7 @@ cdef class Allocator(Frees):
         self.lock.release()
         return found
 
-    def allocate_many(self, sizes, stream=0):
+    def allocate_many(self, sizes, stream=None):
         """The addresses of one allocation for each size, as a uint64 array: all of them, or none and an error.
 
         >>> import bfc
@@ -348,6 +387,8 @@ cdef class Allocator(Frees):
         cdef uint64_t[::1] out = addresses
         cdef Py_ssize_t done = 0, i
         cdef Placement placed
+        if stream is None and scopes_open:
+            stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
         try:
             for size in wanted:
@@ -394,12 +435,13 @@ cdef class Allocator(Frees):
         cdef bint indexed = chunk.state & INDEXED or self.pool.index_chunk(handle)
         cdef uint64_t stream = chunk.stream
         cdef int64_t allocation_id = chunk.allocation_id
-        if stream != self.home_stream:
+        cdef bint elsewhere = stream != self.home_stream and not self.by_stream
+        if elsewhere:
             chunk.state |= USED_ELSEWHERE
         self.lock.release()
         if not indexed:
             raise out_of_host_memory()
-        if stream != self.home_stream:
+        if elsewhere:
             self.uses_stream(allocation_id, stream, None)
         return 0
 
@@ -415,7 +457,7 @@ cdef class Allocator(Frees):
         cdef cbool listed = self.begin_call(nbytes)
         try:
             if request.without_gil:
-                request.fault = self.native.alloc(self.native.self, MINIMUM_SIZE, nbytes, &block.ptr, &received)
+                request.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
                 got = request.fault == 0
                 if request.fault == BFC_NO_ROOM:
                     request.fault = 0
@@ -448,14 +490,14 @@ cdef class Allocator(Frees):
         self.lock.release()
 
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
-        answer = checked_alloc(self.sub_allocator, MINIMUM_SIZE, nbytes, strict=self.strict)
+        answer = checked_alloc(self.sub_allocator, self.alignment, nbytes, strict=self.strict)
         if answer is None:
             return 0
         block.ptr = answer[0]
         block.end = block.ptr + <uint64_t>answer[1]
         return 1
 
-    cdef int take_region(self, Request* request, Placement* placed, Region* block, uint32_t bin_set) except -1 nogil:
+    cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
         """Adds a block to the pool, and places the request under the same lock."""
         cdef cbool overlaps = False, closed, added = False
         cdef uint64_t nbytes = block.end - block.ptr
@@ -466,9 +508,9 @@ cdef class Allocator(Frees):
         if not closed:
             overlaps = self.pool.overlaps_region(block.ptr, nbytes)
         if not closed and not overlaps:
-            added = self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions)
+            added = self.pool.add_region(block.ptr, nbytes, self.bin_set_of(request), self.joins_regions)
         if added:
-            self.fill(self.find(request), request, placed)
+            self.fill(self.find_in_new_region(request, block), request, placed)
             self.changes += 1
             request.changes += 1
         elif not overlaps and try_push_back(refused, block[0]):
@@ -648,7 +690,7 @@ cdef class Allocator(Frees):
         No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
         """
         cdef Placement placed
-        cdef Request request = self.request(nbytes, self.home_stream)
+        cdef Request request = self.request(nbytes, stream if self.by_stream else self.home_stream)
         cdef uint64_t home_frees, stream_id
         cdef int _poll
         request.without_gil = True
@@ -668,7 +710,7 @@ cdef class Allocator(Frees):
         if placed.handle >= NO_HOST_MEMORY:
             return False
         ptr[0] = placed.ptr
-        if stream == self.home_stream:
+        if stream == self.home_stream or self.by_stream:
             return True
         if self.native.stream_id(self.native.self, stream, &stream_id) == 0:
             if not self.must_order(stream_id, &home_frees) and not self.is_of_thread(stream):
@@ -688,17 +730,20 @@ cdef class Allocator(Frees):
         """
         cdef ChunkHandle handle
         cdef cbool elsewhere = False, idle = True
+        cdef uint64_t home = self.home_stream
         self.acquire()
         handle = self.pool.handle_of(ptr)
         if handle != NO_CHUNK:
             elsewhere = self.pool.chunks[handle].state & USED_ELSEWHERE
+            if self.by_stream:
+                home = self.pool.chunks[handle].stream
         self.lock.release()
         if handle == NO_CHUNK:
             return False
         if is_exiting():
             return True
-        if not drain and not elsewhere and stream != self.home_stream:
-            drain = self.native.order(self.native.self, stream, self.home_stream) != 0
+        if not drain and not elsewhere and stream != home:
+            drain = self.native.order(self.native.self, stream, home) != 0
         if drain or elsewhere:
             idle = self.native.synchronize(self.native.self) == 0
         self.acquire()

@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Allocator, Placement, Request
+from bfc._allocator cimport Allocator, Placement, Request, plain_request
 from bfc._arguments cimport count_from
 from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Growth, Region, SharedCounter, backpedal, round_up
 
@@ -93,7 +93,7 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return Request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream, 0, 0, True, False, 0, 0, False, False)
+        return plain_request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied
@@ -157,7 +157,7 @@ cdef class BFCAllocator(Allocator):
             self.acquire()
             self.growth.succeeded(grew)
             self.lock.release()
-            self.take_region(request, placed, &block, 0)
+            self.take_region(request, placed, &block)
         return 0
 
     cdef int release_for(self, Request* request) except -1 nogil:

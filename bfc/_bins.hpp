@@ -139,8 +139,21 @@ public:
     size_t count() const { return count_; }
     size_t bytes() const { return sizeof(*this) + nodes_ * sizeof(Node); }
 
-    // Every entry in rising order; false where an entry is out of order or in the wrong place, or where the host is
-    // out of memory for the list. For check().
+    // Every entry in rising order. False: the host is out of memory for the list.
+    bool collect(std::vector<FreeChunk>& out) const noexcept {
+        try {
+            out.reserve(out.size() + count_);
+        } catch (...) {
+            return false;
+        }
+        for (int number = next_bin(0); number >= 0; number = next_bin(number + 1)) {
+            out.push_back(bins_[number].first());
+            if (bins_[number].rest) append(bins_[number].rest, out);
+        }
+        return true;
+    }
+
+    // The same; false also where an entry is out of order or in the wrong place. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
         try {
             out.reserve(out.size() + count_);

@@ -31,7 +31,7 @@ cdef struct Chunk:                  # 64 bytes, one cache line
     uint64_t size
     uint64_t requested_size         # what the caller asked for
     int64_t allocation_id           # > 0 and never used twice; -1 where the chunk is not in use
-    uint64_t freed_at_count         # when it was freed, where a timing counter is attached; else 0
+    uint64_t freed_at_count         # when it was freed: by the timing counter, by the pool's clock; or 0
     uint64_t stream
     ChunkHandle prev                # the neighbours in the same region; in a deleted record `next` is the next slot
     ChunkHandle next
@@ -65,6 +65,7 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
         uint64_t largest()
         size_t bytes()
         cbool list(vector[FreeChunk]& out)
+        cbool collect(vector[FreeChunk]& out)
 
 cdef extern from "_starts.hpp" namespace "bfc" nogil:
     cdef cppclass Starts:
@@ -75,10 +76,92 @@ cdef extern from "_starts.hpp" namespace "bfc" nogil:
         size_t count()
         size_t bytes()
 
+cdef extern from "_usage.hpp" namespace "bfc" nogil:
+    cdef struct Gauge:
+        int64_t current
+        int64_t peak
+        int64_t allocated
+        int64_t freed
+
+    cdef cppclass Usage:
+        Gauge oversize_allocations
+        Gauge oversize_segments
+        int64_t num_device_alloc
+        int64_t num_device_free
+        void handed_out(int kind, int64_t size, int64_t requested, int64_t left, cbool was_piece, cbool oversize)
+        void given_up(int kind, int64_t size, cbool oversize)
+        void owned_again(int kind, int64_t size, cbool oversize)
+        void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, cbool is_piece)
+        void piece_went(int kind, int64_t size)
+        void region_came(int kind, int64_t size, cbool oversize)
+        void region_went(int kind, int64_t size, cbool oversize)
+        Gauge read(int group, int kind)
+        void restart_peaks()
+        void restart_totals()
+
+cdef extern from "_history.hpp" namespace "bfc" nogil:
+    cdef enum HistoryAction:
+        HISTORY_ALLOC "bfc::kAlloc"
+        HISTORY_FREE_REQUESTED "bfc::kFreeRequested"
+        HISTORY_FREE_COMPLETED "bfc::kFreeCompleted"
+        HISTORY_SEGMENT_ALLOC "bfc::kSegmentAlloc"
+        HISTORY_SEGMENT_FREE "bfc::kSegmentFree"
+        HISTORY_SNAPSHOT "bfc::kSnapshot"
+        HISTORY_OOM "bfc::kOom"
+
+    cdef struct HistoryRecord:
+        uint64_t addr
+        uint64_t size
+        uint64_t stream
+        uint64_t pool[2]
+        int64_t time_us
+        int64_t allocation_id
+        uint32_t action
+
+    cdef cppclass History:
+        History(size_t capacity, uint32_t skipped_actions)
+        void add(HistoryRecord record)
+        size_t size()
+        cbool copy(vector[HistoryRecord]& out)
+
+cdef extern from "_torch_sizes.hpp" namespace "bfc" nogil:
+    cdef cppclass TorchSizes:
+        uint64_t large_segment
+        cbool divides
+        uint8_t division_bits[16]
+        uint64_t round(uint64_t size)
+        uint64_t segment_for(uint64_t rounded)
+
+    cbool is_large "bfc::TorchSizes::is_large"(uint64_t rounded)
+
+cdef enum:
+    SMALL = 0                       # kinds of chunks, where a policy counts them apart
+    LARGE = 1
+    NO_LANE = 0xFFFFFFFF
+
+cdef extern from *:
+    """
+    static const uint64_t BFC_UNLIMITED = ~uint64_t{0};
+    static const uint64_t BFC_TOO_LARGE = uint64_t{1} << 60;
+    """
+    const uint64_t UNLIMITED "BFC_UNLIMITED"
+    const uint64_t TOO_LARGE "BFC_TOO_LARGE"    # PyTorch refuses a request of so many bytes untried
+
+cdef struct Lane:                   # whose free chunks stand apart: a private pool's, of one stream
+    uint64_t pool[2]                # (0, 0): the default pool
+    uint64_t stream
+    uint64_t thread                 # 0, but for a handle that names another stream in each thread
+
 cdef struct BinSet:                 # a policy's answer: where a request may look, and when it splits what it finds
     Bins* bins
     uint64_t split_remainder        # split where at least this much is left over
     cbool split_at_twice            # and where the chunk is at least twice the request
+    uint64_t oversize               # a chunk of so many bytes serves no smaller request, and is not split
+    uint64_t oversize_slack         # and a larger request only where less than this is left over
+    uint64_t ticks                  # what a search adds to the pool's clock
+    uint32_t kind
+    uint32_t regions                # how many have their chunks here
+    Lane lane
 
 cdef struct Counters:               # TensorFlow's AllocatorStats
     int64_t num_allocs
@@ -98,6 +181,8 @@ cdef struct Events:                 # a trace, and where its replay writes
     ChunkHandle* handles            # what is live; else NO_CHUNK
     uint64_t* addresses             # one an event
     size_t count
+    Lane lane                       # where a policy has lanes: whose chunks, but for the stream
+    cbool by_stream                 # which the trace names then
 
 cdef enum:
     ALLOCATE = 0
@@ -139,11 +224,25 @@ cdef class Pool:
     cdef uint64_t safe_frontier
     cdef uint64_t unchecked             # changes since a debug build's last check
     cdef vector[ChunkHandle] timestamped
+    cdef Usage* usage                   # with lanes: what PyTorch counts. NULL: chunks have one set of bins, BFC's
+    cdef History* history               # NULL: nothing is written down
+    cdef TorchSizes sizes
+    cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
+    cdef uint32_t last_lane
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
+    cdef int use_lanes(self) except -1
+    cdef uint32_t find_lane(self, Lane* lane) noexcept nogil
+    cdef uint32_t open_lane(self, Lane* lane) noexcept nogil
+    cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil
 
     cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     uint64_t freed_before, cbool indexed) noexcept nogil
+    cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                   cbool indexed) noexcept nogil
+    cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
+                              uint64_t stream, cbool indexed) noexcept nogil
+    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
@@ -154,6 +253,9 @@ cdef class Pool:
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
+    cdef cbool list_free(self, uint32_t bin_set, vector[ChunkHandle]& out) noexcept nogil
+    cdef cbool is_whole(self, ChunkHandle handle) noexcept nogil
+    cdef Region region_of(self, ChunkHandle handle) noexcept nogil
     cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil
     cdef void remove_region(self, Region region) noexcept nogil
@@ -165,7 +267,8 @@ cdef class Pool:
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
-    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts) noexcept nogil
+    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts,
+                        vector[BinSet]& owners) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil
     cdef const char* fault(self) noexcept nogil
 
@@ -175,6 +278,7 @@ cdef class Pool:
     cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil
     cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil
     cdef Bins* bins_of(self, ChunkHandle handle) noexcept nogil
+    cdef void count_removed(self, BinSet* owner, Chunk* chunk, cbool is_piece) noexcept nogil
     cdef cbool reserve(self, Bins* bins) noexcept nogil
     cdef cbool grow_chunks(self) noexcept nogil
     cdef ChunkHandle take_slot(self) noexcept nogil

@@ -3,7 +3,7 @@
 cimport cython
 from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
-from libc.string cimport memmove
+from libc.string cimport memmove, memset
 
 cdef extern from *:
     """
@@ -16,7 +16,12 @@ cdef extern from *:
         return static_cast<uint64_t>(static_cast<float>(size) * 0.9f);
     }
 
+    #include <new>
+
+    #include "_bins.hpp"
     #include "_starts.hpp"
+    static inline bfc::Bins* bfc_new_bins() noexcept { return new (std::nothrow) bfc::Bins(); }
+
     // The chunk in use that starts at the address; Chunk is the struct of _core.pxd.
     template <class Chunk>
     static inline uint32_t bfc_find_start(const bfc::Starts& starts, const Chunk* chunks, uint64_t address) {
@@ -25,6 +30,7 @@ cdef extern from *:
     """
     int64_t count_up "bfc_count_up"(int64_t* value) noexcept nogil
     uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
+    Bins* new_bins "bfc_new_bins"() noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
 
 cdef extern from "_memory.hpp" namespace "bfc" nogil:
@@ -35,6 +41,7 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
     cbool try_push_chunk "bfc::try_push_back"(vector[Chunk]& items, const Chunk& item) noexcept
+    cbool try_push_bin_set "bfc::try_push_back"(vector[BinSet]& items, const BinSet& item) noexcept
     cbool try_push_count "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
     cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
     cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
@@ -55,6 +62,22 @@ cdef uint64_t backpedal(uint64_t size) noexcept nogil:
     """The next smaller size to ask for after a refusal. It always gets smaller: upstream circles for ever at 256·n."""
     cdef uint64_t smaller = round_up(bfc_times_nine_tenths(size), MINIMUM_SIZE)
     return smaller if smaller < size else size - MINIMUM_SIZE
+
+
+cdef BinSet bin_set_of(Bins* bins, uint32_t kind) noexcept nogil:
+    """A set of bins whose chunks are handed out whole, of any size."""
+    cdef BinSet bin_set
+    memset(&bin_set, 0, sizeof(BinSet))
+    bin_set.bins = bins
+    bin_set.split_remainder = UNLIMITED
+    bin_set.oversize = UNLIMITED
+    bin_set.kind = kind
+    return bin_set
+
+
+cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogil:
+    return (one.stream == other.stream and one.pool[1] == other.pool[1] and one.pool[0] == other.pool[0]
+            and one.thread == other.thread)
 
 
 cdef inline const char* unless(cbool sound, const char* fault) noexcept nogil:
@@ -140,15 +163,70 @@ cdef class Pool:
         cdef BinSet bin_set
         for bin_set in self.bin_sets:
             del bin_set.bins
+        del self.usage
+        del self.history
         free(self.chunk_block)
 
+    # -- sets of bins -------------------------------------------------------------------------------------------------
+
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF:
-        cdef BinSet bin_set
-        bin_set.bins = new Bins()
+        cdef BinSet bin_set = bin_set_of(new Bins(), LARGE)
         bin_set.split_remainder = split_remainder
         bin_set.split_at_twice = split_at_twice
         self.bin_sets.push_back(bin_set)
         return <uint32_t>(self.bin_sets.size() - 1)
+
+    cdef int use_lanes(self) except -1:
+        """From now on chunks stand apart by lane and by kind, and are counted as PyTorch does."""
+        self.usage = new Usage()
+        return 0
+
+    cdef inline uint32_t find_lane(self, Lane* lane) noexcept nogil:
+        """The lane's set of bins for small chunks, behind which its set for large ones stands; or NO_LANE.
+
+        A program has few lanes, and asks for the same one again and again."""
+        cdef uint32_t i = self.last_lane
+        if i < self.bin_sets.size() and is_same_lane(&self.bin_sets[i].lane, lane):
+            return i
+        for i in range(0, <uint32_t>self.bin_sets.size(), 2):
+            if is_same_lane(&self.bin_sets[i].lane, lane):
+                self.last_lane = i
+                return i
+        return NO_LANE
+
+    cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
+        """A new lane, in the place of one that has no region left if there is one. NO_LANE: no host memory."""
+        cdef uint32_t i, kind
+        cdef BinSet opened
+        for i in range(0, <uint32_t>self.bin_sets.size(), 2):
+            if self.bin_sets[i].regions == 0 and self.bin_sets[i + 1].regions == 0:
+                break
+        else:
+            i = <uint32_t>self.bin_sets.size()
+            for kind in range(2):
+                opened = bin_set_of(new_bins(), kind)
+                if opened.bins == NULL or not try_push_bin_set(self.bin_sets, opened):
+                    del opened.bins
+                    while self.bin_sets.size() > i:
+                        del self.bin_sets.back().bins
+                        self.bin_sets.pop_back()
+                    return NO_LANE
+        for kind in range(2):
+            self.bin_sets[i + kind].lane = lane[0]
+        return i
+
+    cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil:
+        """Writes down what happens to a chunk."""
+        cdef Lane* lane = &self.bin_sets[chunk.bin_set].lane
+        cdef HistoryRecord record
+        record.addr = chunk.ptr
+        record.size = size
+        record.stream = lane.stream
+        record.pool[0] = lane.pool[0]
+        record.pool[1] = lane.pool[1]
+        record.allocation_id = chunk.allocation_id
+        record.action = action
+        self.history.add(record)
 
     # -- allocate and free --------------------------------------------------------------------------------------------
 
@@ -163,17 +241,36 @@ cdef class Pool:
         cdef FreeChunk found
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
+        self.clock += wanted.ticks
         if freed_before == 0:
             if not wanted.bins.pop_best_fit(rounded, found):
+                return NO_CHUNK
+            if found.size >= wanted.oversize and (rounded < wanted.oversize
+                                                  or found.size - rounded >= wanted.oversize_slack):
+                wanted.bins.insert(found.size, found.address, found.handle)     # what lies behind it is no smaller
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
         if indexed:
             self.starts.prefetch_slot(found.address)
-        cdef ChunkHandle handle = found.handle
+        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed)
+
+    cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                   cbool indexed) noexcept nogil:
+        """The same from a free chunk that is large enough."""
+        cdef BinSet* wanted = &self.bin_sets[self.chunks[handle].bin_set]
+        if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
+            return NO_HOST_MEMORY
+        self.remove_free_chunk_from_bin(wanted.bins, handle)
+        return self.hand_out(wanted, handle, rounded, requested, stream, indexed)
+
+    cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
+                                     uint64_t stream, cbool indexed) noexcept nogil:
+        """Puts a free chunk that stands in no bin to use. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
-        if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
+        cdef cbool was_piece = chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK
+        if (left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)) and rounded < wanted.oversize:
             self.split_chunk(wanted.bins, handle, rounded)
         chunk.requested_size = requested
         chunk.stream = stream
@@ -187,6 +284,11 @@ cdef class Pool:
         self.counters.bytes_in_use += chunk.size
         self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
         self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, chunk.size)
+        if self.usage != NULL:
+            self.usage.handed_out(wanted.kind, chunk.size, requested, left if chunk.size == rounded else 0, was_piece,
+                                  chunk.size >= wanted.oversize)
+            if self.history != NULL:
+                self.note(HISTORY_ALLOC, chunk, requested)
         return handle
 
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
@@ -226,6 +328,9 @@ cdef class Pool:
         if self.timing != NULL and not try_push_back(self.timestamped, handle):
             return False
         self.unindex_chunk(handle)
+        if self.usage != NULL:
+            self.count_and_free(&self.bin_sets[chunk.bin_set], handle)
+            return True
         if chunk.state & STATE == WAITING:
             self.counters.bytes_waiting -= chunk.size
         self.counters.bytes_in_use -= chunk.size
@@ -235,8 +340,36 @@ cdef class Pool:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
             self.insert_free_chunk_into_bin(bins, handle)
         else:
-            self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
+            self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, True))
         return True
+
+    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+        """The rest of a free where PyTorch's counts are kept."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef uint64_t size = chunk.size
+        cdef int neighbours = 0
+        if chunk.state & STATE == WAITING:
+            self.counters.bytes_waiting -= size
+        else:
+            self.usage.given_up(owner.kind, size, size >= owner.oversize)
+            if self.history != NULL:
+                self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
+        if self.history != NULL:
+            self.note(HISTORY_FREE_COMPLETED, chunk, chunk.requested_size)
+        self.counters.bytes_in_use -= size
+        chunk.allocation_id = -1
+        chunk.state = FREE
+        if chunk.prev != NO_CHUNK:
+            neighbours += self.chunks[chunk.prev].state == FREE
+        if chunk.next != NO_CHUNK:
+            neighbours += self.chunks[chunk.next].state == FREE
+        cdef uint64_t requested = chunk.requested_size
+        cdef ChunkHandle merged = self.try_to_coalesce(owner.bins, handle, True)
+        chunk = &self.chunks[merged]
+        chunk.freed_at_count = self.clock
+        self.insert_free_chunk_into_bin(owner.bins, merged)
+        self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size,
+                             chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
@@ -255,6 +388,11 @@ cdef class Pool:
         cdef Chunk* chunk = &self.chunks[handle]
         self.unindex_chunk(handle)
         chunk.state = WAITING
+        if self.usage != NULL:
+            self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size,
+                                chunk.size >= self.bin_sets[chunk.bin_set].oversize)
+            if self.history != NULL:
+                self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
         chunk.allocation_id = -1
         self.counters.bytes_waiting += chunk.size
 
@@ -265,6 +403,9 @@ cdef class Pool:
         self.index_chunk(handle)
         chunk.allocation_id = allocation_id
         self.counters.bytes_waiting -= chunk.size
+        if self.usage != NULL:
+            self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size,
+                                   chunk.size >= self.bin_sets[chunk.bin_set].oversize)
 
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""
@@ -292,12 +433,16 @@ cdef class Pool:
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
         """Runs events from `start` on, up to the first that it cannot serve, whose number it returns, or `end`.
 
-        It answers as BFC does: all chunks stand in one set of bins, and a size is rounded to 256.
+        Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to 256.
         """
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
         cdef uint64_t live = tally.live, peak = tally.peak_live, size
+        cdef uint64_t rounded
+        cdef uint32_t bin_set
+        cdef Lane lane = events.lane
+        cdef cbool has_lanes = self.usage != NULL
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
@@ -307,7 +452,18 @@ cdef class Pool:
                 size = events.size[i]
                 if size == 0 or self.timing != NULL:
                     break
-                handle = self.allocate_chunk(0, round_up(size, MINIMUM_SIZE), size, events.stream[i], 0, False)
+                if has_lanes:
+                    if events.by_stream:
+                        lane.stream = events.stream[i]
+                    bin_set = self.find_lane(&lane)
+                    if bin_set == NO_LANE or size >= TOO_LARGE:
+                        break
+                    rounded = self.sizes.round(size)
+                    bin_set += is_large(rounded)
+                else:
+                    bin_set = 0
+                    rounded = round_up(size, MINIMUM_SIZE)
+                handle = self.allocate_chunk(bin_set, rounded, size, events.stream[i], 0, False)
                 if handle >= NO_HOST_MEMORY:
                     break
                 handles[number[i]] = handle
@@ -330,6 +486,24 @@ cdef class Pool:
         return i
 
     # -- regions ------------------------------------------------------------------------------------------------------
+
+    cdef cbool list_free(self, uint32_t bin_set, vector[ChunkHandle]& out) noexcept nogil:
+        """The free chunks of a set in order of (size, address). False: the host is out of memory."""
+        cdef vector[FreeChunk] found
+        cdef FreeChunk entry
+        if not self.bin_sets[bin_set].bins.collect(found) or not try_reserve(out, out.size() + found.size()):
+            return False
+        for entry in found:
+            out.push_back(entry.handle)
+        return True
+
+    cdef cbool is_whole(self, ChunkHandle handle) noexcept nogil:
+        """Whether a chunk is all of its region."""
+        return self.chunks[handle].prev == NO_CHUNK and self.chunks[handle].next == NO_CHUNK
+
+    cdef Region region_of(self, ChunkHandle handle) noexcept nogil:
+        """The region of a chunk that is all of it."""
+        return self.regions[self.chunks[handle].ptr + self.chunks[handle].size]
 
     cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil:
         cdef cmap[uint64_t, Region].iterator above = self.regions.upper_bound(ptr)
@@ -367,14 +541,19 @@ cdef class Pool:
         chunk.requested_size = 0
         chunk.allocation_id = -1
         chunk.freed_at_count = 0
-        chunk.stream = 0
+        chunk.stream = self.bin_sets[bin_set].lane.stream
         chunk.prev = last
         chunk.next = NO_CHUNK
         chunk.bin_set = bin_set
         chunk.state = FREE
+        self.bin_sets[bin_set].regions += last == NO_CHUNK
         self.counters.pool_bytes += size
         self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
-        self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, False))
+        if self.usage != NULL:
+            self.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
+            if self.history != NULL:
+                self.note(HISTORY_SEGMENT_ALLOC, chunk, size)
+        self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, self.timing == NULL))
         return True
 
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil:
@@ -393,10 +572,20 @@ cdef class Pool:
     cdef void remove_region(self, Region region) noexcept nogil:
         """Forgets a region and whatever chunks it holds."""
         cdef ChunkHandle handle = region.first, following
-        cdef Chunk* chunk
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
+        cdef uint64_t size = region.end - region.ptr
+        cdef cbool is_cut = chunk.size != size
+        owner.regions -= 1
+        if self.usage != NULL:
+            self.usage.region_went(owner.kind, size, size >= owner.oversize)
+            if self.history != NULL:
+                self.note(HISTORY_SEGMENT_FREE, chunk, size)
         while handle != NO_CHUNK:
             chunk = &self.chunks[handle]
             following = chunk.next
+            if self.usage != NULL:
+                self.count_removed(owner, chunk, is_cut)
             if chunk.state == FREE:
                 self.remove_free_chunk_from_bin(self.bins_of(handle), handle)
             else:
@@ -406,8 +595,17 @@ cdef class Pool:
                     self.counters.bytes_waiting -= chunk.size
             self.delete_chunk(handle)
             handle = following
-        self.counters.pool_bytes -= region.end - region.ptr
+        self.counters.pool_bytes -= size
         self.regions.erase(region.end)
+
+    cdef void count_removed(self, BinSet* owner, Chunk* chunk, cbool is_piece) noexcept nogil:
+        if chunk.state == FREE:
+            if is_piece:
+                self.usage.piece_went(owner.kind, chunk.size)
+            return
+        if chunk.state & STATE == IN_USE:
+            self.usage.given_up(owner.kind, chunk.size, chunk.size >= owner.oversize)
+        self.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False)
 
     cdef void forget_queued(self) noexcept nogil:
         """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and
@@ -435,9 +633,9 @@ cdef class Pool:
         cdef Chunk* rest = &self.chunks[rest_handle]
         rest.ptr = chunk.ptr + size
         rest.size = chunk.size - size
-        rest.requested_size = 0
+        rest.requested_size = chunk.requested_size      # stale in both, as PyTorch's snapshots show it
         rest.allocation_id = -1
-        rest.freed_at_count = chunk.freed_at_count
+        rest.freed_at_count = chunk.freed_at_count if self.usage == NULL else self.clock
         rest.stream = chunk.stream
         rest.prev = handle
         rest.next = chunk.next
@@ -473,6 +671,7 @@ cdef class Pool:
         if left != NO_CHUNK and self.chunks[left].state == FREE \
                 and (ignore_timestamps or self.chunks[left].freed_at_count == 0):
             self.remove_free_chunk_from_bin(bins, left)
+            self.chunks[left].requested_size = chunk.requested_size
             self.merge(left, handle)
             return left
         return handle
@@ -574,13 +773,16 @@ cdef class Pool:
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
-    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts) noexcept nogil:
-        """Every region, and every chunk in address order; region i has the chunks firsts[i] to firsts[i + 1]."""
+    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts,
+                        vector[BinSet]& owners) noexcept nogil:
+        """Every region with the set of bins of its chunks, and every chunk in address order; region i has the chunks
+        firsts[i] to firsts[i + 1]."""
         cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
         cdef ChunkHandle handle
         cdef cbool copied = try_push_count(firsts, 0)
         while it != self.regions.end():
             handle = deref(it).second.first
+            copied = copied and try_push_bin_set(owners, self.bin_sets[self.chunks[handle].bin_set])
             while copied and handle != NO_CHUNK:
                 copied = try_push_chunk(chunks, self.chunks[handle])
                 handle = self.chunks[handle].next

@@ -1,10 +1,11 @@
 """The way back: frees at once, from a finaliser, and when streams have finished."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._buffer cimport Buffer
-from bfc._core cimport ChunkHandle
+from bfc._core cimport Chunk, ChunkHandle
 from bfc._ledger cimport Ledger
 
 cdef struct Orphan:             # a free that found the lock taken
@@ -24,6 +25,8 @@ cdef class Frees(Ledger):
     cdef vector[Orphan] stuck_orphans
     cdef vector[Orphan] stranded        # by callers without the GIL; guarded by the lock
     cdef bint is_abandoned              # collected, but for views of its memory
+    cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
+    cdef bint asks_later                # fences are first asked at the next allocation, not at the free
 
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
@@ -37,14 +40,19 @@ cdef class Frees(Ledger):
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef list unfinished_fences(self, int64_t allocation_id)
     cdef list fences_on(self, streams)
-    cdef int settle(self, bint again=*) except -1
+    cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil
+    cdef int settle(self, bint again=*, bint wait=*) except -1
+    cdef int free_put_off(self, list faults) except -1
     cdef int free_orphans(self, list faults) except -1
-    cdef int settle_stream(self, stream, list faults) except -1
+    cdef int settle_stream(self, stream, list faults, bint wait) except -1
     cdef int wait_for_streams(self) except -1
     cdef int forget_frees(self) except -1
     cdef Buffer own_buffer(self, Buffer buffer)
     cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1
 
 
+cdef str PUT_OFF                # what report_unraisable says of a free
+
 cdef bint is_exiting() noexcept nogil
+cdef void report_unraisable(object error, object doing) noexcept
 cdef void set_forking_thread(unsigned long thread) noexcept

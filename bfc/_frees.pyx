@@ -27,6 +27,19 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 _POLL_SECONDS = 0.001
+
+
+class _Over:
+    """The fence of a stream that had nothing queued."""
+
+    def done(self):
+        return True
+
+    def wait(self):
+        pass
+
+
+_OVER = _Over()
 _VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef bint exiting = False
@@ -45,10 +58,13 @@ def _leave_memory_alone():
     exiting = True
 
 
-cdef void report_unraisable(object error) noexcept:
+cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tries again"
+
+
+cdef void report_unraisable(object error, object doing) noexcept:
     """Reports an error that has nobody to raise it to, as Python does for finalisers."""
     PyErr_SetObject(type(error), error)
-    PyErr_WriteUnraisable("a free that was put off, and that release_free_regions() tries again")
+    PyErr_WriteUnraisable(doing)
 
 
 cdef bint is_exiting() noexcept nogil:
@@ -82,7 +98,7 @@ cdef class Frees(Ledger):
             self.lock.release()
             return
         if self.orphans.size():
-            self.settle()
+            self.catch_up()
         self.acquire()
         handle = self.pool.handle_of(address)
         if handle == NO_CHUNK:
@@ -142,13 +158,13 @@ cdef class Frees(Ledger):
             try:
                 self.close()
             except BaseException as error:
-                report_unraisable(error)
+                report_unraisable(error, PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if exiting:
             return 0
         if self.orphans.size():
-            self.settle()
+            self.catch_up()
         self.acquire()
         if not self.is_live_locked(handle, allocation_id):
             self.lock.release()
@@ -187,7 +203,7 @@ cdef class Frees(Ledger):
                 del self.streams_of[allocation_id]
         except BaseException as error:
             self.stuck_orphans.push_back(Orphan(handle, allocation_id))
-            report_unraisable(error)
+            report_unraisable(error, PUT_OFF)
             return False
         return True
 
@@ -201,7 +217,7 @@ cdef class Frees(Ledger):
         except BaseException as error:
             if not self.drain():
                 self.uses_stream(allocation_id, stream, None)
-                report_unraisable(error)
+                report_unraisable(error, PUT_OFF)
 
     cdef int drop_done(self, list fences) except -1:
         """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
@@ -249,8 +265,7 @@ cdef class Frees(Ledger):
         elif not self.is_live_locked(handle, allocation_id):
             handle = NO_CHUNK
         if handle != NO_CHUNK:
-            # what was allocated for another stream was never said to be used on the home stream
-            elsewhere = on != self.home_stream or self.pool.chunks[handle].stream != self.home_stream
+            elsewhere = self.is_foreign(&self.pool.chunks[handle], on)
             if elsewhere:
                 self.pool.chunks[handle].state |= USED_ELSEWHERE
         self.lock.release()
@@ -260,6 +275,13 @@ cdef class Frees(Ledger):
             raise InvalidPointerError("this buffer's memory was freed already")
         if elsewhere:
             self.uses_stream(allocation_id, on, stream)
+
+    cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
+        """Whether a chunk that this stream uses cannot come back in the order of one stream."""
+        if self.by_stream:
+            return stream != chunk.stream or self.is_of_thread(stream)
+        # what was allocated for another stream was never said to be used on the home stream
+        return stream != self.home_stream or chunk.stream != self.home_stream
 
     cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1:
         """Its fence will be asked for at the free. A stream object lives as long."""
@@ -338,16 +360,20 @@ cdef class Frees(Ledger):
     cdef list unfinished_fences(self, int64_t allocation_id):
         """Those that were marked earlier, and one for each stream that may use the memory to this moment."""
         fences = list(self.fenced.get(allocation_id, ()))
+        streams = self.streams_of.get(allocation_id, ())
         if self.sub_allocator.asynchronous:
-            fences += self.fences_on(self.streams_of.get(allocation_id, ()))
+            fences += self.fences_on(streams)
+        if self.asks_later:
+            marked = {stream for stream, _fence in fences}
+            return fences + [(stream, _OVER) for stream in sorted(streams) if stream not in marked]
         return [(stream, fence) for stream, fence in fences if not fence.done()]
 
     cdef list fences_on(self, streams):
         fences = [(stream, self.sub_allocator.fence(stream)) for stream in sorted(streams)]
         return [(stream, fence) for stream, fence in fences if fence is not None]
 
-    cdef int settle(self, bint again=False) except -1:
-        """Frees what finalisers left behind, and what other streams have finished with.
+    cdef int settle(self, bint again=False, bint wait=False) except -1:
+        """Frees what finalisers left behind, and what other streams have finished with, or will (`wait`).
 
         A device that fails here must not fail whoever comes by: what it fails for is put aside as stuck, and reported
         as errors of finalisers are. `again` tries what is stuck, too.
@@ -362,17 +388,22 @@ cdef class Frees(Ledger):
                     self.finish_waiting(late[0])
                 else:
                     self.wait_behind(stream, fence, late)
-        self.free_stranded()
-        self.free_orphans(faults)
-        for stream in list(self.waiting):
-            self.settle_stream(stream, faults)
+        self.free_put_off(faults)
+        for stream in sorted(self.waiting):
+            self.settle_stream(stream, faults, wait)
         for fault in faults:
-            report_unraisable(fault)
+            report_unraisable(fault, PUT_OFF)
         return 0
 
     cdef int catch_up(self) except -1:
         if self.orphans.size() or self.waiting or self.stranded.size():
             self.settle()
+        return 0
+
+    cdef int free_put_off(self, list faults) except -1:
+        """Frees what finalisers, and callers without the GIL, left behind."""
+        self.free_stranded()
+        self.free_orphans(faults)
         return 0
 
     cdef int free_stranded(self) except -1:
@@ -412,7 +443,7 @@ cdef class Frees(Ledger):
                 faults.append(error)
         return 0
 
-    cdef int settle_stream(self, stream, list faults) except -1:
+    cdef int settle_stream(self, stream, list faults, bint wait) except -1:
         """A stream finishes its fences in their order, so the first that is not done ends the search.
 
         An entry names the thread that asks its fence: others, and whoever the fence calls, leave its queue alone.
@@ -422,11 +453,16 @@ cdef class Frees(Ledger):
             entry = queue[0]
             fence, late, asked_by = entry
             if asked_by:
-                return 0
+                if not wait or asked_by == PyThread_get_thread_ident():
+                    return 0
+                time.sleep(_POLL_SECONDS)
+                continue
             entry[2] = PyThread_get_thread_ident()
             fault = None
             try:
-                done = fence.done()
+                done = wait or fence.done()
+                if wait:
+                    fence.wait()
             except BaseException as error:
                 done, fault = True, error
             if not done or self.waiting.get(stream) is not queue:

@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._buffer cimport Owner
-from bfc._core cimport Chunk, ChunkHandle, Counters, Pool, Region
+from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
 
 cdef extern from "_lock.hpp" namespace "bfc" nogil:
     cdef cppclass Lock:
@@ -32,6 +32,10 @@ cdef class Ledger(Owner):
 
     cdef void acquire(self) noexcept nogil
     cdef int catch_up(self) except -1
+    cdef object settings_now(self)
+    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
+    cdef list entries_of(self, vector[HistoryRecord]& records)
+    cdef object chunk_info(self, Chunk* chunk)
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF

@@ -3,7 +3,9 @@
 cimport cython
 
 from bfc._arguments cimport address_from, stream_from
-from bfc._core cimport FREE, IN_USE, NO_CHUNK, STATE, WAITING, Chunk, Counters, Pool
+from bfc._core cimport (
+    FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, NO_CHUNK, STATE, WAITING, BinSet, Chunk, Counters, Pool,
+)
 
 from bfc import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
@@ -158,12 +160,16 @@ cdef class Ledger(Owner):
         self.acquire()
         self.pool.restart_peaks()
         self.pool.counters.largest_alloc_size = 0
+        if self.pool.usage != NULL:
+            self.pool.usage.restart_peaks()
         self.lock.release()
 
     def reset_accumulated_stats(self):
         """Counts start anew from 0. Allocation ids go on."""
         self.acquire()
         self.pool.counters.num_allocs = 0
+        if self.pool.usage != NULL:
+            self.pool.usage.restart_totals()
         self.lock.release()
 
     def clear_stats(self):
@@ -180,18 +186,52 @@ cdef class Ledger(Owner):
         cdef vector[Region] regions
         cdef vector[Chunk] chunks
         cdef vector[uint64_t] firsts
+        cdef vector[BinSet] owners
+        cdef vector[HistoryRecord] records
         self.catch_up()
         self.acquire()
-        cdef bint copied = self.pool.copy_out(regions, chunks, firsts)
+        cdef bint copied = self.pool.copy_out(regions, chunks, firsts, owners)
+        if self.pool.history != NULL:
+            copied = copied and self.pool.history.copy(records)
+            self.pool.history.add(HistoryRecord(0, self.pool.counters.bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT))
         cdef Counters counters = self.pool.counters
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
         if not copied:
             raise out_of_host_memory()
-        return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), tuple(
-            _snapshot.RegionInfo(regions[i].ptr, regions[i].end - regions[i].ptr, tuple(
-                chunk_info(&chunks[j]) for j in range(firsts[i], firsts[i + 1])))
-            for i in range(regions.size())))
+        found = tuple(
+            _snapshot.RegionInfo(
+                regions[i].ptr, regions[i].end - regions[i].ptr,
+                tuple(self.chunk_info(&chunks[j]) for j in range(firsts[i], firsts[i + 1])),
+                owners[i].lane.stream, "large" if owners[i].kind == LARGE else "small",
+                (owners[i].lane.pool[0], owners[i].lane.pool[1]), self.frames_of(0, regions[i].ptr))
+            for i in range(regions.size()))
+        return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), found,
+                                  tuple(self.entries_of(records)), self.settings_now())
+
+    cdef object chunk_info(self, Chunk* chunk):
+        cdef uint32_t state = chunk.state & STATE
+        return _snapshot.ChunkInfo(
+            ptr=chunk.ptr, size=chunk.size,
+            requested_size=chunk.requested_size if state != FREE else 0,
+            allocation_id=chunk.allocation_id,
+            state="free" if state == FREE else "in use" if state == IN_USE else "waiting",
+            stream=chunk.stream,
+            freed_at_count=chunk.freed_at_count if self.pool.usage == NULL else 0,
+            last_requested_size=chunk.requested_size if self.pool.usage != NULL and state == FREE else 0,
+            frames=self.frames_of(chunk.allocation_id, 0))
+
+    cdef object settings_now(self):
+        """The settings of PyTorch's policy; None of another."""
+        return None
+
+    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
+        """The Python frames of an allocation, or of a region's first one, where they are kept."""
+        return ()
+
+    cdef list entries_of(self, vector[HistoryRecord]& records):
+        """A recorded history in Python's terms."""
+        return []
 
     def check(self):
         """Recounts every invariant (docs/design.md, I1 to I10) from nothing. Raises InvariantError. O(n log n)."""
@@ -220,13 +260,3 @@ cdef class Ledger(Owner):
         else:
             text = "lies in free memory: it is freed already, or was never handed out"
         raise InvalidPointerError(f"{address:#x} {text}")
-
-
-cdef object chunk_info(Chunk* chunk):
-    cdef uint32_t state = chunk.state & STATE
-    return _snapshot.ChunkInfo(
-        ptr=chunk.ptr, size=chunk.size,
-        requested_size=chunk.requested_size if state != FREE else 0,
-        allocation_id=chunk.allocation_id,
-        state="free" if state == FREE else "in use" if state == IN_USE else "waiting",
-        stream=chunk.stream, freed_at_count=chunk.freed_at_count)

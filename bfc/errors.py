@@ -118,6 +118,50 @@ class TraceError(ValueError):
     line."""
 
 
+class SettingsError(ValueError):
+    """A setting that cannot be taken. Nothing was changed.
+
+    `key` is its name, `given` what was written, `allowed` what may be written there ("" where there
+    is no such thing).
+    """
+
+    def __init__(
+        self,
+        fault: str,
+        *,
+        key: str = "",
+        given: str = "",
+        allowed: str = "",
+        hint: str = "",
+        where: str = "",
+    ) -> None:
+        self.fault = fault
+        self.key = key
+        self.given = given
+        self.allowed = allowed
+        self.hint = hint
+        self.where = where
+        lines = [": ".join(part for part in (where, key, fault) if part)]
+        lines += [f"  allowed: {allowed}"] if allowed else []
+        lines += [f"  try: {hint}"] if hint else []
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        facts = {name: getattr(self, name) for name in ("key", "given", "allowed", "hint", "where")}
+        return functools.partial(type(self), **facts), (self.fault,)
+
+    def found_in(self, where: str) -> SettingsError:
+        """The same error, saying where the setting was written."""
+        return SettingsError(
+            self.fault,
+            key=self.key,
+            given=self.given,
+            allowed=self.allowed,
+            hint=self.hint,
+            where=where,
+        )
+
+
 def out_of_host_memory() -> MemoryError:
     """The error for a change that found no host memory for its bookkeeping, and was not made."""
     return MemoryError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from bfc.settings import CachingSettings
 
 #: TensorFlow's bins: bin b holds the chunks from 256 << b bytes, the last all from 256 MiB.
 BIN_COUNT = 21
@@ -60,6 +63,32 @@ class Stats:
         return {**asdict(self), "fragmentation": fragmentation if whole else None}
 
 
+class Frame(NamedTuple):
+    """A place in a program."""
+
+    filename: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One entry of a recorded history, in PyTorch's words.
+
+    `action` is "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
+    "snapshot" or "oom"; `size` is what was asked for, of a segment its bytes; `addr` of "oom" is
+    what the device has free. `frames` are innermost first.
+    """
+
+    action: str
+    addr: int
+    size: int
+    stream: int
+    time_us: int
+    pool_id: tuple[int, int] = (0, 0)
+    frames: tuple[Frame, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
     """A piece of a region. `state` is "free", "in use", or "waiting" (freed, but another stream may
@@ -72,6 +101,10 @@ class ChunkInfo:
     state: str
     stream: int = 0
     freed_at_count: int = 0
+    #: What was asked for last in a free chunk, which PyTorch's snapshots go on naming.
+    last_requested_size: int = 0
+    #: The Python frames of its allocation, where the history keeps them.
+    frames: tuple[Frame, ...] = ()
 
     @property
     def in_use(self) -> bool:
@@ -90,6 +123,13 @@ class RegionInfo:
     ptr: int
     size: int
     chunks: tuple[ChunkInfo, ...]
+    #: PyTorch's policy: the stream that its chunks belong to, "small" or "large", and the private
+    #: pool, (0, 0) for none.
+    stream: int = 0
+    kind: str = "large"
+    pool_id: tuple[int, int] = (0, 0)
+    #: The Python frames of the allocation that it was taken for.
+    frames: tuple[Frame, ...] = ()
 
     @property
     def end(self) -> int:
@@ -114,6 +154,10 @@ class Snapshot:
     device: str
     stats: Stats
     regions: tuple[RegionInfo, ...]
+    #: What was recorded, oldest first (`record_history`).
+    history: tuple[HistoryEntry, ...] = ()
+    #: The settings of PyTorch's policy; None of another.
+    settings: CachingSettings | None = None
 
     def chunks(self) -> Iterator[ChunkInfo]:
         """Every chunk in address order."""
@@ -127,6 +171,10 @@ class Snapshot:
     def live_chunks(self) -> list[ChunkInfo]:
         """The chunks in use, waiting ones included, in address order."""
         return [chunk for chunk in self.chunks() if chunk.in_use]
+
+    def of_pool(self, pool_id: tuple[int, int]) -> Snapshot:
+        """The same with one private pool's regions alone; none where there is no such pool."""
+        return replace(self, regions=tuple(r for r in self.regions if r.pool_id == pool_id))
 
     @cached_property
     def bins(self) -> tuple[BinInfo, ...]:
@@ -151,7 +199,13 @@ class Snapshot:
                 {
                     "ptr": region.ptr,
                     "size": region.size,
-                    "chunks": [asdict(chunk) for chunk in region.chunks],
+                    "stream": region.stream,
+                    "kind": region.kind,
+                    "pool_id": list(region.pool_id),
+                    "chunks": [
+                        {**asdict(chunk), "frames": [list(frame) for frame in chunk.frames]}
+                        for chunk in region.chunks
+                    ],
                 }
                 for region in self.regions
             ],

@@ -19,6 +19,10 @@ RANKS = {
     "_debug": 0,
     "dlpack": 0,
     "_source": 0,
+    "settings": 0,
+    "_usage": 0,
+    "_history": 0,
+    "_torch_sizes": 0,
     "_lock": 0,
     "_wait": 0,
     "_nothrow": 0,
@@ -27,6 +31,7 @@ RANKS = {
     "_memory": 0,
     "_core": 1,
     "_arguments": 1,
+    "_current": 1,
     "_driver": 1,
     "suballocators": 2,
     "cuda": 2,
@@ -35,18 +40,21 @@ RANKS = {
     "_frees": 5,
     "_allocator": 6,
     "_bfc": 7,
-    "trace": 8,
-    "viz": 8,
-    "copy": 8,
-    "integrations": 8,
-    "__init__": 9,
-    "cli": 10,  # uses bfc as a user does
-    "__main__": 11,
+    "_recorded": 7,
+    "_caching": 8,
+    "pools": 9,
+    "trace": 9,
+    "viz": 9,
+    "copy": 9,
+    "integrations": 9,
+    "__init__": 10,
+    "cli": 11,  # uses bfc as a user does
+    "__main__": 12,
 }
 #: Imports within one rank that the table allows.
-SIDEWAYS = {("errors", "units"), ("errors", "snapshot"), ("_wait", "_lock")}
+SIDEWAYS = {("errors", "units"), ("errors", "snapshot"), ("_wait", "_lock"), ("settings", "errors"), ("settings", "units")}
 #: Imports inside functions that may point anywhere: (file's entry, target's entry).
-LAZY = {("snapshot", "viz")}
+LAZY = {("snapshot", "viz"), ("_recorded", "viz"), ("snapshot", "settings")}
 
 SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi", ".cpp")
 LONGEST_FUNCTION, LONGEST_FILE = 60, 900

@@ -137,6 +137,10 @@ class SubAllocator(ABC):
         """Whether the host can read and write its memory at the same addresses."""
         return self.device.kind in ("cpu", "cuda_host")
 
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device now, for messages and statistics."""
+        return self.total_bytes, self.total_bytes
+
     def allocation_limit(self) -> int:
         """The memory limit of an allocator that was given none, in bytes. Asked once, when the
         allocator is made; a device may answer with what is free on it now."""

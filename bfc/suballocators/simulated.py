@@ -121,6 +121,10 @@ class SimulatedSubAllocator(SubAllocator):
             )
         return blocks
 
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+        return max(0, self.total_bytes - self.live_bytes), self.total_bytes
+
     def fail_at(self, n: int) -> None:
         """Refuse the n-th alloc from now (1 is the next), however small. 0 takes that back."""
         if n < 0:

@@ -4,7 +4,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc._allocator cimport Allocator, Placement, Request
-from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Tally
+from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
 
 import time
 
@@ -64,10 +64,15 @@ cdef class Run:
         self.addresses = addresses
         self.kept = (op, number, size, stream)
         cdef Py_ssize_t i
+        cdef Lane lane
         for i in range(stream.shape[0]):
             self.names_streams = self.names_streams or stream[i] != allocator.home_stream
         if op.shape[0]:
-            self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0])
+            allocator.acquire()
+            lane = allocator.lane_of(0)
+            allocator.lock.release()
+            self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
+                                 lane, allocator.by_stream)
 
     @property
     def peak_bytes_live(self):
@@ -95,8 +100,8 @@ cdef class Run:
         while start < self.events.count:
             end = min(start + EVENTS_BETWEEN_REPORTS, self.events.count)
             begun = time.perf_counter()
-            if self.names_streams and getattr(self.allocator.sub_allocator, "asynchronous", False):
-                self.play_with_fences(start, end)
+            if not self.plays_alone():
+                end = self.play_with_fences(start, end)
             else:
                 with nogil:
                     self.play_some(self.allocator, start, end)
@@ -108,6 +113,12 @@ cdef class Run:
             if BFC_DEBUG >= 2:
                 self.allocator.check()
         return 0
+
+    cdef bint plays_alone(self) except -1:
+        """Whether no event needs a look at fences."""
+        if self.allocator.by_stream:
+            return not self.allocator.waiting and self.allocator.plays_alone()
+        return not (self.names_streams and self.allocator.sub_allocator.asynchronous)
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:
         """In batches, between which other threads get the lock."""
@@ -140,7 +151,9 @@ cdef class Run:
             request = self.allocator.request(self.events.size[i], self.events.stream[i])
             request.indexed = False
             self.allocator.try_allocate(&request, &placed)
-            if placed.handle != NO_CHUNK and request.stream != self.allocator.home_stream:
+            if placed.handle == NO_CHUNK and request.nbytes:
+                self.allocator.was_refused(&request)
+            elif placed.handle != NO_CHUNK and request.stream != self.allocator.home_stream and not self.allocator.by_stream:
                 self.allocator.leave_home(&placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
@@ -159,12 +172,16 @@ cdef class Run:
             raise ClosedError(_CLOSED)
         return 0
 
-    cdef int play_with_fences(self, size_t start, size_t end) except -1:
-        """For a device whose streams may be unfinished: each free on another stream must ask it."""
-        cdef size_t i
-        for i in range(start, end):
+    cdef size_t play_with_fences(self, size_t start, size_t end) except 0:
+        """For a device whose streams may be unfinished: each free on another stream must ask it. Returns how far it
+        came: `end`, or where nothing waits any more."""
+        cdef size_t i = start
+        while i < end:
             self.play_one(i)
-        return 0
+            i += 1
+            if self.allocator.by_stream and self.plays_alone():
+                break
+        return i
 
     cdef void keep(self, size_t i, Request* request, ChunkHandle handle, uint64_t ptr) noexcept:
         self.events.handles[self.events.number[i]] = handle

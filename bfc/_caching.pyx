@@ -1,0 +1,883 @@
+"""PyTorch's policy: where a request may look, and what is tried, in which order, where nothing fits."""
+
+import math
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._allocator cimport Allocator, Placement, Request, plain_request
+from bfc._core cimport (
+    LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
+    TorchSizes, is_large,
+)
+from bfc._frees cimport PUT_OFF, Frees, report_unraisable
+from bfc._ledger cimport HOST_STREAM
+
+import threading
+
+from bfc.settings import CachingSettings
+from bfc.units import format_bytes
+
+cdef extern from *:
+    """
+    #include <algorithm>
+    #include <atomic>
+    #include <cstdint>
+
+    // A number for each thread that no other thread has or will have; the system's numbers come back.
+    static inline uint64_t bfc_thread_number() noexcept {
+        static std::atomic<uint64_t> last{0};
+        static thread_local const uint64_t mine = ++last;
+        return mine;
+    }
+
+    // Sets of bins in order of their streams. A program has few.
+    template <class Sets, class Numbers>
+    static inline void bfc_sort_by_stream(const Sets& sets, Numbers& numbers) noexcept {
+        std::sort(numbers.begin(), numbers.end(), [&](uint32_t a, uint32_t b) {
+            if (sets[a].lane.stream != sets[b].lane.stream) return sets[a].lane.stream < sets[b].lane.stream;
+            return sets[a].lane.thread < sets[b].lane.thread;
+        });
+    }
+    """
+    uint64_t thread_number "bfc_thread_number"() noexcept nogil
+    void sort_by_stream "bfc_sort_by_stream"(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept nogil
+
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
+    cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
+    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+cdef enum:
+    MINIMUM_BLOCK = 512
+    LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
+
+cdef PoolId DEFAULT_POOL = PoolId(0, 0)
+cdef size_t NO_POOL = <size_t>-1
+
+
+cdef inline cbool is_same_pool(PoolId one, PoolId other) noexcept nogil:
+    return one.first == other.first and one.second == other.second
+
+
+cdef inline cbool precedes(PoolId one, PoolId other) noexcept nogil:
+    return one.first < other.first or (one.first == other.first and one.second < other.second)
+
+
+cdef cbool is_among(PoolId id, vector[PoolId]& ids) noexcept nogil:
+    cdef PoolId other
+    for other in ids:
+        if is_same_pool(id, other):
+            return True
+    return False
+
+
+cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
+    return PoolId(lane.pool[0], lane.pool[1])
+
+
+cdef inline void put_in_pool(Lane* lane, PoolId pool) noexcept nogil:
+    lane.pool[0] = pool.first
+    lane.pool[1] = pool.second
+
+
+@cython.no_gc_clear
+cdef class CachingAllocator(Recorded):
+    """PyTorch's caching policy over one sub-allocator: free memory is kept by stream, small and large apart.
+
+    `settings` is the text that PyTorch takes in PYTORCH_CUDA_ALLOC_CONF; the keyword arguments of the same names are
+    the same as values, and come after it. `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
+    `memory_limit` (bytes, "4 GiB", or a float: PyTorch's memory fraction) bounds what it takes; None: only the
+    sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, three switches
+    are on; each can be set on its own:
+
+    - `search_again`: after the retry that waits for other streams, what they gave back is looked at (upstream #189504);
+    - `collect_without_limit`: `garbage_collection_threshold` counts from the device's total where no limit is set;
+    - `release_only_what_is_needed`: that retry gives back what the request needs, and everything only if that fails.
+
+    Any thread may use it. Raises SettingsError (a ValueError), ValueError or TypeError for arguments that are none.
+    Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11; docs/design.md lists where it differs on purpose.
+
+    >>> import bfc
+    >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), settings="max_split_size_mb:64")
+    >>> buffer = allocator.allocate("5 MiB")
+    >>> allocator.stats().pool_bytes
+    20971520
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        self.callbacks = []
+        self.observers = []
+        self.deferred = []
+        self.observing = threading.local()
+        self.allowed = self.collects_above = self.oversize = UNLIMITED
+
+    def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
+                 max_split_size_mb=None, max_non_split_rounding_mb=None, garbage_collection_threshold=None,
+                 roundup_power2_divisions=None, large_segment_size_mb=None, per_process_memory_fraction=None,
+                 search_again=None, collect_without_limit=None, release_only_what_is_needed=None):
+        if not 0 <= retry_seconds < math.inf:
+            raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
+        if not isinstance(settings, CachingSettings):
+            settings = CachingSettings().apply(settings, strict=bool(strict))
+        settings = settings.with_options(
+            max_split_size_mb=max_split_size_mb, max_non_split_rounding_mb=max_non_split_rounding_mb,
+            garbage_collection_threshold=garbage_collection_threshold,
+            roundup_power2_divisions=roundup_power2_divisions, large_segment_size_mb=large_segment_size_mb,
+            per_process_memory_fraction=per_process_memory_fraction)
+        is_fraction = isinstance(memory_limit, float) and memory_limit <= 1.0
+        self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
+        self.pool.use_lanes()
+        self.by_stream = self.home_stream != HOST_STREAM
+        self.asks_later = True
+        self.joins_regions = False
+        self.alignment = MINIMUM_BLOCK
+        self.retry_seconds = retry_seconds
+        self.search_again = not strict if search_again is None else search_again
+        self.collect_without_limit = not strict if collect_without_limit is None else collect_without_limit
+        self.release_only_what_is_needed = (not strict if release_only_what_is_needed is None
+                                            else release_only_what_is_needed)
+        self.total_bytes = sub_allocator.total_bytes
+        self.apply(settings)
+        if self.oversize != UNLIMITED:
+            self.first_max_split_size = <int64_t>self.oversize
+        if is_fraction or memory_limit is None:
+            self.set_memory_fraction(settings.per_process_memory_fraction if memory_limit is None else memory_limit)
+        else:
+            self.set_allowed(self.limit)
+        self.is_closed = False
+
+    def __repr__(self):
+        limit = "no limit" if self.allowed == UNLIMITED else f"limit {format_bytes(self.allowed)}"
+        return f"<bfc.CachingAllocator, {limit}, on {self.sub_allocator!r}>"
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self):
+        """The text that was applied last, as PyTorch remembers it."""
+        return self.applied.text
+
+    def set_settings(self, text):
+        """New settings from now on, in PyTorch's words. Those that each text resets fall back to their defaults, as in
+        `torch.cuda.memory._set_allocator_settings`. Raises SettingsError, and changes nothing then. Source: spec 2.18.
+
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.set_settings("roundup_power2_divisions:4")
+        >>> allocator.allocated_size(allocator.allocate_raw("84 MiB"[:0] or 84 << 20)) >> 20
+        96
+        """
+        self.apply(self.applied.apply(text, strict=self.strict))
+
+    cdef int apply(self, settings) except -1:
+        cdef int i
+        cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
+        cdef uint64_t slack = settings.max_non_split_rounding
+        cdef double threshold = settings.garbage_collection_threshold
+        cdef TorchSizes sizes = self.pool.sizes
+        sizes.large_segment = settings.large_segment_size
+        sizes.divides = False
+        for i, divisions in enumerate(settings.roundup_power2_divisions):
+            sizes.division_bits[i] = max(0, divisions.bit_length() - 1)
+            sizes.divides = sizes.divides or divisions > 1
+        self.applied = settings
+        self.acquire()
+        self.pool.sizes = sizes
+        self.oversize = oversize
+        self.oversize_slack = slack
+        self.threshold = threshold
+        self.resolve_collection()
+        self.answer_all()
+        self.lock.release()
+        return 0
+
+    def set_memory_fraction(self, fraction):
+        """Limits what it takes to this part of the device's total; 1.0 takes the limit away. What is taken already
+        stays. Raises TypeError for what is no float, ValueError outside 0 to 1. Source: spec 2.14."""
+        if not isinstance(fraction, float):
+            raise TypeError(f"a memory fraction is a float, not {type(fraction).__name__}")
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"a memory fraction lies between 0.0 and 1.0, not {fraction}")
+        self.set_allowed(UNLIMITED if fraction == 1.0 else int(fraction * self.sub_allocator.total_bytes))
+
+    @property
+    def memory_fraction(self):
+        """The limit as a part of the device's total; 1.0 without one."""
+        return 1.0 if self.allowed == UNLIMITED else self.allowed / self.sub_allocator.total_bytes
+
+    cdef int set_allowed(self, uint64_t allowed) except -1:
+        cdef uint64_t limit = self.sub_allocator.allocation_limit() if allowed == UNLIMITED else allowed
+        self.acquire()
+        self.allowed = allowed
+        self.limit = limit
+        self.frees += 1         # who waits for memory looks again
+        self.resolve_collection()
+        self.answer_all()
+        self.lock.release()
+        return 0
+
+    cdef void resolve_collection(self) noexcept nogil:
+        cdef uint64_t counted_from = self.allowed
+        if counted_from == UNLIMITED and self.collect_without_limit:
+            counted_from = self.total_bytes
+        self.collects_above = UNLIMITED
+        if self.threshold > 0 and counted_from != UNLIMITED:
+            self.collects_above = <uint64_t>(self.threshold * <double>counted_from)
+
+    cdef object settings_now(self):
+        return self.applied
+
+    cdef void answer(self, uint32_t bin_set) noexcept nogil:
+        """What the policy says about a set of bins, as data."""
+        cdef BinSet* answers = &self.pool.bin_sets[bin_set]
+        cdef PoolId pool = pool_of(&answers.lane)
+        answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL else LARGE_REMAINDER
+        if is_among(pool, self.unsplit):
+            answers.split_remainder = UNLIMITED
+        answers.oversize = self.oversize
+        answers.oversize_slack = self.oversize_slack
+        answers.ticks = (self.collects_above != UNLIMITED and answers.kind == LARGE
+                         and is_same_pool(pool, DEFAULT_POOL))
+
+    cdef void answer_all(self) noexcept nogil:
+        cdef uint32_t i
+        for i in range(<uint32_t>self.pool.bin_sets.size()):
+            self.answer(i)
+
+    # -- what the policy answers --------------------------------------------------------------------------------------
+
+    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        cdef Request request = plain_request(nbytes, nbytes, stream)
+        if nbytes < TOO_LARGE:
+            request.rounded = self.pool.sizes.round(nbytes)
+        request.has_waited = True   # the retry waits, in its turn
+        return request
+
+    cdef Lane lane_of(self, uint64_t stream) noexcept nogil:
+        cdef Lane lane = Allocator.lane_of(self, stream)
+        cdef Scope scope
+        cdef size_t i = self.scopes.size()
+        lane.stream = stream if self.by_stream else self.home_stream
+        if self.thread_streams.size() and self.is_of_thread(stream):
+            lane.thread = thread_number()
+        while i > 0:
+            i -= 1
+            scope = self.scopes[i]
+            if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
+                    or (scope.kind == ONE_THREAD and scope.of == PyThread_get_thread_ident())):
+                put_in_pool(&lane, scope.pool)
+                break
+        return lane
+
+    cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
+        cdef uint32_t lane = self.pool.find_lane(&request.lane)
+        if lane == NO_LANE:
+            lane = self.pool.open_lane(&request.lane)
+            if lane == NO_LANE:
+                return NO_LANE
+            self.answer(lane)
+            self.answer(lane + 1)
+        return lane + is_large(request.rounded)
+
+    cdef ChunkHandle place(self, Request* request) noexcept nogil:
+        if request.nbytes >= TOO_LARGE:
+            return NO_CHUNK
+        request.lane = self.lane_of(request.stream)
+        return self.find(request)
+
+    cdef ChunkHandle find(self, Request* request) noexcept nogil:
+        cdef uint32_t bin_set = self.bin_set_of(request)
+        if bin_set == NO_LANE:
+            return NO_HOST_MEMORY
+        return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
+
+    cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
+        """A new region serves the request that it was taken for, whatever else would fit by now (spec 2.9)."""
+        cdef ChunkHandle handle = self.pool.regions[region.end].first
+        if self.pool.chunks[handle].size < request.rounded:
+            return NO_CHUNK     # the sub-allocator gave less
+        return self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
+
+    cdef int try_allocate(self, Request* request, Placement* placed) except -1:
+        if request.nbytes < TOO_LARGE:
+            return Recorded.try_allocate(self, request, placed)
+        placed.handle = NO_CHUNK
+        placed.allocation_id = 0
+        placed.ptr = 0
+        return 0
+
+    cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
+        """The order of attempts is upstream's (spec 2.5)."""
+        if request.nbytes >= TOO_LARGE:
+            return 0
+        if self.has_callbacks and not request.without_gil and self.run_callbacks():
+            self.search(request, placed)
+        if placed.handle == NO_CHUNK:
+            self.collect(request)
+            self.grow(request, placed, False)
+        if placed.handle == NO_CHUNK:
+            self.borrow(request, placed)
+        if placed.handle == NO_CHUNK and self.release_oversize(request):
+            self.grow(request, placed, False)
+        if placed.handle == NO_CHUNK and not self.is_gated():
+            self.release_and_retry(request, placed)
+        return 0
+
+    cdef void search(self, Request* request, Placement* placed) noexcept nogil:
+        self.acquire()
+        if not self.is_closed:
+            self.fill(self.find(request), request, placed)
+        self.lock.release()
+
+    cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
+        """Adds a region, if the limit and the sub-allocator let it, and places the request there (spec 2.9)."""
+        cdef uint64_t size = self.pool.sizes.segment_for(request.rounded)
+        cdef uint64_t taken, lasting
+        cdef Region block
+        cdef cbool fits
+        self.acquire()
+        self.num_alloc_retries += retry
+        taken = self.pool.counters.pool_bytes + self.set_aside
+        lasting = self.pool.counters.pool_bytes + self.unreturned_bytes     # without other threads' calls under way
+        fits = size <= self.allowed and taken <= self.allowed - size
+        request.blocked = not fits and size <= self.allowed and lasting <= self.allowed - size
+        if not fits:
+            self.refused_bytes = 0
+        self.lock.release()
+        if fits and self.ask(request, size, &block):
+            self.take_region(request, placed, &block)
+        return 0
+
+    cdef void borrow(self, Request* request, Placement* placed) noexcept nogil:
+        """Looks in the pools that lend to requests which would be refused (spec 2.14)."""
+        cdef PoolId pool
+        cdef Lane lane
+        cdef uint32_t found
+        cdef ChunkHandle handle
+        self.acquire()
+        if is_same_pool(pool_of(&request.lane), DEFAULT_POOL) and not self.is_closed:
+            for pool in self.lenders:
+                lane = request.lane
+                put_in_pool(&lane, pool)
+                found = self.pool.find_lane(&lane)
+                if found == NO_LANE:
+                    continue
+                handle = self.pool.allocate_chunk(found + is_large(request.rounded), request.rounded, request.nbytes,
+                                                  request.stream, 0, request.indexed)
+                if handle != NO_CHUNK:
+                    self.fill(handle, request, placed)
+                    break
+        self.lock.release()
+
+    cdef cbool is_gated(self) noexcept nogil:
+        """In 2.11 an open scope keeps events from being looked at, on every thread and stream (spec 0.3)."""
+        return self.strict and self.scopes.size() > 0
+
+    # -- giving regions back ------------------------------------------------------------------------------------------
+
+    cdef int collect(self, Request* request) except -1 nogil:
+        """Gives back the oldest free regions where more than the threshold is taken (spec 2.8)."""
+        cdef vector[ChunkHandle] candidates
+        cdef vector[Region] regions
+        cdef uint64_t taken
+        if self.collects_above == UNLIMITED:
+            return 0
+        self.acquire()
+        taken = self.pool.counters.pool_bytes
+        if taken > self.collects_above and self.list_whole(DEFAULT_POOL, LARGE, candidates):
+            self.collect_oldest(candidates, taken - self.collects_above, regions)
+            self.forget(regions)
+        self.lock.release()
+        return self.release(request, regions)
+
+    cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target, vector[Region]& out) noexcept nogil:
+        """In passes: each takes all that are at least as old as the average of what is left."""
+        cdef uint64_t reclaimed = 0, age
+        cdef double total_age = 0, oldest_allowed
+        cdef size_t left = candidates.size(), before = 0, kept, i
+        for i in range(candidates.size()):
+            total_age += <double>(self.pool.clock - self.pool.chunks[candidates[i]].freed_at_count)
+        while reclaimed < target and left > 0 and left != before:
+            before = left
+            oldest_allowed = total_age / <double>left
+            kept = 0
+            for i in range(before):
+                age = self.pool.clock - self.pool.chunks[candidates[i]].freed_at_count
+                if <double>age >= oldest_allowed and try_push_region(out, self.pool.region_of(candidates[i])):
+                    reclaimed += self.pool.chunks[candidates[i]].size
+                    total_age -= <double>age
+                else:
+                    candidates[kept] = candidates[i]
+                    kept += 1
+            left = kept
+
+    cdef int release_oversize(self, Request* request) except -1 nogil:
+        """Gives oversize regions of the stream back, so that a new one fits (spec 2.13). Whether enough went."""
+        cdef vector[Region] regions
+        cdef cbool enough
+        if self.oversize == UNLIMITED:
+            return False
+        self.acquire()
+        enough = self.choose_oversize(request, regions)
+        self.forget(regions)
+        self.lock.release()
+        self.release(request, regions)
+        return enough
+
+    cdef cbool choose_oversize(self, Request* request, vector[Region]& out) noexcept nogil:
+        cdef vector[ChunkHandle] free
+        cdef Chunk* chunk
+        cdef uint64_t wanted = max(request.rounded, self.oversize), released = 0
+        cdef uint32_t bin_set = self.bin_set_of(request)
+        cdef size_t i, first = 0
+        if bin_set == NO_LANE or not self.pool.list_free(bin_set, free):
+            return False
+        while first < free.size() and self.pool.chunks[free[first]].size < wanted:
+            first += 1
+        for i in range(first, free.size()):
+            # upstream takes the first, even a piece of a region where the setting was lowered: the driver then fails
+            if self.pool.is_whole(free[i]):
+                return try_push_region(out, self.pool.region_of(free[i]))
+        i = first
+        while i > 0 and released < wanted:
+            i -= 1
+            chunk = &self.pool.chunks[free[i]]
+            if chunk.size < self.oversize:
+                break
+            if self.pool.is_whole(free[i]) and try_push_region(out, self.pool.region_of(free[i])):
+                released += chunk.size
+        return released >= wanted
+
+    cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil:
+        """Waits for other streams, gives cached regions back, and asks once more (spec 2.5, step 7)."""
+        cdef cbool asked = False
+        if not request.without_gil:
+            self.wait_for_all()
+        if self.search_again:
+            self.search(request, placed)
+        if placed.handle == NO_CHUNK and self.release_only_what_is_needed and self.release_some(request):
+            self.grow(request, placed, True)
+            asked = True
+        if placed.handle == NO_CHUNK:
+            self.release_all(request)
+            self.grow(request, placed, not asked)
+        return 0
+
+    cdef int release_some(self, Request* request) except -1 nogil:
+        """Gives back the one region, or the few large ones, whose bytes a new region needs. Whether any went."""
+        cdef vector[ChunkHandle] chunks, chosen
+        cdef vector[Region] regions
+        cdef uint64_t needed = self.pool.sizes.segment_for(request.rounded), taken, size, largest
+        cdef size_t i, best
+        self.acquire()
+        taken = self.pool.counters.pool_bytes + self.set_aside
+        if self.allowed != UNLIMITED and needed <= self.allowed and taken > self.allowed - needed:
+            needed = taken - (self.allowed - needed)
+        self.list_releasable(chunks)
+        while needed > 0 and chunks.size():
+            best = 0
+            for i in range(chunks.size()):
+                size = self.pool.chunks[chunks[i]].size
+                largest = self.pool.chunks[chunks[best]].size
+                if (size < largest and size >= needed) or (size > largest and largest < needed):
+                    best = i
+            size = self.pool.chunks[chunks[best]].size
+            try_push_handle(chosen, chunks[best])
+            chunks.erase(chunks.begin() + best)
+            needed -= min(needed, size)
+        self.take_out(chosen, regions)
+        self.lock.release()
+        self.release(request, regions)
+        return regions.size() > 0
+
+    cdef int release_all(self, Request* request) except -1 nogil:
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        self.acquire()
+        self.list_releasable(chunks)
+        self.take_out(chunks, regions)
+        self.drop_empty_pools()
+        self.lock.release()
+        return self.release(request, regions)
+
+    cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
+        """Returns what the pool has forgotten on behalf of a request."""
+        self.give_back(regions, request.without_gil)
+        request.changes += regions.size()
+        return 0
+
+    def release_free_regions(self):
+        """Waits for the streams that still use freed memory, and gives every wholly free region back. Returns the bytes
+        given back. What a private pool holds goes only when the pool was released. Raises SubAllocatorError.
+        Source: spec 2.13 (`empty_cache`).
+
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.deallocate_raw(allocator.allocate_raw(100))
+        >>> allocator.release_free_regions()
+        2097152
+        """
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef uint64_t released
+        if not self.is_gated():
+            self.wait_for_all()
+            self.settle(again=True)
+        self.acquire()
+        released = self.unreturned_bytes
+        self.list_releasable(chunks)
+        self.take_out(chunks, regions)
+        for region in regions:
+            released += region.end - region.ptr
+        self.drop_empty_pools()
+        self.take_unreturned(regions)
+        self.lock.release()
+        self.give_back(regions, False)
+        return released
+
+    cdef cbool list_sets(self, PoolId pool, uint32_t kind, vector[uint32_t]& out) noexcept nogil:
+        """A pool's sets of bins of one kind, by stream."""
+        cdef uint32_t i
+        for i in range(kind, <uint32_t>self.pool.bin_sets.size(), 2):
+            if is_same_pool(pool_of(&self.pool.bin_sets[i].lane), pool) and not try_push_number(out, i):
+                return False
+        sort_by_stream(self.pool.bin_sets, out)
+        return True
+
+    cdef cbool list_whole(self, PoolId pool, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil:
+        """A pool's wholly free regions of one kind by (stream, size, address), as their one chunk."""
+        cdef vector[uint32_t] sets
+        cdef vector[ChunkHandle] free
+        cdef uint32_t bin_set
+        cdef ChunkHandle handle
+        if not self.list_sets(pool, kind, sets):
+            return False
+        for bin_set in sets:
+            free.clear()
+            if not self.pool.list_free(bin_set, free):
+                return False
+            for handle in free:
+                if self.pool.is_whole(handle) and not try_push_handle(out, handle):
+                    return False
+        return True
+
+    cdef cbool list_releasable(self, vector[ChunkHandle]& out) noexcept nogil:
+        """What an emptying gives back, in upstream's order. Where the host has no memory, the first part of it."""
+        cdef PrivatePool pool
+        if not self.is_gated():
+            if not self.list_whole(DEFAULT_POOL, LARGE, out) or not self.list_whole(DEFAULT_POOL, SMALL, out):
+                return False
+        for pool in self.private_pools:
+            if pool.uses == 0 and not (self.list_whole(pool.id, SMALL, out) and self.list_whole(pool.id, LARGE, out)):
+                return False
+        return True
+
+    cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil:
+        cdef ChunkHandle handle
+        for handle in chunks:
+            try_push_region(out, self.pool.region_of(handle))
+        self.forget(out)
+
+    cdef void drop_empty_pools(self) noexcept nogil:
+        """Forgets the private pools that were released and hold nothing."""
+        cdef size_t kept = 0, i
+        cdef uint32_t regions
+        cdef BinSet bin_set
+        for i in range(self.private_pools.size()):
+            regions = 0
+            for bin_set in self.pool.bin_sets:
+                if is_same_pool(pool_of(&bin_set.lane), self.private_pools[i].id):
+                    regions += bin_set.regions
+            if self.private_pools[i].uses > 0 or regions > 0:
+                self.private_pools[kept] = self.private_pools[i]
+                kept += 1
+        self.private_pools.resize(kept)
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    cdef int catch_up(self) except -1:
+        """Fences are asked at an allocation only (spec 2.12)."""
+        if self.orphans.size() or self.stranded.size():
+            faults = []
+            self.free_put_off(faults)
+            for fault in faults:
+                report_unraisable(fault, PUT_OFF)
+        return 0
+
+    cdef int poll(self) except -1:
+        self.catch_up()
+        if self.is_gated():
+            return 0
+        if self.deferred:
+            self.record_deferred()
+        if self.waiting:
+            self.settle()
+        return 0
+
+    cdef bint plays_alone(self) except -1:
+        return not self.deferred and not self.has_callbacks
+
+    cdef int free_shared(self, ChunkHandle handle) except -1:
+        cdef int64_t allocation_id
+        if not self.is_gated():
+            return Frees.free_shared(self, handle)
+        allocation_id = self.pool.chunks[handle].allocation_id
+        self.pool.stop_using(handle)
+        self.lock.release()
+        self.deferred.append((handle, self.streams_of.pop(allocation_id, {}), self.fenced.pop(allocation_id, [])))
+        return 0
+
+    cdef int record_deferred(self) except -1:
+        """Marks the streams of what was freed in a scope of strict. Upstream forgets those that were named inside."""
+        deferred, self.deferred = self.deferred, []
+        for handle, streams, fences in deferred:
+            if self.sub_allocator.asynchronous:
+                fences = fences + self.fences_on(streams)
+            late = [handle, len(fences)]
+            for stream, fence in fences:
+                self.wait_behind(stream, fence, late)
+            if not fences:
+                self.finish_waiting(handle)
+        return 0
+
+    cdef int wait_for_all(self) except -1 with gil:
+        self.acquire()
+        self.num_sync_all_streams += 1
+        self.lock.release()
+        self.record_deferred()
+        return self.settle(False, True)
+
+    # -- observers and callbacks --------------------------------------------------------------------------------------
+
+    def add_free_memory_callback(self, callback):
+        """`callback()` runs whenever nothing fits, before memory is asked for. It may free memory, and says with True
+        that it did: then what is free is searched again. It runs without a lock; what it raises is reported through
+        `sys.unraisablehook`, and counts as False. Source: spec 2.7."""
+        self.callbacks.append(callback)
+        self.has_callbacks = True
+
+    def remove_free_memory_callback(self, callback):
+        """Takes a callback back. Raises ValueError where it is none."""
+        self.callbacks.remove(callback)
+        self.has_callbacks = bool(self.callbacks)
+
+    cdef int run_callbacks(self) except -1 with gil:
+        cdef bint freed = False
+        if getattr(self.observing, "is_busy", False):
+            return False    # a callback that allocates
+        self.observing.is_busy = True
+        try:
+            for callback in list(self.callbacks):
+                try:
+                    freed = bool(callback()) or freed
+                except Exception as error:
+                    report_unraisable(error, callback)
+        finally:
+            self.observing.is_busy = False
+        return freed
+
+    def attach_oom_observer(self, observer):
+        """`observer(device ordinal, bytes asked of the device, limit or total, bytes free on the device)` runs before
+        OutOfMemoryError is raised, without a lock. What it raises is reported through `sys.unraisablehook`; a refusal
+        inside it calls no observer. Source: spec 2.17."""
+        self.observers.append(observer)
+
+    def detach_oom_observer(self, observer):
+        """Takes an observer back. Raises ValueError where it is none."""
+        self.observers.remove(observer)
+
+    cdef int was_refused(self, Request* request) except -1:
+        if request.nbytes >= TOO_LARGE:
+            return 0
+        device_free, total = self.sub_allocator.memory_info()
+        self.note_refusal(request.rounded, device_free, request.lane.stream, request.lane.pool)
+        if not self.observers or getattr(self.observing, "is_busy", False):
+            return 0
+        self.observing.is_busy = True
+        try:
+            for observer in list(self.observers):
+                try:
+                    observer(self.device.ordinal, self.pool.sizes.segment_for(request.rounded),
+                             total if self.allowed == UNLIMITED else self.allowed, device_free)
+                except Exception as error:
+                    report_unraisable(error, observer)
+        finally:
+            self.observing.is_busy = False
+        return 0
+
+    # -- private pools: what `bfc.MemPool` is made of -----------------------------------------------------------------
+
+    def _create_pool(self, pool, use_on_oom=False, no_split=False):
+        """Makes a private pool, or adds a reference to it. What it lends, and whether it splits, is remembered."""
+        cdef PoolId id = self.id_of(pool)
+        self.acquire()
+        cdef size_t at = self.find_pool(id)
+        if at == NO_POOL:
+            at = 0      # by id: the order in which they are emptied
+            while at < self.private_pools.size() and precedes(self.private_pools[at].id, id):
+                at += 1
+            self.private_pools.insert(self.private_pools.begin() + at, PrivatePool(id, 1))
+        else:
+            self.private_pools[at].uses += 1
+        self.lock.release()
+        if use_on_oom:
+            self._set_use_on_oom(pool)
+        if no_split:
+            self._set_no_split(pool)
+
+    def _begin_pool(self, pool, streams="thread"):
+        """Diverts allocations into a pool, and adds a reference to it: those of this thread ("thread"), on every
+        stream ("all"), on one, or none ("none")."""
+        cdef PoolId id = self.id_of(pool)
+        cdef Scope scope = Scope(id, EVERY_STREAM, 0)
+        cdef Scope open
+        if streams == "thread":
+            scope.kind = ONE_THREAD
+            scope.of = PyThread_get_thread_ident()
+        elif streams == "none":
+            scope.kind = NO_STREAM
+        elif streams != "all":
+            scope.kind = ONE_STREAM
+            scope.of = streams
+        self.acquire()
+        for open in self.scopes:
+            if is_same_pool(open.pool, id) and (self.strict or scope.kind != ONE_THREAD or open.kind != ONE_THREAD):
+                self.lock.release()
+                raise RuntimeError(f"pool {pool} is in use already: end that use first")
+        self.scopes.push_back(scope)
+        self.lock.release()
+        self._create_pool(pool)
+
+    def _end_pool(self, pool):
+        """Ends what _begin_pool began; the reference stays."""
+        cdef PoolId id = self.id_of(pool)
+        cdef size_t i
+        cdef bint found = False
+        self.acquire()
+        i = self.scopes.size()
+        while i > 0 and not found:
+            i -= 1
+            found = (is_same_pool(self.scopes[i].pool, id)
+                     and (self.scopes[i].kind != ONE_THREAD or self.scopes[i].of == PyThread_get_thread_ident()))
+        if found:
+            self.scopes.erase(self.scopes.begin() + i)
+        self.lock.release()
+        if not found:
+            raise RuntimeError(f"pool {pool} is not in use in this thread")
+
+    def _release_pool(self, pool):
+        """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
+        cdef PoolId id = self.id_of(pool)
+        self.acquire()
+        cdef size_t at = self.find_pool(id)
+        cdef bint held = at != NO_POOL and self.private_pools[at].uses > 0
+        if held:
+            self.private_pools[at].uses -= 1
+        self.lock.release()
+        if not held:
+            raise RuntimeError(f"pool {pool} was released already, or never made")
+
+    def _pool_use_count(self, pool):
+        """How many references a pool has; 0 of one that is not known."""
+        cdef PoolId id = self.id_of(pool)
+        self.acquire()
+        cdef size_t at = self.find_pool(id)
+        cdef int64_t uses = 0 if at == NO_POOL else self.private_pools[at].uses
+        self.lock.release()
+        return uses
+
+    def _set_use_on_oom(self, pool, use=True):
+        """Whether a pool serves requests that would be refused."""
+        self.set_among(&self.lenders, self.id_of(pool), use)
+
+    def _set_no_split(self, pool, no_split=True):
+        """Whether a pool's chunks are handed out whole."""
+        self.set_among(&self.unsplit, self.id_of(pool), no_split)
+        self.acquire()
+        self.answer_all()
+        self.lock.release()
+
+    cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1:
+        cdef size_t i
+        self.acquire()
+        for i in range(ids.size()):
+            if is_same_pool(ids[0][i], id):
+                ids.erase(ids.begin() + i)
+                break
+        if wanted:
+            i = 0
+            while i < ids.size() and precedes(ids[0][i], id):
+                i += 1
+            ids.insert(ids.begin() + i, id)
+        self.lock.release()
+        return 0
+
+    def _empty_pool(self, pool):
+        """Gives back what a released pool caches, after waiting for the streams that use its memory. Nothing happens
+        to one that still has a reference. Returns the bytes given back."""
+        cdef PoolId id = self.id_of(pool)
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef uint64_t released = 0
+        self.acquire()
+        cdef size_t at = self.find_pool(id)
+        cdef bint is_free = at != NO_POOL and self.private_pools[at].uses == 0
+        self.num_sync_all_streams += is_free
+        self.lock.release()
+        if not is_free:
+            return 0
+        if self.is_gated():
+            raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
+        self.wait_for_pool(id)
+        self.acquire()
+        self.list_whole(id, SMALL, chunks)
+        self.list_whole(id, LARGE, chunks)
+        self.take_out(chunks, regions)
+        self.drop_empty_pools()
+        self.lock.release()
+        for region in regions:
+            released += region.end - region.ptr
+        self.give_back(regions, False)
+        return released
+
+    cdef int wait_for_pool(self, PoolId id) except -1:
+        """Waits for the streams that still use a pool's freed memory, and for no others."""
+        self.record_deferred()
+        for stream in sorted(self.waiting):
+            queue = self.waiting[stream]
+            for entry in list(queue):
+                fence, late, asked_by = entry
+                if asked_by or not self.is_of_pool(late[0], id):
+                    continue
+                fence.wait()
+                if entry in queue:      # another thread may have asked it meanwhile
+                    queue.remove(entry)
+                    late[1] -= 1
+                    if late[1] == 0:
+                        self.finish_waiting(late[0])
+            if not queue and self.waiting.get(stream) is queue:
+                del self.waiting[stream]
+        return 0
+
+    cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:
+        self.acquire()
+        cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
+        self.lock.release()
+        return is_same_pool(pool_of(&lane), id)
+
+    cdef PoolId id_of(self, pool) except *:
+        first, second = pool
+        return PoolId(first, second)
+
+    cdef size_t find_pool(self, PoolId id) noexcept nogil:
+        cdef size_t i
+        for i in range(self.private_pools.size()):
+            if is_same_pool(self.private_pools[i].id, id):
+                return i
+        return NO_POOL

@@ -1,0 +1,5 @@
+"""The stream that a program has chosen for a while."""
+
+cdef int scopes_open            # in all threads, guarded by the GIL: 0 spares the look-up
+
+cdef object current_stream()

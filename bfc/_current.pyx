@@ -1,0 +1,50 @@
+"""The stream that a program has chosen for a while: `with bfc.use_stream(stream):`."""
+
+from contextvars import ContextVar
+
+from bfc.streams import stream_handle
+
+_stream = ContextVar("bfc.stream", default=None)
+
+cdef int scopes_open = 0
+
+
+cdef object current_stream():
+    """What `use_stream` was given last in this thread, or None."""
+    return _stream.get()
+
+
+cdef class use_stream:
+    """Within it, allocations that name no stream are for this one: of this thread, and of this task of asyncio.
+
+    `stream` is an int (a CUDA stream handle, 0 the default stream) or has `__cuda_stream__`. Scopes nest. Raises
+    TypeError or ValueError for what is no stream, RuntimeError where one is left that was not entered.
+
+    >>> import bfc
+    >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> with bfc.use_stream(7):
+    ...     buffer = allocator.allocate(1000)
+    >>> buffer.stream
+    7
+    """
+
+    cdef object stream
+    cdef list tokens        # one for each time that it was entered and not left
+
+    def __init__(self, stream):
+        stream_handle(stream)
+        self.stream = stream
+        self.tokens = []
+
+    def __enter__(self):
+        global scopes_open
+        self.tokens.append(_stream.set(self.stream))
+        scopes_open += 1
+        return self
+
+    def __exit__(self, *exc_info):
+        global scopes_open
+        if not self.tokens:
+            raise RuntimeError("this use_stream was not entered: write `with bfc.use_stream(stream):`")
+        _stream.reset(self.tokens.pop())
+        scopes_open -= 1

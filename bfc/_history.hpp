@@ -1,0 +1,77 @@
+// The last so many things that happened to a pool, as PyTorch's memory history names them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace bfc {
+
+enum HistoryAction {
+    kAlloc,
+    kFreeRequested,
+    kFreeCompleted,
+    kSegmentAlloc,
+    kSegmentFree,
+    kSnapshot,
+    kOom,
+};
+
+struct HistoryRecord {
+    uint64_t addr;
+    uint64_t size;
+    uint64_t stream;
+    uint64_t pool[2];
+    int64_t time_us;
+    int64_t allocation_id;  // which allocation it is about; 0: none
+    uint32_t action;
+};
+
+class History {
+public:
+    History(size_t capacity, uint32_t skipped_actions) : capacity_(capacity), skipped_(skipped_actions) {}
+
+    // Where the host has no memory for one more, the oldest makes room.
+    void add(HistoryRecord record) noexcept {
+        if (skipped_ >> record.action & 1) return;
+        record.time_us = now_us();
+        if (records_.size() < capacity_) {
+            try {
+                records_.push_back(record);
+                return;
+            } catch (...) {
+                capacity_ = records_.size();
+            }
+        }
+        if (records_.empty()) return;
+        records_[oldest_] = record;
+        oldest_ = (oldest_ + 1) % records_.size();
+    }
+
+    size_t size() const { return records_.size(); }
+    const HistoryRecord& at(size_t i) const { return records_[(oldest_ + i) % records_.size()]; }
+
+    bool copy(std::vector<HistoryRecord>& out) const noexcept {
+        try {
+            out.reserve(size());
+        } catch (...) {
+            return false;
+        }
+        for (size_t i = 0; i < size(); ++i) out.push_back(at(i));
+        return true;
+    }
+
+private:
+    size_t capacity_;
+    uint32_t skipped_;  // a bit for each action
+    size_t oldest_ = 0;
+    std::vector<HistoryRecord> records_;
+
+    static int64_t now_us() {
+        using namespace std::chrono;
+        return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
+    }
+};
+
+}  // namespace bfc

@@ -1,0 +1,23 @@
+import os
+from collections.abc import Iterable
+from typing import SupportsIndex
+
+from bfc._allocator import Allocator
+from bfc.snapshot import HistoryEntry
+
+class Recorded(Allocator):
+    def memory_stats(self) -> dict[str, int]: ...
+    def memory_summary(self, abbreviated: bool = False) -> str: ...
+    def reset_accumulated_stats(self) -> None: ...
+    def record_history(
+        self,
+        enabled: str | None = "all",
+        *,
+        context: str | None = "all",
+        stacks: str = "python",
+        max_entries: int | None = None,
+        skip_actions: Iterable[str] = (),
+    ) -> None: ...
+    def history(self) -> list[HistoryEntry]: ...
+    def deallocate_raw(self, ptr: SupportsIndex) -> None: ...
+    def dump(self, path: str | os.PathLike[str]) -> None: ...

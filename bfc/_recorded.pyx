@@ -1,0 +1,273 @@
+"""What PyTorch's policy counts and writes down: `memory_stats()`, the history, and dumps for PyTorch's viewer."""
+
+import sys
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
+
+from cython.operator cimport dereference as deref
+
+from bfc._allocator cimport Allocator, Placement
+from bfc._core cimport (
+    HISTORY_ALLOC, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
+    Chunk, ChunkHandle, Gauge, History, HistoryRecord, Region, Usage,
+)
+
+from bfc.errors import out_of_host_memory
+from bfc.snapshot import Frame, HistoryEntry
+
+_GROUPS = ("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+           "inactive_split_bytes", "requested_bytes")     # in the order of _usage.hpp
+_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot", "oom")
+_FIRST_FRAMES_ALLOWED = 1 << 14
+
+cdef enum:
+    BOTH_KINDS = 2
+
+
+cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
+    stats[name + ".current"] = gauge.current
+    stats[name + ".peak"] = gauge.peak
+    stats[name + ".allocated"] = gauge.allocated
+    stats[name + ".freed"] = gauge.freed
+    return 0
+
+
+cdef tuple python_frames():
+    """The caller's frames, innermost first."""
+    frames = []
+    try:
+        frame = sys._getframe()
+    except ValueError:
+        return ()   # a thread that Python did not start
+    while frame is not None:
+        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+@cython.no_gc_clear
+cdef class Recorded(Allocator):
+    """What PyTorch's policy counts and writes down. Make a `CachingAllocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.frames = {}
+        self.free_frames = {}
+        self.region_frames = {}
+        self.frames_allowed = _FIRST_FRAMES_ALLOWED
+        self.first_max_split_size = -1
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def memory_stats(self):
+        """PyTorch's counters by PyTorch's keys, sorted: `torch.cuda.memory_stats()`. O(1), no device call.
+
+        Each group has `.all`, `.small_pool` and `.large_pool`, and in each `.current`, `.peak`, `.allocated` and
+        `.freed`; bytes count whole chunks but for `requested_bytes`. Source: spec 3.1.
+
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> buffer = allocator.allocate("3 MiB")
+        >>> stats = allocator.memory_stats()
+        >>> stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
+        (3145728, 20971520)
+        """
+        cdef Usage usage
+        cdef int group
+        cdef dict stats = {}
+        self.catch_up()
+        self.acquire()
+        usage = self.pool.usage[0]
+        retries, ooms, syncs = self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams
+        self.lock.release()
+        for group, name in enumerate(_GROUPS):
+            add_gauge(stats, f"{name}.all", usage.read(group, BOTH_KINDS))
+            add_gauge(stats, f"{name}.small_pool", usage.read(group, SMALL))
+            add_gauge(stats, f"{name}.large_pool", usage.read(group, LARGE))
+        add_gauge(stats, "oversize_allocations", usage.oversize_allocations)
+        add_gauge(stats, "oversize_segments", usage.oversize_segments)
+        stats.update(num_alloc_retries=retries, num_ooms=ooms, num_sync_all_streams=syncs,
+                     num_device_alloc=usage.num_device_alloc, num_device_free=usage.num_device_free,
+                     max_split_size=self.first_max_split_size)
+        return dict(sorted(stats.items()))
+
+    def memory_summary(self, abbreviated=False):
+        """The statistics as a table, as `torch.cuda.memory_summary()` lays it out. Source: spec 3.2.
+
+        >>> import bfc
+        >>> print(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).memory_summary()[:20])
+        |===================
+        """
+        from bfc.viz.summary import summary
+
+        return summary(self.memory_stats(), str(self.device), abbreviated)
+
+    def reset_accumulated_stats(self):
+        """What only rises starts anew from 0; what is current, and the peaks, stay."""
+        Allocator.reset_accumulated_stats(self)
+        self.acquire()
+        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+        self.lock.release()
+
+    # -- history ------------------------------------------------------------------------------------------------------
+
+    def record_history(self, enabled="all", *, context="all", stacks="python", max_entries=None, skip_actions=()):
+        """Begins to write down what happens, as `torch.cuda.memory._record_memory_history()` does; earlier entries go.
+
+        `enabled`: "all", "state" (frames of what is live, and no history), or None to stop. `context`: whose Python
+        frames are kept: None, "state" or "alloc" (allocations), "all" (frees too): some microseconds each. The last
+        `max_entries` are kept (None: all), at 64 bytes each; those of `skip_actions` are not written down. C++ frames
+        (`stacks="all"`) are not to be had. Raises ValueError. Source: spec 3.4.
+
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.record_history()
+        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+        >>> [entry.action for entry in allocator.history()]
+        ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
+        """
+        cdef History* fresh = NULL
+        cdef History* old
+        cdef uint32_t skipped = 0
+        if enabled not in (None, "state", "all"):
+            raise ValueError(f"enabled is None, 'state' or 'all', not {enabled!r}")
+        if context not in (None, "state", "alloc", "all"):
+            raise ValueError(f"context is None, 'state', 'alloc' or 'all', not {context!r}")
+        if stacks != "python":
+            raise ValueError(f"stacks is 'python', not {stacks!r}: C++ frames are not collected")
+        if max_entries is not None and max_entries < 0:
+            raise ValueError(f"max_entries is a count, or None for all, not {max_entries}")
+        for action in skip_actions:
+            if action not in _ACTIONS:
+                raise ValueError(f"there is no action {action!r} to skip; there are {', '.join(_ACTIONS)}")
+            skipped |= 1 << _ACTIONS.index(action)
+        if enabled is not None:
+            most = 1 if enabled == "state" else sys.maxsize if max_entries is None else max(1, max_entries)
+            fresh = new History(most, skipped)
+        self.acquire()
+        old, self.pool.history = self.pool.history, fresh
+        self.lock.release()
+        del old
+        self.keeps_frames = enabled is not None and context is not None
+        self.keeps_free_frames = enabled is not None and context == "all"
+        self.frames.clear()
+        self.free_frames.clear()
+        self.region_frames.clear()
+
+    def history(self):
+        """What was recorded, oldest first: a list of `bfc.HistoryEntry`. Empty where nothing is recorded. O(n)."""
+        cdef vector[HistoryRecord] records
+        cdef bint copied = True
+        self.catch_up()
+        self.acquire()
+        if self.pool.history != NULL:
+            copied = self.pool.history.copy(records)
+        self.lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        return self.entries_of(records)
+
+    def dump(self, path):
+        """Writes `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens. See `Snapshot.dump`."""
+        self.snapshot().dump(path)
+
+    cdef list entries_of(self, vector[HistoryRecord]& records):
+        cdef list entries = []
+        cdef HistoryRecord record
+        for record in records:
+            if record.action == HISTORY_SEGMENT_ALLOC:
+                frames = self.region_frames.get(record.addr, ())
+            elif record.action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
+                frames = self.free_frames.get(record.allocation_id, ())
+            else:
+                frames = self.frames.get(record.allocation_id, ())
+            entries.append(HistoryEntry(_ACTIONS[record.action], record.addr, record.size, record.stream,
+                                        record.time_us, (record.pool[0], record.pool[1]), frames))
+        return entries
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
+        return self.region_frames.get(region, ()) if region else self.frames.get(allocation_id, ())
+
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
+                                Placement* placed) except -1:
+        cdef uint64_t changes = self.changes
+        if freed_before is not None:
+            raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
+        Allocator.allocate_placement(self, size, on, stream, None, placed)
+        if self.keeps_frames and placed.allocation_id:
+            self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
+        return 0
+
+    cdef int keep_frames(self, int64_t allocation_id, uint64_t ptr, uint64_t changes, tuple frames) except -1:
+        cdef cmap[uint64_t, Region].iterator found
+        cdef uint64_t region = 0
+        self.frames[allocation_id] = frames
+        if changes != self.changes:
+            self.acquire()
+            found = self.pool.regions.upper_bound(ptr)
+            if found != self.pool.regions.end():
+                region = deref(found).second.ptr
+            self.lock.release()
+            self.region_frames[region] = frames
+        if len(self.frames) + len(self.free_frames) + len(self.region_frames) > self.frames_allowed:
+            self.forget_frames()
+        return 0
+
+    def deallocate_raw(self, ptr):
+        """Gives an address of `allocate_raw` back; see `Allocator.deallocate_raw`. Memory that other streams use comes
+        back at the first allocation after they have finished. Source: spec 2.11."""
+        if self.keeps_free_frames and ptr:
+            self.keep_free_frames(self.chunk_at(ptr).allocation_id)
+        Allocator.deallocate_raw(self, ptr)
+
+    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        if self.keeps_free_frames:
+            self.keep_free_frames(allocation_id)
+        return Allocator.free_handle(self, handle, allocation_id)
+
+    cdef int keep_free_frames(self, int64_t allocation_id) except -1:
+        self.free_frames[allocation_id] = python_frames()
+        return 0
+
+    cdef int forget_frames(self) except -1:
+        """Drops the frames that neither the history nor a live chunk refers to."""
+        cdef size_t i
+        cdef set wanted = set()
+        cdef vector[HistoryRecord] records
+        cdef vector[Region] regions
+        self.acquire()
+        if self.pool.history != NULL:
+            self.pool.history.copy(records)
+        self.pool.list_regions(regions, True)
+        for i in range(self.pool.chunk_count):
+            if self.pool.chunks[i].allocation_id > 0:
+                wanted.add(self.pool.chunks[i].allocation_id)
+        self.lock.release()
+        wanted.update([record.allocation_id for record in records])
+        known = {record.addr for record in records if record.action == HISTORY_SEGMENT_ALLOC}
+        known.update([region.ptr for region in regions])
+        self.region_frames = {key: kept for key, kept in self.region_frames.items() if key in known}
+        self.frames = {key: kept for key, kept in self.frames.items() if key in wanted}
+        self.free_frames = {key: kept for key, kept in self.free_frames.items() if key in wanted}
+        self.frames_allowed = max(_FIRST_FRAMES_ALLOWED, 2 * (len(self.frames) + len(self.free_frames)
+                                                              + len(self.region_frames)))
+        return 0
+
+    cdef int note_refusal(self, uint64_t rounded, uint64_t device_free, uint64_t stream, uint64_t* pool) except -1:
+        """Counts a request that is refused, and writes it down."""
+        cdef int64_t number = 0
+        self.acquire()
+        self.num_ooms += 1
+        if self.pool.history != NULL:
+            number = self.pool.next_allocation_id   # of its own, to find its frames by
+            self.pool.next_allocation_id += 1
+            self.pool.history.add(HistoryRecord(device_free, rounded, stream, [pool[0], pool[1]], 0, number, HISTORY_OOM))
+        self.lock.release()
+        if number and self.keeps_frames:
+            self.frames[number] = python_frames()
+        return 0

@@ -1,0 +1,41 @@
+// PyTorch's arithmetic of sizes: what a request is rounded to, and how much is asked of the driver for it.
+#pragma once
+
+#include <cstdint>
+
+namespace bfc {
+
+struct TorchSizes {
+    static constexpr uint64_t kMinimum = 512;
+    static constexpr uint64_t kSmall = uint64_t{1} << 20;               // up to here a request is small
+    static constexpr uint64_t kSmallSegment = uint64_t{2} << 20;
+    static constexpr uint64_t kOwnSegment = uint64_t{10} << 20;         // from here on a request gets a segment its size
+    static constexpr uint64_t kSegmentStep = uint64_t{2} << 20;
+    static constexpr int kIntervals = 16;                               // of doublings, the first from 1 MiB
+
+    uint64_t large_segment = uint64_t{20} << 20;
+    bool divides = false;
+    uint8_t division_bits[kIntervals] = {};                             // 0: rounded to 512
+
+    uint64_t round(uint64_t size) const {
+        if (size < kMinimum) return kMinimum;
+        if (__builtin_expect(divides, 0)) {
+            const int doubling = 63 - __builtin_clzll(size);
+            const int bits = division_bits[doubling < 20 ? 0 : doubling - 20 < kIntervals ? doubling - 20 : kIntervals - 1];
+            if (bits > 0 && size > (kMinimum << bits)) return up_to(size, (uint64_t{1} << doubling) >> bits);
+        }
+        return up_to(size, kMinimum);
+    }
+
+    static bool is_large(uint64_t rounded) { return rounded > kSmall; }
+
+    uint64_t segment_for(uint64_t rounded) const {
+        if (rounded <= kSmall) return kSmallSegment;
+        return rounded < kOwnSegment ? large_segment : up_to(rounded, kSegmentStep);
+    }
+
+private:
+    static uint64_t up_to(uint64_t size, uint64_t step) { return (size + step - 1) & ~(step - 1); }
+};
+
+}  // namespace bfc

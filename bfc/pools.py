@@ -1,0 +1,116 @@
+"""Private pools: memory of one part of a program that no other part is served from."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from types import TracebackType
+
+from bfc._caching import CachingAllocator
+from bfc.snapshot import Snapshot
+
+_numbers = itertools.count(1)
+
+
+class MemPool:
+    """A private pool of a CachingAllocator: what is allocated under `use_mem_pool` comes from its regions alone.
+
+    `use_on_oom` lets requests from outside take its free memory when they would be refused; `no_split` hands chunks
+    out whole. The pool is released with `release()`, or when it is dropped: what it caches goes back at once, what is
+    live when it was freed and memory runs out or `empty_cache()` is called. Raises TypeError for another allocator.
+    Source: `torch.cuda.MemPool` of PyTorch 2.11, spec 2.14.
+
+    >>> import bfc
+    >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> pool = bfc.MemPool(allocator)
+    >>> with bfc.use_mem_pool(pool):
+    ...     inside = allocator.allocate(1000)
+    >>> outside = allocator.allocate(1000)
+    >>> [region.pool_id == pool.id for region in allocator.snapshot().regions]
+    [True, False]
+    """
+
+    def __init__(
+        self, allocator: CachingAllocator, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
+        if not isinstance(allocator, CachingAllocator):
+            raise TypeError(
+                f"a MemPool is made of a bfc.CachingAllocator, not {type(allocator).__name__}: "
+                f"TensorFlow's policy has one pool"
+            )
+        self._released = True
+        self.allocator = allocator
+        #: (0, n): PyTorch's id of a pool that a user made.
+        self.id: tuple[int, int] = (0, next(_numbers))
+        allocator._create_pool(self.id, bool(use_on_oom), bool(no_split))
+        self._released = False
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else f"{self.use_count()} uses"
+        return f"<bfc.MemPool {self.id}, {state}>"
+
+    def use_count(self) -> int:
+        """Its references: 1, and one for each `use_mem_pool` that is open; 0 once it is released."""
+        return self.allocator._pool_use_count(self.id)
+
+    def snapshot(self) -> Snapshot:
+        """The allocator's snapshot, with this pool's regions alone."""
+        return self.allocator.snapshot().of_pool(self.id)
+
+    def release(self) -> None:
+        """Ends the pool. Raises RuntimeError while it is in use. Releasing twice does nothing."""
+        if self._released:
+            return
+        if self.use_count() > 1:
+            raise RuntimeError(f"{self!r} is in use: leave its use_mem_pool first")
+        self._released = True
+        if self.allocator.closed:
+            return
+        self.allocator._set_use_on_oom(self.id, False)
+        self.allocator._release_pool(self.id)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # strict, inside another pool's scope: it goes later
+            self.allocator._empty_pool(self.id)
+        self.allocator._set_no_split(self.id, False)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_released", True):
+            self.release()
+
+
+class use_mem_pool:  # noqa: N801 - it reads as a function
+    """Within it, what this thread allocates from the pool's allocator comes from the pool. Scopes nest, the inner one
+    wins; other threads are not diverted.
+
+    Raises RuntimeError for a pool that was released, and where a scope is left that this thread has not entered.
+    """
+
+    def __init__(self, pool: MemPool) -> None:
+        if not isinstance(pool, MemPool):
+            raise TypeError(f"use_mem_pool takes a bfc.MemPool, not {type(pool).__name__}")
+        self._pool = pool
+        self._entered: list[int] = []
+
+    def __enter__(self) -> MemPool:
+        if self._pool._released:
+            raise RuntimeError(f"{self._pool!r} cannot be used any more: make another")
+        self._pool.allocator._begin_pool(self._pool.id)
+        self._entered.append(threading.get_ident())
+        return self._pool
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._entered or self._entered[-1] != threading.get_ident():
+            raise RuntimeError(
+                "this use_mem_pool was not entered in this thread: "
+                "write `with bfc.use_mem_pool(pool):`"
+            )
+        self._entered.pop()
+        self._pool.allocator._end_pool(self._pool.id)
+        self._pool.allocator._release_pool(self._pool.id)

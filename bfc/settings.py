@@ -1,0 +1,666 @@
+"""The settings of PyTorch's caching policy, and the text that they are written in (spec 2.18).
+
+The text is the one that PyTorch 2.11 takes in PYTORCH_CUDA_ALLOC_CONF. Keys of that version which
+have no bearing on this allocator are read, checked and kept, so that a text can be moved over as
+it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import operator
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsFloat, SupportsIndex
+
+from bfc.errors import SettingsError
+
+VARIABLE = "BFC_ALLOC_CONF"
+MIB = 1 << 20
+MIN_BLOCK = 512
+LARGE_SEGMENT = 20 * MIB
+#: Entry i of the divisions is for sizes from 2**(20 + i) bytes on; the first and last entry also
+#: for what is smaller and larger.
+ENTRIES = 16
+
+_WORD = 1 << 64  # upstream's numbers are unsigned words, and wrap
+_MOST_DIGITS = 100  # where a number is not read by prefix
+_SHOWN = 60
+_SEPARATORS = (",", ":", "[", "]")
+
+_LARGE = "large_segment_size_mb"
+_ROUNDUP = "roundup_power2_divisions"
+_EXPANDABLE = "expandable_segments"
+_BACKEND = "backend"
+_ALIASES = {
+    "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
+    "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
+}
+#: What PyTorch has in a later version than the one that is followed here.
+_LATER = (
+    "throw_on_cudamalloc_oom",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "pinned_free_catch_all",
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+)
+
+#: A value as written: one token, or the pairs of a list.
+_Value = str | tuple[tuple[str, str], ...]
+_Item = tuple[str, _Value]
+
+_TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
+_SPACE = str.maketrans("", "", " \t\n\v\f\r")
+_WHOLE = re.compile(r"\d+", re.ASCII)
+_WHOLE_PREFIX = re.compile(r"([+-]?)(\d+)", re.ASCII)
+_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+_REAL = re.compile(_DECIMAL, re.ASCII | re.IGNORECASE)
+_REAL_PREFIX = re.compile(
+    rf"[+-]?(?:inf|nan|0x(?:[\da-f]+(?:\.[\da-f]*)?|\.[\da-f]+)(?:p[+-]?\d+)?|{_DECIMAL})",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class CachingSettings:
+    """The settings in force. `apply` and `with_options` make them, with checks; one made directly
+    is not checked.
+
+    Sizes are bytes. `text` is the last text applied. `max_split_size` is None where it is
+    unlimited. `roundup_power2_divisions` has 16 entries, for [1, 2) MiB up to 32 GiB and above.
+    The last six change nothing in this allocator.
+
+    >>> settings = CachingSettings().apply("max_split_size_mb:40, roundup_power2_divisions:4")
+    >>> settings.max_split_size, settings.round_size(84 << 20) >> 20
+    (41943040, 96)
+    >>> settings.apply("garbage_collection_threshold:0.8").max_split_size is None
+    True
+    """
+
+    text: str = ""
+    max_split_size: int | None = None
+    max_non_split_rounding: int = LARGE_SEGMENT
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: tuple[int, ...] = (0,) * ENTRIES
+    large_segment_size: int = LARGE_SEGMENT
+    per_process_memory_fraction: float = 1.0
+    release_lock_on_cudamalloc: bool = False
+    graph_capture_record_stream_reuse: bool = False
+    pinned_use_cuda_host_register: bool = False
+    pinned_num_register_threads: int = 1
+    pinned_use_background_threads: bool = False
+    pinned_reserve_segment_size: int = 0
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, strict: bool = False
+    ) -> CachingSettings:
+        """The settings that the variable BFC_ALLOC_CONF holds; the defaults where it is not set.
+
+        >>> CachingSettings.from_environment({"BFC_ALLOC_CONF": "large_segment_size_mb:64"}).text
+        'large_segment_size_mb:64'
+        """
+        try:
+            return cls().apply(environ.get(VARIABLE, ""), strict)
+        except SettingsError as error:
+            raise error.found_in(VARIABLE) from None
+
+    def apply(self, text: str, strict: bool = False) -> CachingSettings:
+        """The settings after this text, as PyTorch 2.11 reads it. Raises SettingsError.
+
+        max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold and
+        roundup_power2_divisions go back to their defaults where the text does not name them; the
+        rest stays as it is. With `strict` all is accepted that PyTorch 2.11 accepts: a number is
+        read as far as it goes (`40abc`), the last of repeated keys counts, any token separates.
+        What bfc cannot do (`expandable_segments:True`) is refused all the same.
+
+        >>> CachingSettings().apply("max_split_size_mb:2")
+        Traceback (most recent call last):
+        bfc.errors.SettingsError: max_split_size_mb: '2' is too small
+          allowed: a whole number of MiB, at least 20, the large_segment_size_mb in force
+        """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"settings are a text such as 'max_split_size_mb:40', not {type(text).__name__}"
+            )
+        items = _Items(_TOKEN.findall(text.translate(_SPACE)), strict).read()
+        return dataclasses.replace(self, **_Reader(strict).changes(self, items), text=text)
+
+    def with_options(
+        self,
+        *,
+        max_split_size_mb: SupportsIndex | None = None,
+        max_non_split_rounding_mb: SupportsIndex | None = None,
+        garbage_collection_threshold: SupportsFloat | None = None,
+        roundup_power2_divisions: SupportsIndex | Mapping[int | str, int] | None = None,
+        large_segment_size_mb: SupportsIndex | None = None,
+        per_process_memory_fraction: SupportsFloat | None = None,
+        release_lock_on_cudamalloc: bool | None = None,
+        graph_capture_record_stream_reuse: bool | None = None,
+        pinned_use_cuda_host_register: bool | None = None,
+        pinned_num_register_threads: SupportsIndex | None = None,
+        pinned_use_background_threads: bool | None = None,
+        pinned_reserve_segment_size_mb: SupportsIndex | None = None,
+    ) -> CachingSettings:
+        """These settings but for the options given, under the names and checks of the text.
+
+        None leaves a setting as it is: nothing is reset. A non-split rounding that equals the large
+        segment size moves with it. `roundup_power2_divisions` is a number of divisions for all
+        sizes, or {MiB: divisions, ">": divisions}. The new `text` is that of `as_text`. Raises
+        SettingsError for a value that the text would not allow, TypeError for a wrong type.
+
+        >>> CachingSettings().with_options(roundup_power2_divisions={64: 8, ">": 1}).as_text()
+        'roundup_power2_divisions:[64:8,>:1]'
+        """
+        options = {key: value for key, value in locals().items() if key != "self"}
+        options = {key: value for key, value in options.items() if value is not None}
+        if not options:
+            return self
+        written = {key: _written(key, value) for key, value in options.items()}
+        items = (dict(self._items()) | written).items()
+        made = dataclasses.replace(self, **_Reader().changes(self, items))
+        return dataclasses.replace(made, text=made.as_text())
+
+    def as_text(self) -> str:
+        """A text that gives these settings to an allocator that has the defaults.
+
+        >>> CachingSettings().apply("large_segment_size_mb : 0030").as_text()
+        'large_segment_size_mb:30'
+        """
+        return ",".join(f"{key}:{_rendered(value)}" for key, value in self._items())
+
+    def as_torch(self) -> dict[str, Any]:
+        """The `allocator_settings` of PyTorch's snapshots (spec 3.4).
+
+        >>> CachingSettings().apply("max_split_size_mb:40").as_torch()["max_split_size"]
+        41943040
+        """
+        split = _WORD - 1 if self.max_split_size is None else self.max_split_size
+        divisions = self.roundup_power2_divisions
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.text,
+            "max_split_size": split - _WORD if split >= _WORD // 2 else split,  # a signed word
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": False,
+            "pinned_num_register_threads": self.pinned_num_register_threads,
+            "release_lock_on_cudamalloc": self.release_lock_on_cudamalloc,
+            "pinned_use_cuda_host_register": self.pinned_use_cuda_host_register,
+            "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
+            "max_round_threshold": -1,
+            "max_cached_size": -1,
+            "roundup_power2_divisions": {str(1 << i): n for i, n in enumerate(divisions)},
+        }
+
+    def divisions_for(self, size: int) -> int:
+        """The divisions for a request of so many bytes (spec 2.2).
+
+        >>> CachingSettings().apply("roundup_power2_divisions:[64:8]").divisions_for(3 << 20)
+        8
+        """
+        return self.roundup_power2_divisions[_entry(size >> 20)]
+
+    def round_size(self, size: int) -> int:
+        """The bytes of the block for a request of so many bytes (spec 2.2).
+
+        >>> CachingSettings().round_size(513)
+        1024
+        """
+        if size < MIN_BLOCK:
+            return MIN_BLOCK
+        divisions = self.divisions_for(size)
+        # The product wraps in upstream: from 2**55 divisions on all goes to a power of two.
+        if divisions > 1 and size > MIN_BLOCK * divisions % _WORD:
+            base = 1 << (size.bit_length() - 1)
+            if base == size:
+                return size
+            return _up(size, base // divisions or base)
+        return _up(size, MIN_BLOCK)
+
+    def _items(self) -> list[_Item]:
+        """What differs from the defaults, as it would be written."""
+        default = CachingSettings(max_non_split_rounding=self.large_segment_size)
+        return [
+            (key, kind.write(getattr(self, kind.field)))
+            for key, kind in _KINDS.items()
+            if getattr(self, kind.field) != getattr(default, kind.field)
+        ]
+
+
+def _up(size: int, step: int) -> int:
+    return (size + step - 1) // step * step
+
+
+def _entry(mib: int) -> int:
+    """The index of the divisions for a size in MiB."""
+    return min(max(mib.bit_length() - 1, 0), ENTRIES - 1)
+
+
+# Writing -------------------------------------------------------------------------------------
+
+
+def _rendered(value: _Value) -> str:
+    if isinstance(value, str):
+        return value
+    return f"[{','.join(f'{interval}:{divisions}' for interval, divisions in value)}]"
+
+
+def _write_mib(nbytes: int) -> str:
+    return str(nbytes // MIB)
+
+
+def _write_divisions(divisions: tuple[int, ...]) -> _Value:
+    """The first interval also stands for those below it, and ">" for those above the last one."""
+    top = divisions[-1]
+    if top and set(divisions) == {top}:
+        return str(top)
+    first = next((i for i, n in enumerate(divisions) if n != divisions[0]), ENTRIES) - 1
+    last = next((i for i in reversed(range(ENTRIES)) if divisions[i] != top), 0)
+    pairs = [(str(1 << i), str(divisions[i])) for i in range(first, last + 1)]
+    return (*pairs, (">", str(top))) if top else tuple(pairs)
+
+
+def _written(key: str, value: Any) -> _Value:
+    """A keyword argument as the text would have it."""
+    try:
+        if key == _ROUNDUP and isinstance(value, Mapping):
+            return tuple(
+                (">" if interval == ">" else _whole(interval), _whole(divisions))
+                for interval, divisions in value.items()
+            )
+        return _KINDS[key].word(value)
+    except TypeError:
+        raise TypeError(f"{key} is {_KINDS[key].type}, not {value!r:.{_SHOWN}}") from None
+
+
+def _whole(value: Any) -> str:
+    if isinstance(value, bool):
+        raise TypeError
+    number = operator.index(value)
+    bits = number.bit_length()
+    return str(number) if bits <= 256 else f"{'-' if number < 0 else ''}2**{bits - 1} or more"
+
+
+def _real(value: Any) -> str:
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    return repr(float(value))
+
+
+def _flag(value: Any) -> str:
+    if not isinstance(value, bool):
+        raise TypeError
+    return str(value)
+
+
+# Reading -------------------------------------------------------------------------------------
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
+
+
+class _Items:
+    """Turns tokens into pairs of a known key and what was written for it."""
+
+    def __init__(self, tokens: list[str], strict: bool) -> None:
+        self.tokens = tokens
+        self.strict = strict
+        self.at = 0
+
+    def read(self) -> list[_Item]:
+        items: list[_Item] = []
+        seen: set[str] = set()
+        while self.at < len(self.tokens):
+            key = self.tokens[self.at]
+            name = _name(key)
+            if name not in _KINDS and name not in _FIXED:
+                raise _unknown(key)
+            if name in seen and not self.strict:
+                raise _malformed(key, "stands twice")
+            seen.add(name)
+            items.append((key, self._value(key)))
+            self._end_of_item(key)
+        return items
+
+    def _peek(self) -> str:
+        """The token after the one we are at; "" past the end."""
+        return self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ""
+
+    def _next(self, key: str, what: str, wanted: str = "") -> str:
+        """On to the next token, the separator that is wanted or a word. Upstream takes any token
+        for any separator."""
+        before, found = self.tokens[self.at], self._peek()
+        if not found:
+            raise _malformed(key, f"{what} is missing at the end")
+        is_right = found == wanted if wanted else found not in _SEPARATORS
+        if not is_right and not self.strict:
+            raise _malformed(
+                key, f"{what} is missing between {_shown(before)} and {_shown(found)}", found
+            )
+        self.at += 1
+        return found
+
+    def _value(self, key: str) -> _Value:
+        self._next(key, "a colon", ":")
+        if self._peek() != "[":
+            return self._next(key, "the value")
+        if key == _ROUNDUP:
+            self.at += 1
+            return self._list(key)
+        raise _malformed(key, "this setting takes no list", "[")
+
+    def _list(self, key: str) -> _Value:
+        pairs: list[tuple[str, str]] = []
+        seen: set[str] = set()
+        while self._peek() != "]":
+            interval = self._next(key, "a size in MiB")
+            if self._next(key, "a colon", ":") == "]":  # upstream reads the text a second time
+                raise _malformed(key, f"the list ends after {_shown(interval)}", interval)
+            pairs.append((interval, self._next(key, "a number of divisions")))
+            if interval in seen and not self.strict:
+                raise _malformed(key, f"{_shown(interval)} stands twice in the list", interval)
+            seen.add(interval)
+            if self._peek() != "]":
+                self._next(key, "a comma or the closing bracket", ",")
+        self.at += 1
+        return tuple(pairs)
+
+    def _end_of_item(self, key: str) -> None:
+        """On to the next key. A comma may end the text."""
+        separator = self._next(key, "a comma", ",") if self._peek() else ""
+        if separator == _LARGE:  # upstream looks for it before all else, and finds no value
+            raise _malformed(_LARGE, "a colon is missing at the end")
+        self.at += 1
+
+
+def _name(key: str) -> str:
+    return _ALIASES.get(key, key)
+
+
+def _malformed(key: str, fault: str, given: str = "") -> SettingsError:
+    return SettingsError(fault, key=key, given=given, allowed=_allowed(key))
+
+
+def _allowed(key: str, large: int = LARGE_SEGMENT) -> str:
+    text = _FIXED[key].allowed if key in _FIXED else _KINDS[_name(key)].allowed
+    return text.replace("{large}", str(large // MIB))
+
+
+def _unknown(key: str) -> SettingsError:
+    if key in _LATER:
+        return SettingsError(
+            "a later PyTorch has this setting, 2.11, which bfc follows, does not",
+            key=key,
+            given=key,
+            allowed=_all_keys(),
+        )
+    if key in _SEPARATORS:
+        fault, close = f"a setting is missing before {key!r}", []
+    else:
+        fault = f"there is no setting {_shown(key)}"
+        close = difflib.get_close_matches(key[:_SHOWN].lower(), (*_KINDS, *_FIXED), 1)
+    hint = close[0] if close else ""
+    return SettingsError(fault, given=key, allowed=_all_keys(), hint=hint)
+
+
+def _all_keys() -> str:
+    """A few keys a line."""
+    lines = textwrap.wrap(", ".join((*_KINDS, *_FIXED)), 100, break_long_words=False)
+    return "\n    ".join(["KEY:VALUE,KEY:VALUE with these keys:", *lines])
+
+
+class _Reader:
+    """Checks what was written and makes values of it."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.large = LARGE_SEGMENT
+
+    def changes(self, settings: CachingSettings, items: Iterable[_Item]) -> dict[str, Any]:
+        """The fields after these items: of all keys that a parse resets, and of those named."""
+        items = list(items)
+        self.large = settings.large_segment_size
+        for key, value in items:
+            if key == _LARGE:  # first, wherever it stands: it moves the least of others
+                self.large = self._read(key, value)
+        changes: dict[str, Any] = {
+            "max_split_size": None,
+            "max_non_split_rounding": self.large,
+            "garbage_collection_threshold": 0.0,
+            "roundup_power2_divisions": (0,) * ENTRIES,
+            "large_segment_size": self.large,
+        }
+        for key, value in items:
+            if key in _FIXED:
+                _FIXED[key].check(key, _rendered(value))
+            elif key == _ROUNDUP:  # repeated ones add up
+                changes[key] = self.divisions(value, changes[key])
+            elif key != _LARGE:
+                changes[_KINDS[_name(key)].field] = self._read(key, value)
+        return changes
+
+    def _read(self, key: str, value: _Value) -> Any:
+        return _KINDS[_name(key)].read(self, key, _rendered(value))
+
+    def fault(self, key: str, given: str, what: str) -> SettingsError:
+        return SettingsError(
+            f"{_shown(given)} {what}",
+            key=key,
+            given=given,
+            allowed=_allowed(key, self.large),
+        )
+
+    def whole(self, key: str, given: str) -> int:
+        match = (_WHOLE_PREFIX.match if self.strict else _WHOLE.fullmatch)(given)
+        if match is None:
+            raise self.fault(key, given, "is not a whole number of 0 or more")
+        sign, digits = match.groups() if self.strict else ("", given)
+        digits = digits.lstrip("0")
+        number = int(digits or "0") if len(digits) <= 20 else _WORD
+        if number >= _WORD:
+            raise self.fault(key, given, "is not below 2**64")
+        return -number % _WORD if sign == "-" else number
+
+    def mib(self, key: str, given: str, least: int) -> int:
+        number = self.whole(key, given)
+        if number < least:
+            raise self.fault(key, given, "is too small")
+        return min(number, (_WORD - 1) // MIB) * MIB
+
+    def mib_above_large(self, key: str, given: str) -> int:
+        return self.mib(key, given, self.large // MIB)
+
+    def large_segment(self, key: str, given: str) -> int:
+        return self.mib(key, given, 11)
+
+    def pinned_reserve(self, key: str, given: str) -> int:
+        return self.mib(key, given, 1)
+
+    def threads(self, key: str, given: str) -> int:
+        number = self.whole(key, given)
+        if number.bit_count() != 1 or number > 128:
+            raise self.fault(key, given, "is out of range")
+        return number
+
+    def flag(self, key: str, given: str) -> bool:
+        if given not in ("True", "False"):
+            raise self.fault(key, given, "is neither True nor False")
+        return given == "True"
+
+    def threshold(self, key: str, given: str) -> float:
+        number = self.real(key, given)
+        if not 0.0 < number < 1.0:
+            raise self.fault(key, given, "is out of range")
+        return number
+
+    def fraction(self, key: str, given: str) -> float:
+        number = self.real(key, given)
+        if not 0.0 <= number <= 1.0:
+            raise self.fault(key, given, "is out of range")
+        return number
+
+    def real(self, key: str, given: str) -> float:
+        match = (_REAL_PREFIX.match if self.strict else _REAL.fullmatch)(given)
+        if match is None or not (self.strict or len(given) <= _MOST_DIGITS):
+            raise self.fault(key, given, "is not a number")
+        text = match[0].lower()
+        mantissa, _, _ = text.partition("p" if "x" in text else "e")
+        try:
+            number = float.fromhex(text) if "x" in text else float(text)
+        except OverflowError:
+            number = math.inf
+        tiny = 0.0 < abs(number) < sys.float_info.min and "x" not in text
+        if tiny or (number == 0.0 and mantissa.strip("+-0x.")):
+            raise self.fault(key, given, "is too close to 0")
+        return number
+
+    def divisions(self, value: _Value, table: tuple[int, ...]) -> tuple[int, ...]:
+        """The table of divisions, with this setting over it."""
+        if isinstance(value, str):
+            number = self.whole(_ROUNDUP, value)
+            if number.bit_count() != 1:
+                raise self.fault(_ROUNDUP, value, "is not a power of two")
+            return (number,) * ENTRIES
+        entries, last, is_first = list(table), 0, True
+        for interval, written in value:
+            if interval == ">":
+                number = self._listed(interval, written)
+                entries[last + 1 :] = [number] * (ENTRIES - 1 - last)
+                continue
+            mib = self.whole(_ROUNDUP, interval)
+            if mib.bit_count() != 1:
+                raise self.fault(_ROUNDUP, interval, "is not a power of two, or '>'")
+            number, last = self._listed(interval, written), _entry(mib)
+            entries[0 if is_first else last : last + 1] = [number] * (last + 1 if is_first else 1)
+            is_first = False
+        return tuple(entries)
+
+    def _listed(self, interval: str, written: str) -> int:
+        number = self.whole(_ROUNDUP, written)
+        if number.bit_count() > 1:
+            given = f"{interval}:{written}"
+            raise self.fault(_ROUNDUP, given, "has divisions that are no power of two, and not 0")
+        return number
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a key is read and written. `word` makes the text of a keyword argument."""
+
+    field: str
+    read: Callable[[_Reader, str, str], Any]
+    write: Callable[[Any], _Value]
+    word: Callable[[Any], str]
+    type: str
+    allowed: str
+
+
+def _mib(field: str, read: Callable[[_Reader, str, str], int], allowed: str) -> _Kind:
+    return _Kind(field, read, _write_mib, _whole, "an int", f"a whole number of MiB, {allowed}")
+
+
+def _bool(field: str) -> _Kind:
+    return _Kind(field, _Reader.flag, str, _flag, "a bool", "True or False")
+
+
+_ABOVE_LARGE = f"at least {{large}}, the {_LARGE} in force"
+#: The keys, in the order in which they are listed and written.
+_KINDS = {
+    "max_split_size_mb": _mib("max_split_size", _Reader.mib_above_large, _ABOVE_LARGE),
+    "max_non_split_rounding_mb": _mib(
+        "max_non_split_rounding", _Reader.mib_above_large, _ABOVE_LARGE
+    ),
+    "garbage_collection_threshold": _Kind(
+        "garbage_collection_threshold",
+        _Reader.threshold,
+        repr,
+        _real,
+        "a float",
+        "a number above 0 and below 1, such as 0.8",
+    ),
+    _ROUNDUP: _Kind(
+        _ROUNDUP,
+        _Reader.whole,
+        _write_divisions,
+        _whole,
+        "an int or a dict of them such as {64: 8, '>': 1}",
+        "a power of two such as 4, or a list such as [64:8,256:4,>:1] of sizes in MiB "
+        "(powers of two, or '>' for the sizes above) and their divisions (powers of two, or 0)",
+    ),
+    _LARGE: _mib("large_segment_size", _Reader.large_segment, "at least 11"),
+    "per_process_memory_fraction": _Kind(
+        "per_process_memory_fraction",
+        _Reader.fraction,
+        repr,
+        _real,
+        "a float",
+        "a number from 0 to 1",
+    ),
+    "release_lock_on_cudamalloc": _bool("release_lock_on_cudamalloc"),
+    "graph_capture_record_stream_reuse": _bool("graph_capture_record_stream_reuse"),
+    "pinned_use_cuda_host_register": _bool("pinned_use_cuda_host_register"),
+    "pinned_num_register_threads": _Kind(
+        "pinned_num_register_threads",
+        _Reader.threads,
+        str,
+        _whole,
+        "an int",
+        "a power of two from 1 to 128",
+    ),
+    "pinned_use_background_threads": _bool("pinned_use_background_threads"),
+    "pinned_reserve_segment_size_mb": _mib(
+        "pinned_reserve_segment_size", _Reader.pinned_reserve, "at least 1"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A key with one value that bfc can honour, and one that it cannot honour yet."""
+
+    value: str
+    refused: str
+    why: str
+    instead: str
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.value}, which is the same as to leave the setting out"
+
+    def check(self, key: str, given: str) -> None:
+        if given == self.refused:
+            raise SettingsError(
+                f"{given} is not possible: {self.why}",
+                key=key,
+                given=given,
+                allowed=self.allowed,
+                hint=self.instead,
+            )
+        if given != self.value:
+            what = f"{_shown(given)} is neither {self.value} nor {self.refused}"
+            raise SettingsError(what, key=key, given=given, allowed=self.allowed)
+
+
+_FIXED = {
+    _EXPANDABLE: _Fixed(
+        "False",
+        "True",
+        "bfc does not manage expandable segments yet",
+        "against fragmentation, max_split_size_mb, garbage_collection_threshold or a larger "
+        "large_segment_size_mb",
+    ),
+    _BACKEND: _Fixed(
+        "native",
+        "cudaMallocAsync",
+        "this allocator is the native backend, and does not replace itself",
+        "bfc.CUDASubAllocator(kind='async'), which takes the segments from the driver's "
+        "stream-ordered pool",
+    ),
+}
