@@ -41,6 +41,7 @@ HEADERS = [
 ]
 MODULES = [
     "_core",
+    "_invariants",
     "_driver",
     "_arguments",
     "_current",

@@ -2,7 +2,7 @@
 //
 // Sizes fall into fine bins, 32 to a doubling, and two bitmaps find the next bin that is not empty. On real traces nine
 // of ten are found empty, so a bin holds its smallest chunk itself; the others stand in a B+ tree behind it, which is
-// one flat leaf until there are more than 24. Slots stand in *descending* order, so that the smallest is the last of
+// one flat leaf until there are more than 48. Slots stand in *descending* order, so that the smallest is the last of
 // its leaf and leaves without moving another.
 //
 // TensorFlow's 21 bins partition sizes too, so a search upwards through either finds the same chunk: the smallest that
@@ -42,7 +42,7 @@ public:
     static constexpr int kMantissaBits = 5;   // 32 bins to a doubling of the size
     static constexpr int kBins = (64 - kGranuleBits - kMantissaBits + 1) << kMantissaBits;
     static constexpr int kWords = (kBins + 63) / 64;
-    static constexpr int kFanOut = 24;
+    static constexpr int kFanOut = 48;
     static constexpr int kSpareNodes = 16;    // more than one insertion can split: a tree that high fits no machine
     static constexpr int kMostSpareNodes = 256;
 

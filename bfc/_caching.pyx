@@ -396,7 +396,8 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
         return self.release(request, regions)
 
-    cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target, vector[Region]& out) noexcept nogil:
+    cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target,
+                             vector[Region]& out) noexcept nogil:
         """In passes: each takes all that are at least as old as the average of what is left."""
         cdef uint64_t reclaimed = 0, age
         cdef double total_age = 0, oldest_allowed

@@ -77,27 +77,37 @@ cdef extern from "_starts.hpp" namespace "bfc" nogil:
         size_t bytes()
 
 cdef extern from "_usage.hpp" namespace "bfc" nogil:
-    cdef struct Gauge:
+    cdef cppclass Gauge:
         int64_t current
         int64_t peak
         int64_t allocated
         int64_t freed
+        void raise_by "raise"(int64_t amount)
+        void lower(int64_t amount)
 
     cdef cppclass Usage:
         Gauge oversize_allocations
         Gauge oversize_segments
         int64_t num_device_alloc
         int64_t num_device_free
-        void handed_out(int kind, int64_t size, int64_t requested, int64_t left, cbool was_piece, cbool oversize)
-        void given_up(int kind, int64_t size, cbool oversize)
-        void owned_again(int kind, int64_t size, cbool oversize)
-        void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, cbool is_piece)
+        void handed_out(int kind, int64_t size, int64_t requested, int64_t left, cbool was_piece)
+        void given_up(int kind, int64_t size)
+        void owned_again(int kind, int64_t size)
+        void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, cbool is_piece,
+                       cbool was_waiting)
         void piece_went(int kind, int64_t size)
         void region_came(int kind, int64_t size, cbool oversize)
         void region_went(int kind, int64_t size, cbool oversize)
         Gauge read(int group, int kind)
         void restart_peaks()
         void restart_totals()
+        void restart_bytes_peak()
+        void merge_bytes_peak(int64_t active, int64_t owned)
+
+    const int BOTH_KINDS "bfc::Usage::kKinds"
+    const int ACTIVE "bfc::kActive"
+    const int ACTIVE_BYTES "bfc::kActiveBytes"
+    const int ALLOCATED_BYTES "bfc::kAllocatedBytes"
 
 cdef extern from "_history.hpp" namespace "bfc" nogil:
     cdef enum HistoryAction:
@@ -162,8 +172,9 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     uint32_t kind
     uint32_t regions                # how many have their chunks here
     Lane lane
+    uint64_t unused[5]              # 128 bytes in all: finding one by its index is a shift
 
-cdef struct Counters:               # TensorFlow's AllocatorStats
+cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs
     uint64_t bytes_in_use           # whole chunks, not what was asked for
     uint64_t peak_bytes_in_use
@@ -171,6 +182,7 @@ cdef struct Counters:               # TensorFlow's AllocatorStats
     uint64_t pool_bytes
     uint64_t peak_pool_bytes
     uint64_t bytes_waiting          # the part of bytes_in_use that is freed already and waits for a stream
+    uint64_t peak_bytes_owned       # of bytes_in_use without those; only where PyTorch's counts are kept
 
 
 cdef struct Events:                 # a trace, and where its replay writes
@@ -264,18 +276,14 @@ cdef class Pool:
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil
     cdef void restart_peaks(self) noexcept nogil
+    cdef Counters totals(self) noexcept nogil
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts,
                         vector[BinSet]& owners) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil
-    cdef const char* fault(self) noexcept nogil
 
-    cdef const char* fault_in_regions(self, Counters* recount, size_t* reached) noexcept nogil
-    cdef const char* fault_in_chunk(self, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
-                                    Counters* recount) noexcept nogil
-    cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil
     cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil
     cdef Bins* bins_of(self, ChunkHandle handle) noexcept nogil
     cdef void count_removed(self, BinSet* owner, Chunk* chunk, cbool is_piece) noexcept nogil

@@ -80,12 +80,6 @@ cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogi
             and one.thread == other.thread)
 
 
-cdef inline const char* unless(cbool sound, const char* fault) noexcept nogil:
-    if sound:
-        return NULL
-    return fault
-
-
 cdef class SharedCounter:
     """A clock of frees, shared by allocators that a device's queue orders (TensorFlow's `SharedCounter`).
 
@@ -269,9 +263,10 @@ cdef class Pool:
         """Puts a free chunk that stands in no bin to use. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
-        cdef cbool was_piece = chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK
-        if (left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)) and rounded < wanted.oversize:
-            self.split_chunk(wanted.bins, handle, rounded)
+        cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # no branch: it is anybody's guess
+        if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
+            if rounded < wanted.oversize:
+                self.split_chunk(wanted.bins, handle, rounded)
         chunk.requested_size = requested
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
@@ -280,15 +275,18 @@ cdef class Pool:
         if indexed:
             chunk.state = IN_USE | INDEXED
             self.starts.insert(chunk.ptr, handle)
-        self.counters.num_allocs += 1
-        self.counters.bytes_in_use += chunk.size
-        self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
-        self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, chunk.size)
-        if self.usage != NULL:
-            self.usage.handed_out(wanted.kind, chunk.size, requested, left if chunk.size == rounded else 0, was_piece,
-                                  chunk.size >= wanted.oversize)
-            if self.history != NULL:
-                self.note(HISTORY_ALLOC, chunk, requested)
+        if chunk.size > self.counters.largest_alloc_size:
+            self.counters.largest_alloc_size = chunk.size
+        if self.usage == NULL:
+            self.counters.num_allocs += 1
+            self.counters.bytes_in_use += chunk.size
+            self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
+            return handle
+        self.usage.handed_out(wanted.kind, chunk.size, requested, left if chunk.size == rounded else 0, was_piece)
+        if chunk.size >= wanted.oversize:
+            self.usage.oversize_allocations.raise_by(1)
+        if self.history != NULL:
+            self.note(HISTORY_ALLOC, chunk, requested)
         return handle
 
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
@@ -347,33 +345,44 @@ cdef class Pool:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t size = chunk.size
-        cdef int neighbours = 0
-        if chunk.state & STATE == WAITING:
+        cdef int neighbours
+        cdef cbool was_waiting = chunk.state & STATE == WAITING
+        if was_waiting:
             self.counters.bytes_waiting -= size
         else:
-            self.usage.given_up(owner.kind, size, size >= owner.oversize)
+            if size >= owner.oversize:
+                self.usage.oversize_allocations.lower(1)
             if self.history != NULL:
                 self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
         if self.history != NULL:
             self.note(HISTORY_FREE_COMPLETED, chunk, chunk.requested_size)
-        self.counters.bytes_in_use -= size
+        neighbours = self.chunks[chunk.prev if chunk.prev != NO_CHUNK else handle].state == FREE
+        neighbours += self.chunks[chunk.next if chunk.next != NO_CHUNK else handle].state == FREE
         chunk.allocation_id = -1
         chunk.state = FREE
-        if chunk.prev != NO_CHUNK:
-            neighbours += self.chunks[chunk.prev].state == FREE
-        if chunk.next != NO_CHUNK:
-            neighbours += self.chunks[chunk.next].state == FREE
         cdef uint64_t requested = chunk.requested_size
         cdef ChunkHandle merged = self.try_to_coalesce(owner.bins, handle, True)
         chunk = &self.chunks[merged]
         chunk.freed_at_count = self.clock
         self.insert_free_chunk_into_bin(owner.bins, merged)
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size,
-                             chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK)
+                             (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK), was_waiting)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
         self.counters.peak_pool_bytes = self.counters.pool_bytes
+
+    cdef Counters totals(self) noexcept nogil:
+        """The counters, of which PyTorch's are kept elsewhere."""
+        cdef Counters totals = self.counters
+        cdef Gauge gauge
+        if self.usage != NULL:
+            totals.num_allocs = self.usage.read(ACTIVE, BOTH_KINDS).allocated
+            gauge = self.usage.read(ACTIVE_BYTES, BOTH_KINDS)
+            totals.bytes_in_use = <uint64_t>gauge.current
+            totals.peak_bytes_in_use = <uint64_t>gauge.peak
+            totals.peak_bytes_owned = <uint64_t>self.usage.read(ALLOCATED_BYTES, BOTH_KINDS).peak
+        return totals
 
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil:
         """The host memory that it keeps: records ever used, the table of starts, the bins."""
@@ -389,8 +398,9 @@ cdef class Pool:
         self.unindex_chunk(handle)
         chunk.state = WAITING
         if self.usage != NULL:
-            self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size,
-                                chunk.size >= self.bin_sets[chunk.bin_set].oversize)
+            self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
+            if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
+                self.usage.oversize_allocations.lower(1)
             if self.history != NULL:
                 self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
         chunk.allocation_id = -1
@@ -404,8 +414,7 @@ cdef class Pool:
         chunk.allocation_id = allocation_id
         self.counters.bytes_waiting -= chunk.size
         if self.usage != NULL:
-            self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size,
-                                   chunk.size >= self.bin_sets[chunk.bin_set].oversize)
+            self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size)
 
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""
@@ -442,6 +451,7 @@ cdef class Pool:
         cdef uint64_t rounded
         cdef uint32_t bin_set
         cdef Lane lane = events.lane
+        cdef uint32_t lane_set = NO_LANE        # no lane comes or goes in this loop
         cdef cbool has_lanes = self.usage != NULL
         cdef size_t i = start
         cdef ChunkHandle handle
@@ -453,13 +463,14 @@ cdef class Pool:
                 if size == 0 or self.timing != NULL:
                     break
                 if has_lanes:
-                    if events.by_stream:
-                        lane.stream = events.stream[i]
-                    bin_set = self.find_lane(&lane)
-                    if bin_set == NO_LANE or size >= TOO_LARGE:
+                    if lane_set == NO_LANE or (events.by_stream and lane.stream != events.stream[i]):
+                        if events.by_stream:
+                            lane.stream = events.stream[i]
+                        lane_set = self.find_lane(&lane)
+                    if lane_set == NO_LANE or size >= TOO_LARGE:
                         break
                     rounded = self.sizes.round(size)
-                    bin_set += is_large(rounded)
+                    bin_set = lane_set + is_large(rounded)
                 else:
                     bin_set = 0
                     rounded = round_up(size, MINIMUM_SIZE)
@@ -589,7 +600,8 @@ cdef class Pool:
             if chunk.state == FREE:
                 self.remove_free_chunk_from_bin(self.bins_of(handle), handle)
             else:
-                self.counters.bytes_in_use -= chunk.size
+                if self.usage == NULL:
+                    self.counters.bytes_in_use -= chunk.size
                 self.unindex_chunk(handle)
                 if chunk.state & STATE == WAITING:
                     self.counters.bytes_waiting -= chunk.size
@@ -603,9 +615,8 @@ cdef class Pool:
             if is_piece:
                 self.usage.piece_went(owner.kind, chunk.size)
             return
-        if chunk.state & STATE == IN_USE:
-            self.usage.given_up(owner.kind, chunk.size, chunk.size >= owner.oversize)
-        self.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False)
+        self.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False,
+                             chunk.state & STATE == WAITING)
 
     cdef void forget_queued(self) noexcept nogil:
         """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and
@@ -797,104 +808,3 @@ cdef class Pool:
             return False
         self.unchecked = 0
         return True
-
-    cdef const char* fault(self) noexcept nogil:
-        """The first broken invariant of docs/design.md, or NULL. Recounts everything."""
-        cdef Counters recount
-        cdef size_t reached = 0, slots = 0
-        cdef ChunkHandle handle = self.free_slot
-        recount.num_allocs = 0
-        recount.bytes_in_use = 0
-        recount.pool_bytes = 0
-        recount.bytes_waiting = 0
-        cdef const char* found = self.fault_in_regions(&recount, &reached)
-        if found != NULL:
-            return found
-        while handle != NO_CHUNK and slots <= self.chunk_count:
-            if self.chunks[handle].state != DELETED:
-                return b"I9: a record on the slot list is in use"
-            slots += 1
-            handle = self.chunks[handle].next
-        if reached + slots != self.chunk_count:
-            return b"I9: a record is neither in a region nor on the slot list, or in both"
-        if <size_t>recount.num_allocs != self.starts.count():
-            return b"I6: the table of starts holds another number of chunks than are indexed"
-        if recount.bytes_in_use != self.counters.bytes_in_use:
-            return b"I10: bytes_in_use differs from a recount"
-        if recount.pool_bytes != self.counters.pool_bytes:
-            return b"I10: pool_bytes differs from a recount"
-        if recount.bytes_waiting != self.counters.bytes_waiting:
-            return b"I10: the bytes that wait for streams differ from a recount"
-        return NULL
-
-    cdef const char* fault_in_regions(self, Counters* recount, size_t* reached) noexcept nogil:
-        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
-        cdef Region region
-        cdef ChunkHandle handle, prev
-        cdef uint64_t ptr, below = 0
-        cdef size_t free_chunks = 0
-        cdef const char* found
-        while it != self.regions.end():
-            region = deref(it).second
-            if region.ptr < below or region.end <= region.ptr or deref(it).first != region.end:
-                return b"I7: regions overlap, or one is not keyed by its end"
-            below = region.end
-            recount.pool_bytes += region.end - region.ptr
-            ptr = region.ptr
-            prev = NO_CHUNK
-            handle = region.first
-            while handle != NO_CHUNK and reached[0] <= self.chunk_count:
-                found = self.fault_in_chunk(handle, prev, ptr, recount)
-                if found != NULL:
-                    return found
-                free_chunks += self.chunks[handle].state == FREE
-                ptr += self.chunks[handle].size
-                reached[0] += 1
-                prev = handle
-                handle = self.chunks[handle].next
-            if ptr != region.end:
-                return b"I1: the chunks of a region do not tile it"
-            postincrement(it)
-        return self.fault_in_bins(free_chunks)
-
-    cdef const char* fault_in_chunk(self, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
-                                    Counters* recount) noexcept nogil:
-        cdef Chunk chunk = self.chunks[handle]
-        cdef uint32_t state = chunk.state & STATE
-        cdef Chunk before
-        if chunk.ptr != ptr or chunk.size == 0:
-            return b"I1: a chunk does not start where the one before it ends"
-        if chunk.prev != prev:
-            return b"I2: next.prev is not self"
-        if chunk.ptr % MINIMUM_SIZE or (state != FREE and chunk.requested_size > chunk.size):
-            return b"I8: a chunk is not aligned, or smaller than what was asked for"
-        if state == FREE:
-            before = self.chunks[prev if prev != NO_CHUNK else handle]
-            if prev != NO_CHUNK and before.state == FREE and self.timing == NULL:
-                return b"I3: two neighbours are free"
-            return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
-        recount.bytes_in_use += chunk.size
-        if state == WAITING:
-            recount.bytes_waiting += chunk.size
-            return unless(chunk.allocation_id == -1, b"I5: a chunk that waits has an allocation id")
-        recount.num_allocs += chunk.state & INDEXED != 0
-        if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= self.next_allocation_id:
-            return b"I5: a chunk in use has no valid allocation id"
-        return unless((self.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0),
-                      b"I6: a chunk in use is not found by its address")
-
-    cdef const char* fault_in_bins(self, size_t free_chunks) noexcept nogil:
-        cdef vector[FreeChunk] listed
-        cdef FreeChunk entry
-        cdef Chunk chunk
-        cdef size_t total = 0, i
-        for i in range(self.bin_sets.size()):
-            listed.clear()
-            if not self.bin_sets[i].bins.list(listed):
-                return b"I4: a bin is out of order"
-            total += listed.size()
-            for entry in listed:
-                chunk = self.chunks[entry.handle]
-                if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
-                    return b"I4: a bin holds a chunk under another size, address or state than its own"
-        return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")

@@ -6,6 +6,7 @@ from bfc._arguments cimport address_from, stream_from
 from bfc._core cimport (
     FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, NO_CHUNK, STATE, WAITING, BinSet, Chunk, Counters, Pool,
 )
+from bfc._invariants cimport first_fault
 
 from bfc import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
@@ -63,10 +64,12 @@ cdef class Ledger(Owner):
         return self.default_stream_alias if stream == 0 or self.is_of_thread(stream) else stream
 
     cdef Counters start_peaks(self) noexcept:
-        """Lets the peaks start from now; end_peaks puts back what start_peaks returned."""
+        """Lets the peaks of bytes start from now; end_peaks puts back what start_peaks returned."""
         self.acquire()
-        cdef Counters before = self.pool.counters
+        cdef Counters before = self.pool.totals()
         self.pool.restart_peaks()
+        if self.pool.usage != NULL:
+            self.pool.usage.restart_bytes_peak()
         self.lock.release()
         return before
 
@@ -74,7 +77,9 @@ cdef class Ledger(Owner):
         """The peaks since start_peaks."""
         cdef Counters* counters = &self.pool.counters
         self.acquire()
-        cdef Counters since = counters[0]
+        cdef Counters since = self.pool.totals()
+        if self.pool.usage != NULL:
+            self.pool.usage.merge_bytes_peak(before.peak_bytes_in_use, before.peak_bytes_owned)
         counters.peak_bytes_in_use = max(since.peak_bytes_in_use, before.peak_bytes_in_use)
         counters.peak_pool_bytes = max(since.peak_pool_bytes, before.peak_pool_bytes)
         self.lock.release()
@@ -122,7 +127,7 @@ cdef class Ledger(Owner):
         frees wait for."""
         self.catch_up()
         self.acquire()
-        cdef Counters counters = self.pool.counters
+        cdef Counters counters = self.pool.totals()
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
         return self.stats_of(counters, largest_free)
@@ -159,9 +164,9 @@ cdef class Ledger(Owner):
         """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
         self.acquire()
         self.pool.restart_peaks()
-        self.pool.counters.largest_alloc_size = 0
         if self.pool.usage != NULL:
             self.pool.usage.restart_peaks()
+        self.pool.counters.largest_alloc_size = 0
         self.lock.release()
 
     def reset_accumulated_stats(self):
@@ -193,8 +198,8 @@ cdef class Ledger(Owner):
         cdef bint copied = self.pool.copy_out(regions, chunks, firsts, owners)
         if self.pool.history != NULL:
             copied = copied and self.pool.history.copy(records)
-            self.pool.history.add(HistoryRecord(0, self.pool.counters.bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT))
-        cdef Counters counters = self.pool.counters
+            self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT))
+        cdef Counters counters = self.pool.totals()
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
         if not copied:
@@ -234,9 +239,9 @@ cdef class Ledger(Owner):
         return []
 
     def check(self):
-        """Recounts every invariant (docs/design.md, I1 to I10) from nothing. Raises InvariantError. O(n log n)."""
+        """Recounts every invariant (docs/design.md, I1 to I11) from nothing. Raises InvariantError. O(n log n)."""
         self.acquire()
-        cdef const char* fault = self.pool.fault()
+        cdef const char* fault = first_fault(self.pool)
         self.lock.release()
         if fault != NULL:
             raise InvariantError(fault.decode())

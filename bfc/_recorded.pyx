@@ -4,7 +4,6 @@ import sys
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
@@ -12,8 +11,8 @@ from cython.operator cimport dereference as deref
 
 from bfc._allocator cimport Allocator, Placement
 from bfc._core cimport (
-    HISTORY_ALLOC, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
-    Chunk, ChunkHandle, Gauge, History, HistoryRecord, Region, Usage,
+    BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
+    ChunkHandle, Gauge, History, HistoryRecord, Region, Usage,
 )
 
 from bfc.errors import out_of_host_memory
@@ -23,10 +22,6 @@ _GROUPS = ("allocation", "segment", "active", "inactive_split", "allocated_bytes
            "inactive_split_bytes", "requested_bytes")     # in the order of _usage.hpp
 _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot", "oom")
 _FIRST_FRAMES_ALLOWED = 1 << 14
-
-cdef enum:
-    BOTH_KINDS = 2
-
 
 cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
     stats[name + ".current"] = gauge.current
@@ -266,7 +261,8 @@ cdef class Recorded(Allocator):
         if self.pool.history != NULL:
             number = self.pool.next_allocation_id   # of its own, to find its frames by
             self.pool.next_allocation_id += 1
-            self.pool.history.add(HistoryRecord(device_free, rounded, stream, [pool[0], pool[1]], 0, number, HISTORY_OOM))
+            self.pool.history.add(
+                HistoryRecord(device_free, rounded, stream, [pool[0], pool[1]], 0, number, HISTORY_OOM))
         self.lock.release()
         if number and self.keeps_frames:
             self.frames[number] = python_frames()

@@ -22,7 +22,9 @@ struct TorchSizes {
         if (__builtin_expect(divides, 0)) {
             const int doubling = 63 - __builtin_clzll(size);
             const int bits = division_bits[doubling < 20 ? 0 : doubling - 20 < kIntervals ? doubling - 20 : kIntervals - 1];
-            if (bits > 0 && size > (kMinimum << bits)) return up_to(size, (uint64_t{1} << doubling) >> bits);
+            const uint64_t doubled = uint64_t{1} << doubling, step = doubled >> bits;
+            // from 2^55 divisions on upstream's product wraps to 0, and the step is a whole doubling
+            if (bits > 0 && size > (kMinimum << bits)) return up_to(size, step ? step : doubled);
         }
         return up_to(size, kMinimum);
     }

@@ -1,7 +1,8 @@
 // What PyTorch's allocator counts: nine quantities, of the small and of the large chunks.
 //
-// Each is two sums that only rise. What is current is their difference, so an allocation adds to one sum and no more: a
-// peak can only stand before something falls, or now, and is brought up to date there.
+// It is on the path of every allocation, so it keeps less than it can tell. What was allocated is what is current and
+// what was freed; a peak can only stand before something falls, or now, and is looked at there; and what has an owner
+// is what is active, but for the chunks that wait for a stream, of which there are seldom any.
 #pragma once
 
 #include <algorithm>
@@ -46,121 +47,192 @@ public:
     int64_t num_device_alloc = 0, num_device_free = 0;
 
     // A chunk of `size` has been handed out; `left` was cut off it (0: nothing was). `was_piece`: its region had others.
-    void handed_out(int kind, int64_t size, int64_t requested, int64_t left, bool was_piece, bool oversize) {
-        raise(kind, kAllocation, 1);
-        raise(kind, kAllocatedBytes, size);
-        raise(kind, kActive, 1);
-        raise(kind, kActiveBytes, size);
-        raise(kind, kRequestedBytes, requested);
-        if (was_piece) {
-            lower(kind, kInactiveSplitBytes, size);
-            if (left == 0) lower(kind, kInactiveSplit, 1);
+    void handed_out(int kind, int64_t size, int64_t requested, int64_t left, bool was_piece) {
+        Levels& levels = levels_[kind];
+        levels.current[kChunks] += 1;
+        levels.current[kBytes] += size;
+        levels.current[kRequested] += requested;
+        if (__builtin_expect(was_piece, 1)) {
+            levels.fall(kPieces, left == 0);    // no peak: came_back has seen what rose since
+            levels.fall(kPieceBytes, size);
         } else if (left > 0) {
-            raise(kind, kInactiveSplit, 1);
-            raise(kind, kInactiveSplitBytes, left);
+            levels.current[kPieces] += 1;
+            levels.current[kPieceBytes] += left;
+            note_peaks<kPieces, kRegions>(kind);
         }
-        if (oversize) oversize_allocations.raise(1);
     }
 
-    void given_up(int kind, int64_t size, bool oversize) {
-        lower(kind, kAllocation, 1);
-        lower(kind, kAllocatedBytes, size);
-        if (oversize) oversize_allocations.lower(1);
+    // Its owner has freed it, and a stream may still use it.
+    void given_up(int kind, int64_t size) {
+        note_peaks<kChunks, kOwned>(kind);
+        waiting_[kind].chunks += 1;
+        waiting_[kind].bytes += size;
+        ++waiting_chunks_;
     }
 
     // Takes given_up back.
-    void owned_again(int kind, int64_t size, bool oversize) {
-        sums_[kind].down[kAllocation] -= 1;
-        sums_[kind].down[kAllocatedBytes] -= size;
-        if (oversize) {
-            oversize_allocations.current += 1;
-            oversize_allocations.freed -= 1;
-        }
+    void owned_again(int kind, int64_t size) {
+        note_peaks<kChunks, kOwned>(kind);
+        stops_waiting(kind, size);
     }
 
     // It is free, and has become a chunk of `merged_size` with `neighbours` that were free; `is_piece`: one of several.
-    void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, bool is_piece) {
-        lower(kind, kActive, 1);
-        lower(kind, kActiveBytes, size);
-        lower(kind, kRequestedBytes, requested);
-        change(kind, kInactiveSplit, int(is_piece) - neighbours);
-        change(kind, kInactiveSplitBytes, (is_piece ? merged_size : 0) - (merged_size - size));
+    void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, bool is_piece,
+                   bool was_waiting) {
+        Levels& levels = levels_[kind];
+        levels.change(kPieces, int(is_piece) - neighbours);
+        levels.change(kPieceBytes, (is_piece ? merged_size : 0) - (merged_size - size));
+        note_peaks<kChunks, kRegions>(kind);    // of the pieces after they rose, of the others before they fall
+        levels.fall(kChunks, 1);
+        levels.fall(kBytes, size);
+        levels.fall(kRequested, requested);
+        if (was_waiting) stops_waiting(kind, size);
     }
 
     // A free piece goes with its whole region, whatever else is in there: the allocator closes.
     void piece_went(int kind, int64_t size) {
-        lower(kind, kInactiveSplit, 1);
-        lower(kind, kInactiveSplitBytes, size);
+        note_peaks<kPieces, kRegions>(kind);
+        levels_[kind].fall(kPieces, 1);
+        levels_[kind].fall(kPieceBytes, size);
     }
 
     void region_came(int kind, int64_t size, bool oversize) {
         ++num_device_alloc;
-        raise(kind, kSegment, 1);
-        raise(kind, kReservedBytes, size);
+        levels_[kind].current[kRegions] += 1;
+        levels_[kind].current[kReserved] += size;
         if (oversize) oversize_segments.raise(1);
     }
 
     void region_went(int kind, int64_t size, bool oversize) {
         ++num_device_free;
-        lower(kind, kSegment, 1);
-        lower(kind, kReservedBytes, size);
+        note_peaks<kRegions, kMeasured>(kind);
+        levels_[kind].fall(kRegions, 1);
+        levels_[kind].fall(kReserved, size);
         if (oversize) oversize_segments.lower(1);
     }
 
     // Of a kind, or (kKinds) of both together.
     Gauge read(int group, int kind) const {
         Gauge gauge;
+        const bool owned = is_owned(group);
+        const int what = measured(group);
         for (int k = 0; k < kKinds; ++k) {
             if (kind != k && kind != kKinds) continue;
-            gauge.current += current(k, group);
-            gauge.allocated += sums_[k].up[group] - start_[k].up[group];
-            gauge.freed += sums_[k].down[group] - start_[k].down[group];
+            const int64_t waiting = owned ? waiting_at(k, what) : 0;
+            gauge.current += levels_[k].current[what] - waiting;
+            gauge.freed += levels_[k].freed[what] + waiting - (owned ? owned_start_ : start_)[k].freed[what];
+            gauge.allocated += levels_[k].current[what] + levels_[k].freed[what] - start_[k].total(what);
         }
-        const int64_t peak = kind == kKinds ? peak_of_both_[group] : peak_[kind][group];
-        gauge.peak = std::max(peak, gauge.current);
+        gauge.peak = std::max({gauge.current, peak_[kind][what], (owned ? owned_peak_ : active_peak_)[kind][what]});
         return gauge;
     }
 
+    // The peak of the active bytes over a while: read the two peaks of bytes, restart, and put them back at the end.
+    void restart_bytes_peak() { peak_[kKinds][kBytes] = active_peak_[kKinds][kBytes] = 0; }
+    void merge_bytes_peak(int64_t active, int64_t owned) {
+        active_peak_[kKinds][kBytes] = std::max(active_peak_[kKinds][kBytes], active);
+        owned_peak_[kKinds][kBytes] = std::max(owned_peak_[kKinds][kBytes], owned);
+    }
+
     void restart_peaks() {
-        for (int group = 0; group < kUsageGroups; ++group) {
-            for (int k = 0; k < kKinds; ++k) peak_[k][group] = current(k, group);
-            peak_of_both_[group] = current(0, group) + current(1, group);
+        for (int kind = 0; kind <= kKinds; ++kind) {
+            for (int what = 0; what < kMeasured; ++what) {
+                peak_[kind][what] = what < kOwned ? 0 : at(kind, what);
+                active_peak_[kind][what] = at(kind, what);
+                owned_peak_[kind][what] = at(kind, what) - waiting_at(kind, what);
+            }
         }
         oversize_allocations.restart_peak();
         oversize_segments.restart_peak();
     }
 
     void restart_totals() {
-        for (int k = 0; k < kKinds; ++k) start_[k] = sums_[k];
+        for (int k = 0; k < kKinds; ++k) {
+            start_[k] = owned_start_[k] = levels_[k];
+            for (int what = 0; what < kOwned; ++what) owned_start_[k].freed[what] += waiting_at(k, what);
+        }
         oversize_allocations.restart_totals();
         oversize_segments.restart_totals();
         num_device_alloc = num_device_free = 0;
     }
 
 private:
-    struct Sums {
-        int64_t up[kUsageGroups] = {};
-        int64_t down[kUsageGroups] = {};
+    enum Measured { kChunks, kBytes, kOwned, kRequested = kOwned, kPieces, kPieceBytes, kRegions, kReserved, kMeasured };
+
+    struct Levels {
+        int64_t current[kMeasured] = {};
+        int64_t freed[kMeasured] = {};
+
+        int64_t total(int what) const { return current[what] + freed[what]; }
+        void fall(int what, int64_t amount) {
+            current[what] -= amount;
+            freed[what] += amount;
+        }
+        void change(int what, int64_t amount) {
+            current[what] += amount;
+            freed[what] += std::max<int64_t>(-amount, 0);
+        }
     };
-    Sums sums_[kKinds];
-    Sums start_[kKinds];  // what they were when the totals were last set to 0
-    int64_t peak_[kKinds][kUsageGroups] = {};
-    int64_t peak_of_both_[kUsageGroups] = {};
+    struct Waiting {
+        int64_t chunks = 0, bytes = 0;
+    };
 
-    int64_t current(int kind, int group) const { return sums_[kind].up[group] - sums_[kind].down[group]; }
+    Levels levels_[kKinds];
+    Levels start_[kKinds], owned_start_[kKinds];  // what they were when the totals were last set to 0
+    Waiting waiting_[kKinds];
+    int64_t waiting_chunks_ = 0;
+    // Of each kind, and of both. What stood while nothing waited is a peak of both what is active and what is owned.
+    int64_t peak_[kKinds + 1][kMeasured] = {};
+    int64_t active_peak_[kKinds + 1][kMeasured] = {};
+    int64_t owned_peak_[kKinds + 1][kMeasured] = {};
 
-    void raise(int kind, int group, int64_t amount) { sums_[kind].up[group] += amount; }
+    static bool is_owned(int group) { return group == kAllocation || group == kAllocatedBytes; }
 
-    void lower(int kind, int group, int64_t amount) {
-        const int64_t here = current(kind, group);
-        peak_[kind][group] = std::max(peak_[kind][group], here);
-        peak_of_both_[group] = std::max(peak_of_both_[group], here + current(1 - kind, group));
-        sums_[kind].down[group] += amount;
+    static int measured(int group) {
+        static constexpr int table[kUsageGroups] = {kChunks,   kRegions, kChunks,     kPieces,   kBytes,
+                                                    kReserved, kBytes,   kPieceBytes, kRequested};
+        return table[group];
     }
 
-    void change(int kind, int group, int64_t amount) {
-        if (amount > 0) raise(kind, group, amount);
-        if (amount < 0) lower(kind, group, -amount);
+    int64_t at(int kind, int what) const {
+        return kind < kKinds ? levels_[kind].current[what] : levels_[0].current[what] + levels_[1].current[what];
+    }
+
+    int64_t waiting_at(int kind, int what) const {
+        if (what >= kOwned) return 0;
+        if (kind == kKinds) return waiting_at(0, what) + waiting_at(1, what);
+        return what == kChunks ? waiting_[kind].chunks : waiting_[kind].bytes;
+    }
+
+    void stops_waiting(int kind, int64_t size) {
+        waiting_[kind].chunks -= 1;
+        waiting_[kind].bytes -= size;
+        --waiting_chunks_;
+    }
+
+    // New peaks are rare, so one branch looks for any of them: in what has a sign where a level stands above its peak.
+    template <int kFirst, int kEnd>
+    void note_peaks(int kind) {
+        const int64_t *here = levels_[kind].current, *there = levels_[1 - kind].current;
+        const int64_t *peak = peak_[kind], *peak_of_both = peak_[kKinds];
+        int64_t above = -waiting_chunks_;   // what waits has peaks of its own
+        for (int what = kFirst; what < kEnd; ++what) {
+            above |= (peak[what] - here[what]) | (peak_of_both[what] - here[what] - there[what]);
+        }
+        if (__builtin_expect(above < 0, 0)) set_peaks(kind, kFirst, kEnd);
+    }
+
+    __attribute__((noinline)) void set_peaks(int kind, int first, int end) {
+        for (int k : {kind, kKinds}) {
+            for (int what = first; what < end; ++what) {
+                if (what >= kOwned || waiting_chunks_ == 0) {
+                    peak_[k][what] = std::max(peak_[k][what], at(k, what));
+                    continue;
+                }
+                active_peak_[k][what] = std::max(active_peak_[k][what], at(k, what));
+                owned_peak_[k][what] = std::max(owned_peak_[k][what], at(k, what) - waiting_at(k, what));
+            }
+        }
     }
 };
 

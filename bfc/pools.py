@@ -14,11 +14,12 @@ _numbers = itertools.count(1)
 
 
 class MemPool:
-    """A private pool of a CachingAllocator: what is allocated under `use_mem_pool` comes from its regions alone.
+    """A private pool of a CachingAllocator: `use_mem_pool` allocates from its regions alone.
 
-    `use_on_oom` lets requests from outside take its free memory when they would be refused; `no_split` hands chunks
-    out whole. The pool is released with `release()`, or when it is dropped: what it caches goes back at once, what is
-    live when it was freed and memory runs out or `empty_cache()` is called. Raises TypeError for another allocator.
+    `use_on_oom` lets requests from outside take its free memory when they would be refused;
+    `no_split` hands chunks out whole. The pool is released with `release()`, or when it is dropped:
+    what it caches goes back at once; what is live goes back once it was freed, when memory runs out
+    or `empty_cache()` is called. Raises TypeError for another allocator.
     Source: `torch.cuda.MemPool` of PyTorch 2.11, spec 2.14.
 
     >>> import bfc
@@ -51,7 +52,7 @@ class MemPool:
         return f"<bfc.MemPool {self.id}, {state}>"
 
     def use_count(self) -> int:
-        """Its references: 1, and one for each `use_mem_pool` that is open; 0 once it is released."""
+        """Its references: 1, and one for each open `use_mem_pool`; 0 once it is released."""
         return self.allocator._pool_use_count(self.id)
 
     def snapshot(self) -> Snapshot:
@@ -81,10 +82,10 @@ class MemPool:
 
 
 class use_mem_pool:  # noqa: N801 - it reads as a function
-    """Within it, what this thread allocates from the pool's allocator comes from the pool. Scopes nest, the inner one
-    wins; other threads are not diverted.
+    """Within it, what this thread allocates from the pool's allocator comes from the pool.
 
-    Raises RuntimeError for a pool that was released, and where a scope is left that this thread has not entered.
+    Scopes nest, the inner one wins; other threads are not diverted. Raises RuntimeError for a pool
+    that was released, and where a scope is left that this thread has not entered.
     """
 
     def __init__(self, pool: MemPool) -> None:

@@ -153,8 +153,9 @@ cdef class Run:
             self.allocator.try_allocate(&request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
                 self.allocator.was_refused(&request)
-            elif placed.handle != NO_CHUNK and request.stream != self.allocator.home_stream and not self.allocator.by_stream:
-                self.allocator.leave_home(&placed, request.stream, None)
+            elif placed.handle != NO_CHUNK and not self.allocator.by_stream:
+                if request.stream != self.allocator.home_stream:
+                    self.allocator.leave_home(&placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
         elif handle[0] != NO_CHUNK:

@@ -1,0 +1,178 @@
+"""The invariants of docs/design.md, recounted from nothing: what `check()` and a debug build ask for."""
+
+from cython.operator cimport dereference as deref, postincrement
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
+
+from bfc._core cimport (
+    BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, MINIMUM_SIZE, NO_CHUNK, STATE, WAITING,
+    Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region,
+)
+
+cdef extern from "_usage.hpp" namespace "bfc" nogil:
+    const int ACTIVE "bfc::kActive"
+    const int ACTIVE_BYTES "bfc::kActiveBytes"
+    const int PIECES "bfc::kInactiveSplit"
+    const int PIECE_BYTES "bfc::kInactiveSplitBytes"
+    const int REQUESTED_BYTES "bfc::kRequestedBytes"
+    const int RESERVED_BYTES "bfc::kReservedBytes"
+
+cdef struct Recount:                    # of one kind of chunks
+    int64_t chunks                      # that are not free
+    int64_t bytes
+    int64_t requested
+    int64_t pieces                      # free, and not the whole of their region
+    int64_t piece_bytes
+    int64_t reserved
+
+
+cdef const char* first_fault(Pool pool) noexcept nogil:
+    """What is broken first, or NULL."""
+    cdef Counters recount
+    cdef size_t reached = 0, slots = 0
+    cdef ChunkHandle handle = pool.free_slot
+    recount.num_allocs = 0
+    recount.bytes_in_use = 0
+    recount.pool_bytes = 0
+    recount.bytes_waiting = 0
+    cdef const char* found = fault_in_regions(pool, &recount, &reached)
+    if found != NULL:
+        return found
+    while handle != NO_CHUNK and slots <= pool.chunk_count:
+        if pool.chunks[handle].state != DELETED:
+            return b"I9: a record on the slot list is in use"
+        slots += 1
+        handle = pool.chunks[handle].next
+    if reached + slots != pool.chunk_count:
+        return b"I9: a record is neither in a region nor on the slot list, or in both"
+    if <size_t>recount.num_allocs != pool.starts.count():
+        return b"I6: the table of starts holds another number of chunks than are indexed"
+    if recount.bytes_in_use != pool.totals().bytes_in_use:
+        return b"I10: bytes_in_use differs from a recount"
+    if recount.pool_bytes != pool.counters.pool_bytes:
+        return b"I10: pool_bytes differs from a recount"
+    if recount.bytes_waiting != pool.counters.bytes_waiting:
+        return b"I10: the bytes that wait for streams differ from a recount"
+    if pool.usage != NULL:
+        return fault_in_usage(pool)
+    return NULL
+
+
+cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached) noexcept nogil:
+    cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
+    cdef Region region
+    cdef ChunkHandle handle, prev
+    cdef uint64_t ptr, below = 0
+    cdef size_t free_chunks = 0
+    cdef const char* found
+    while it != pool.regions.end():
+        region = deref(it).second
+        if region.ptr < below or region.end <= region.ptr or deref(it).first != region.end:
+            return b"I7: regions overlap, or one is not keyed by its end"
+        below = region.end
+        recount.pool_bytes += region.end - region.ptr
+        ptr = region.ptr
+        prev = NO_CHUNK
+        handle = region.first
+        while handle != NO_CHUNK and reached[0] <= pool.chunk_count:
+            found = fault_in_chunk(pool, handle, prev, ptr, recount)
+            if found != NULL:
+                return found
+            free_chunks += pool.chunks[handle].state == FREE
+            ptr += pool.chunks[handle].size
+            reached[0] += 1
+            prev = handle
+            handle = pool.chunks[handle].next
+        if ptr != region.end:
+            return b"I1: the chunks of a region do not tile it"
+        postincrement(it)
+    return fault_in_bins(pool, free_chunks)
+
+
+cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
+                                Counters* recount) noexcept nogil:
+    cdef Chunk chunk = pool.chunks[handle]
+    cdef uint32_t state = chunk.state & STATE
+    cdef Chunk before
+    if chunk.ptr != ptr or chunk.size == 0:
+        return b"I1: a chunk does not start where the one before it ends"
+    if chunk.prev != prev:
+        return b"I2: next.prev is not pool"
+    if chunk.ptr % MINIMUM_SIZE or (state != FREE and chunk.requested_size > chunk.size):
+        return b"I8: a chunk is not aligned, or smaller than what was asked for"
+    if state == FREE:
+        before = pool.chunks[prev if prev != NO_CHUNK else handle]
+        if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
+            return b"I3: two neighbours are free"
+        return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
+    recount.bytes_in_use += chunk.size
+    if state == WAITING:
+        recount.bytes_waiting += chunk.size
+        return unless(chunk.allocation_id == -1, b"I5: a chunk that waits has an allocation id")
+    recount.num_allocs += chunk.state & INDEXED != 0
+    if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= pool.next_allocation_id:
+        return b"I5: a chunk in use has no valid allocation id"
+    return unless((pool.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0),
+                  b"I6: a chunk in use is not found by its address")
+
+
+cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
+    cdef vector[FreeChunk] listed
+    cdef FreeChunk entry
+    cdef Chunk chunk
+    cdef size_t total = 0, i
+    for i in range(pool.bin_sets.size()):
+        listed.clear()
+        if not pool.bin_sets[i].bins.list(listed):
+            return b"I4: a bin is out of order"
+        total += listed.size()
+        for entry in listed:
+            chunk = pool.chunks[entry.handle]
+            if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
+                return b"I4: a bin holds a chunk under another size, address or state than its own"
+    return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")
+
+
+cdef const char* fault_in_usage(Pool pool) noexcept nogil:
+    cdef Recount recount
+    cdef int kind
+    for kind in range(BOTH_KINDS):
+        recount = recount_usage(pool, <uint32_t>kind)
+        if (recount.chunks != pool.usage.read(ACTIVE, kind).current
+                or recount.bytes != pool.usage.read(ACTIVE_BYTES, kind).current
+                or recount.requested != pool.usage.read(REQUESTED_BYTES, kind).current):
+            return b"I11: what PyTorch's counts say is active differs from a recount"
+        if (recount.pieces != pool.usage.read(PIECES, kind).current
+                or recount.piece_bytes != pool.usage.read(PIECE_BYTES, kind).current):
+            return b"I11: what PyTorch's counts say is split off and free differs from a recount"
+        if recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
+            return b"I11: what PyTorch's counts say is reserved differs from a recount"
+    return NULL
+
+
+cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
+    cdef Recount recount = Recount(0, 0, 0, 0, 0, 0)
+    cdef size_t i
+    cdef Chunk chunk
+    for i in range(pool.chunk_count):
+        chunk = pool.chunks[i]
+        if chunk.state == DELETED or pool.bin_sets[chunk.bin_set].kind != kind:
+            continue
+        recount.reserved += chunk.size
+        if chunk.state != FREE:
+            recount.chunks += 1
+            recount.bytes += chunk.size
+            recount.requested += chunk.requested_size
+        elif chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK:
+            recount.pieces += 1
+            recount.piece_bytes += chunk.size
+    return recount
+
+
+cdef inline const char* unless(cbool sound, const char* fault) noexcept nogil:
+    if sound:
+        return NULL
+    return fault
