@@ -58,14 +58,11 @@ _Item = tuple[str, _Value]
 
 _TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
 _SPACE = str.maketrans("", "", " \t\n\v\f\r")
-_WHOLE = re.compile(r"\d+", re.ASCII)
-_WHOLE_PREFIX = re.compile(r"([+-]?)(\d+)", re.ASCII)
+_WHOLE = re.compile(r"([+-]?)(\d+)", re.ASCII)
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
-_REAL = re.compile(_DECIMAL, re.ASCII | re.IGNORECASE)
-_REAL_PREFIX = re.compile(
-    rf"[+-]?(?:inf|nan|0x(?:[\da-f]+(?:\.[\da-f]*)?|\.[\da-f]+)(?:p[+-]?\d+)?|{_DECIMAL})",
-    re.ASCII | re.IGNORECASE,
-)
+_HEX = r"0x(?:[\da-f]+(?:\.[\da-f]*)?|\.[\da-f]+)(?:p[+-]?\d+)?"
+_REAL = re.compile(rf"[+-]?(?:inf|nan|{_HEX}|{_DECIMAL})", re.ASCII | re.IGNORECASE)
+_PLAIN_REAL = re.compile(rf"-?(?:inf|nan|{_DECIMAL})", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -113,18 +110,21 @@ class CachingSettings:
             raise error.found_in(VARIABLE) from None
 
     def apply(self, text: str, strict: bool = False) -> CachingSettings:
-        """The settings after this text, as PyTorch 2.11 reads it. Raises SettingsError.
+        """The settings after this text, as PyTorch 2.11 reads it (spec 2.18).
 
         max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold and
         roundup_power2_divisions go back to their defaults where the text does not name them; the
-        rest stays as it is. With `strict` all is accepted that PyTorch 2.11 accepts: a number is
-        read as far as it goes (`40abc`), the last of repeated keys counts, any token separates.
-        What bfc cannot do (`expandable_segments:True`) is refused all the same.
+        rest stays as it is. Raises SettingsError for what is unknown, malformed, repeated or out of
+        range, and changes nothing then; linear in the text.
+
+        With `strict` all is accepted that PyTorch 2.11 accepts: a number is read as far as it goes
+        (`40abc`), `-1` wraps, the last of repeated keys counts, and any token separates. What bfc
+        cannot do (`expandable_segments:True`) is refused all the same.
 
         >>> CachingSettings().apply("max_split_size_mb:2")
         Traceback (most recent call last):
         bfc.errors.SettingsError: max_split_size_mb: '2' is too small
-          allowed: a whole number of MiB, at least 20, the large_segment_size_mb in force
+          allowed: a whole number of MiB, at least large_segment_size_mb, here 20
         """
         if not isinstance(text, str):
             raise TypeError(
@@ -323,7 +323,8 @@ class _Items:
             if name not in _KINDS and name not in _FIXED:
                 raise _unknown(key)
             if name in seen and not self.strict:
-                raise _malformed(key, "stands twice")
+                other = "" if key == name else f" (it is another name of {name})"
+                raise _malformed(key, f"stands twice{other}")
             seen.add(name)
             items.append((key, self._value(key)))
             self._end_of_item(key)
@@ -388,9 +389,10 @@ def _malformed(key: str, fault: str, given: str = "") -> SettingsError:
     return SettingsError(fault, key=key, given=given, allowed=_allowed(key))
 
 
-def _allowed(key: str, large: int = LARGE_SEGMENT) -> str:
+def _allowed(key: str, large: int = 0) -> str:
+    """Of the large segment size only where it is known which one holds."""
     text = _FIXED[key].allowed if key in _FIXED else _KINDS[_name(key)].allowed
-    return text.replace("{large}", str(large // MIB))
+    return text.replace("{large}", f", here {large // MIB}" if large else "")
 
 
 def _unknown(key: str) -> SettingsError:
@@ -458,12 +460,13 @@ class _Reader:
         )
 
     def whole(self, key: str, given: str) -> int:
-        match = (_WHOLE_PREFIX.match if self.strict else _WHOLE.fullmatch)(given)
+        match = _WHOLE.match(given) if self.strict else _WHOLE.fullmatch(given)
         if match is None:
-            raise self.fault(key, given, "is not a whole number of 0 or more")
-        sign, digits = match.groups() if self.strict else ("", given)
-        digits = digits.lstrip("0")
-        number = int(digits or "0") if len(digits) <= 20 else _WORD
+            raise self.fault(key, given, "is not a whole number")
+        sign, digits = match[1], match[2].lstrip("0") or "0"
+        if sign and not self.strict:
+            raise self.fault(key, given, "bears a sign")
+        number = int(digits) if len(digits) <= 20 else _WORD
         if number >= _WORD:
             raise self.fault(key, given, "is not below 2**64")
         return -number % _WORD if sign == "-" else number
@@ -507,9 +510,11 @@ class _Reader:
         return number
 
     def real(self, key: str, given: str) -> float:
-        match = (_REAL_PREFIX.match if self.strict else _REAL.fullmatch)(given)
-        if match is None or not (self.strict or len(given) <= _MOST_DIGITS):
+        match = _REAL.match(given) if self.strict else _PLAIN_REAL.fullmatch(given)
+        if match is None:
             raise self.fault(key, given, "is not a number")
+        if not self.strict and len(given) > _MOST_DIGITS:
+            raise self.fault(key, given, f"has more than {_MOST_DIGITS} digits")
         text = match[0].lower()
         mantissa, _, _ = text.partition("p" if "x" in text else "e")
         try:
@@ -570,7 +575,7 @@ def _bool(field: str) -> _Kind:
     return _Kind(field, _Reader.flag, str, _flag, "a bool", "True or False")
 
 
-_ABOVE_LARGE = f"at least {{large}}, the {_LARGE} in force"
+_ABOVE_LARGE = f"at least {_LARGE}{{large}}"
 #: The keys, in the order in which they are listed and written.
 _KINDS = {
     "max_split_size_mb": _mib("max_split_size", _Reader.mib_above_large, _ABOVE_LARGE),

@@ -1,0 +1,105 @@
+"""The figures of a caching allocator as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+WIDTH = 75
+FIELDS = ("current", "peak", "allocated", "freed")
+HEADINGS = ("Now", "Peak", "Added", "Removed")
+POOLS = {"large_pool": "in the large pool", "small_pool": "in the small pool"}
+
+BYTES = {
+    "allocated_bytes": "Bytes handed out",
+    "active_bytes": "Bytes active",
+    "requested_bytes": "Bytes asked for",
+    "reserved_bytes": "Bytes reserved",
+    "inactive_split_bytes": "Bytes free in splits",
+}
+COUNTS = {
+    "allocation": "Blocks handed out",
+    "active": "Blocks active",
+    "segment": "Regions",
+    "inactive_split": "Blocks free in splits",
+}
+OVERSIZE = {
+    "oversize_allocations": "Oversize blocks",
+    "oversize_segments": "Oversize regions",
+}
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+COUNT_UNITS = ("", "K", "M")
+
+
+def summary(stats: Mapping[str, int], device: str | int, abbreviated: bool = False) -> str:
+    """`memory_stats()` as a table, each line WIDTH characters between its two bars.
+
+    First the bytes, then the counts, each in total and by pool; `abbreviated` leaves the pools out.
+    "Active" is what is handed out or waits for a stream, "free in splits" what cannot be given back
+    for its neighbours. `device` is its name, or its number.
+    The total in a column chooses the unit, in which the rows below it are written too; what does
+    not fill a unit is cut off (spec 3.2). A figure that is missing counts as 0.
+
+    >>> print("\\n".join(summary({"num_ooms": 2}, "simulated:0").splitlines()[:4]))
+    |===========================================================================|
+    |                    bfc caching allocator, simulated:0                     |
+    |---------------------------------------------------------------------------|
+    |          Out of memory: 2          |          Growth retries: 0           |
+    """
+    name = f"device {device}" if isinstance(device, int) else device
+    ooms = f"Out of memory: {stats.get('num_ooms', 0)}"
+    retries = f"Growth retries: {stats.get('num_alloc_retries', 0)}"
+    rows = [
+        "=" * WIDTH,
+        f"{f'bfc caching allocator, {name}':^{WIDTH}.{WIDTH}}",
+        "-" * WIDTH,
+        f"{ooms:^36}|{retries:^38}",
+        "=" * WIDTH,
+        _row("", [f"{heading:^10}" for heading in HEADINGS]),
+    ]
+    pools = {} if abbreviated else POOLS
+    for groups, is_bytes in ((BYTES, True), (COUNTS, False)):
+        for group, title in groups.items():
+            totals = _figures(stats, f"{group}.all")
+            rows += ["-" * WIDTH, _row(title, _cells(totals, totals, is_bytes))]
+            for pool, where in pools.items():
+                figures = _figures(stats, f"{group}.{pool}")
+                rows.append(_row(f"{where:>21}", _cells(figures, totals, is_bytes)))
+    for group, title in OVERSIZE.items():
+        totals = _figures(stats, group)
+        rows += ["-" * WIDTH, _row(title, _cells(totals, totals, False))]
+    return "\n".join(f"|{row}|" for row in [*rows, "=" * WIDTH])
+
+
+def _figures(stats: Mapping[str, int], prefix: str) -> list[int]:
+    return [stats.get(f"{prefix}.{field}", 0) for field in FIELDS]
+
+
+def _row(title: str, cells: list[str]) -> str:
+    return "|".join(f" {cell} " for cell in [f"{title:21}", *cells])
+
+
+def _cells(figures: list[int], totals: list[int], is_bytes: bool) -> list[str]:
+    write = _bytes if is_bytes else _count
+    return [write(figure, total) for figure, total in zip(figures, totals, strict=True)]
+
+
+def _bytes(nbytes: int, total: int) -> str:
+    """Ten characters, in the unit that suits the total."""
+    figure, unit = _scaled(nbytes, total, BYTE_UNITS, 1024, 768 * 1024)
+    return f"{figure:6} {unit:3}"
+
+
+def _count(n: int, total: int) -> str:
+    figure, unit = _scaled(n, total, COUNT_UNITS, 1000, 750 * 1000)
+    return f"{figure:7} {unit:1} "
+
+
+def _scaled(
+    figure: int, total: int, units: tuple[str, ...], step: int, most: int
+) -> tuple[int, str]:
+    """The figure in the unit in which the total stays below `most`, and that unit."""
+    at = 0
+    while total >= most and at + 1 < len(units):
+        figure, total, at = figure // step, total // step, at + 1
+    return figure, units[at]
