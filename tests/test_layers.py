@@ -17,6 +17,7 @@ RANKS = {
     "streams": 0,
     "snapshot": 0,
     "_debug": 0,
+    "_files": 0,
     "dlpack": 0,
     "_source": 0,
     "settings": 0,
@@ -29,10 +30,12 @@ RANKS = {
     "_bins": 0,
     "_starts": 0,
     "_memory": 0,
+    "torch_snapshot": 1,
     "_core": 1,
     "_arguments": 1,
     "_current": 1,
     "_driver": 1,
+    "_invariants": 2,
     "suballocators": 2,
     "cuda": 2,
     "_buffer": 3,
@@ -52,9 +55,20 @@ RANKS = {
     "__main__": 12,
 }
 #: Imports within one rank that the table allows.
-SIDEWAYS = {("errors", "units"), ("errors", "snapshot"), ("_wait", "_lock"), ("settings", "errors"), ("settings", "units")}
+SIDEWAYS = {
+    ("errors", "units"),
+    ("errors", "snapshot"),
+    ("_wait", "_lock"),
+    ("settings", "errors"),
+    ("settings", "units"),
+}
 #: Imports inside functions that may point anywhere: (file's entry, target's entry).
-LAZY = {("snapshot", "viz"), ("_recorded", "viz"), ("snapshot", "settings")}
+LAZY = {
+    ("snapshot", "viz"),
+    ("_recorded", "viz"),
+    ("snapshot", "settings"),
+    ("snapshot", "torch_snapshot"),
+}
 
 SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi", ".cpp")
 LONGEST_FUNCTION, LONGEST_FILE = 60, 900

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
-import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from bfc._files import replacing
 from bfc.errors import TraceError
 from bfc.trace._replay import Run, find_fault
 
@@ -193,6 +191,56 @@ class Trace:
             fault = " ".join(f"{type(error).__name__}: {error}".split())
             raise TraceError(f"{os.fspath(path)}: it cannot be read ({fault})") from None
 
+    @classmethod
+    def from_torch(
+        cls, source: str | os.PathLike[str] | IO[bytes], *, device: int | None = None
+    ) -> Trace:
+        """Reads a memory snapshot of PyTorch: what `torch.cuda.memory._dump_snapshot`, or
+        `Snapshot.dump`, wrote to a path or a binary file. `device` is needed where the file holds
+        the history of several.
+
+        Nothing in the file is executed, whatever it holds: it is not given to Python's unpickler,
+        and all but numbers, texts, lists and dicts of text keys is refused. Raises TraceError, in
+        one line that names the fault and where it stands, and OSError. Files of more than 1 GiB,
+        or 2**25 events of a device, are refused. Cost: O(n log n), and some ten times the file's
+        size in memory.
+
+        First come events that rebuild what was live before the history began: for each segment,
+        every block and every hole between them is allocated by address, and then the holes are
+        freed. The history follows: an allocation with the bytes asked for, and a free where it was
+        completed (an allocation whose free still waits at the end stays live). Streams are
+        numbered by their first use, and 0 stays 0. At the end just what the file says is live.
+
+        `meta["torch"]` says what else is known: "device"; "streams", the handles by their number;
+        "settings", the allocator's; "first_recorded_event", the number of events made up before
+        the history; "addresses", where the recorded run placed each allocation (0 at a free);
+        "segments" and "segment_events", [event, address, size] of each segment taken, and
+        [action, event, address, size, stream] of each entry about one, by the event before which
+        it came; "oom", [event, size, free bytes of the device]; "waiting_at_the_end";
+        "frees_completed_later", the blocks that waited for another stream;
+        "private_pool_allocations", whose pool a trace cannot name; "segments_not_exact", of the
+        segments whose layout no requests give; "blocks_of_unsure_size", of the blocks before the
+        history that may have been up to 1 MiB larger, which the file does not say; "repairs", how
+        often something was added or left out because the history contradicts itself (none in a
+        whole recording); and "unknown_actions".
+
+        >>> import io, pickle, bfc
+        >>> block = {"size": 2097152, "requested_size": 0, "state": "inactive"}
+        >>> segment = {"address": 1 << 40, "total_size": 2097152, "blocks": [block]}
+        >>> events = [
+        ...     {"action": action, "addr": 1 << 40, "size": 1000, "stream": 0}
+        ...     for action in ("alloc", "free_requested", "free_completed")
+        ... ]
+        >>> content = pickle.dumps({"segments": [segment], "device_traces": [events]}, protocol=4)
+        >>> trace = bfc.Trace.from_torch(io.BytesIO(content))
+        >>> start = trace.meta["torch"]["first_recorded_event"]
+        >>> trace.op[start:].tolist(), trace.size[start:].tolist()
+        ([0, 1], [1000, 0])
+        """
+        from bfc.trace.torch_pickle import read
+
+        return read(source, device)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an `.npz` that `load`, or any NumPy, reads: compressed, and at `path` as it is
         given, with no ending added.
@@ -216,7 +264,7 @@ class Trace:
                 f"{os.fspath(path)}: a file holds at most {MOST_EVENTS} events, and a meta of "
                 f"{MOST_BYTES['meta'] // 4} characters"
             )
-        with _replacing(path) as file:
+        with replacing(path) as file:
             np.savez_compressed(
                 file, op=self.op, id=self.id, size=self.size, stream=self.stream, meta=meta
             )
@@ -352,26 +400,3 @@ def _meta(text: NDArray[Any]) -> Any:
         return json.loads(str(text.item()))
     except ValueError as error:
         raise TraceError(f"its meta is no JSON ({error})") from None
-
-
-@contextlib.contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A new file, which takes the place of `path` once it is whole. After an error nothing of it is
-    left."""
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
-        with open(path, "wb") as file:  # a pipe or a device: written to, not replaced
-            yield file
-        return
-    new = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
-    with open(new, "xb") as file:
-        try:
-            if os.path.exists(target):
-                shutil.copymode(target, new)
-            yield file
-            file.close()
-            os.replace(new, target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(new)
-            raise

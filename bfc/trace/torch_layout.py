@@ -1,0 +1,433 @@
+"""Where PyTorch's blocks lie: the segments as they change, and the requests that lay them out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+MIB = 1 << 20
+#: Every size is a multiple of this.
+GRAIN = 512
+#: Rounded sizes up to this lie in small segments, of twice the size.
+MOST_SMALL = MIB
+SMALL_SEGMENT = 2 * MIB
+#: The segment of requests below half its size; above, they get their own, in steps.
+LARGE_SEGMENT = 20 * MIB
+STEP = 2 * MIB
+INTERVALS = 16
+
+
+class Live(NamedTuple):
+    """An allocation of the trace: its number, the bytes asked for, and its stream's ordinal."""
+
+    id: int
+    size: int
+    stream: int
+
+
+class Columns:
+    """The events of a trace that is being written, the address of each, and what is live."""
+
+    def __init__(self) -> None:
+        self.op: list[int] = []
+        self.id: list[int] = []
+        self.size: list[int] = []
+        self.stream: list[int] = []
+        self.addresses: list[int] = []
+        self.live: dict[int, Live] = {}
+        #: Stream handles by ordinal, in the order of their first use behind the default stream.
+        self.streams: dict[int, int] = {0: 0}
+        self._in_order: list[int] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def allocate(self, address: int, size: int, stream: int) -> None:
+        """An allocation on a stream's handle, at an address where nothing is live."""
+        ordinal = self.streams.setdefault(stream, len(self.streams))
+        made = self.live[address] = Live(self._next, size, ordinal)
+        insort(self._in_order, address)
+        self._next += 1
+        self._append(0, made, size, address)
+
+    def free(self, address: int) -> None:
+        """The free of what is live at an address."""
+        gone = self.live.pop(address)
+        del self._in_order[bisect_left(self._in_order, address)]
+        self._append(1, gone, 0, 0)
+
+    def live_between(self, start: int, end: int) -> list[int]:
+        """The addresses of what is live and reaches into [start, end)."""
+        first = bisect_left(self._in_order, start)
+        found = self._in_order[first : bisect_left(self._in_order, end, first)]
+        if first:
+            before = self._in_order[first - 1]
+            if before + self.live[before].size > start:
+                found.insert(0, before)
+        return found
+
+    def _append(self, op: int, what: Live, size: int, address: int) -> None:
+        self.op.append(op)
+        self.id.append(what.id)
+        self.size.append(size)
+        self.stream.append(what.stream)
+        self.addresses.append(address)
+
+
+@dataclass(slots=True)
+class Block:
+    """What is live at an address. `size` is the block's, 0 where nobody has said it."""
+
+    address: int
+    requested: int
+    stream: int
+    size: int = 0
+    waiting: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+@dataclass(slots=True)
+class Span:
+    """A segment, or a mapped part of an expandable one."""
+
+    start: int
+    end: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    is_private: bool
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class Spans:
+    """Segments that do not overlap, by address, run backwards. O(log n) a look-up, O(n) a change.
+
+    Both changes say False, and change nothing, where they contradict what is there.
+    """
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = {span.start: replace(span) for span in spans}
+        self._starts = sorted(self._spans)
+
+    def all(self) -> list[Span]:
+        return [self._spans[start] for start in self._starts]
+
+    def holding(self, address: int) -> Span | None:
+        """The one that an address lies in."""
+        index = bisect_right(self._starts, address) - 1
+        span = self._spans[self._starts[index]] if index >= 0 else None
+        return span if span is not None and address < span.end else None
+
+    def add(self, new: Span) -> bool:
+        """Puts one in; expandable neighbours on its stream become one with it."""
+        above = bisect_left(self._starts, new.end)
+        if above and self._spans[self._starts[above - 1]].end > new.start:
+            return False
+        if new.is_expandable:
+            before = self._spans[self._starts[above - 1]] if above else None
+            after = self._spans.get(new.end)
+            if before is not None and before.end == new.start and _are_one(before, new):
+                self._remove(before)
+                new = replace(before, end=new.end)
+            if after is not None and _are_one(new, after):
+                self._remove(after)
+                new = replace(new, end=after.end, is_small=after.is_small)
+        self._insert(new)
+        return True
+
+    def cut(self, start: int, size: int, in_part: bool) -> bool:
+        """Takes a whole one out, or a part of an expandable one."""
+        span, end = self.holding(start), start + size
+        if span is None or end > span.end:
+            return False
+        if not in_part and (span.start, span.end) != (start, end):
+            return False
+        self._remove(span)
+        for rest in (replace(span, end=start), replace(span, start=end)):
+            if rest.size:
+                self._insert(rest)
+        return True
+
+    def _insert(self, span: Span) -> None:
+        insort(self._starts, span.start)
+        self._spans[span.start] = span
+
+    def _remove(self, span: Span) -> None:
+        del self._spans[span.start], self._starts[bisect_left(self._starts, span.start)]
+
+
+def _are_one(first: Span, second: Span) -> bool:
+    return (
+        first.is_expandable
+        and second.is_expandable
+        and (first.stream, first.is_private) == (second.stream, second.is_private)
+    )
+
+
+class Sizes:
+    """How the settings of a snapshot round requests (section 2.2), and what stays unsplit.
+
+    >>> Sizes({}).rounded(1000), Sizes({"roundup_power2_divisions": {"1": 4}}).rounded(5000)
+    (1024, 5120)
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        table = settings.get("roundup_power2_divisions")
+        table = table if isinstance(table, dict) else {}
+        named = [table.get(str(1 << interval), 0) for interval in range(INTERVALS)]
+        self._divisions = [
+            value if type(value) is int and value > 1 and not value & (value - 1) else 0
+            for value in named
+        ]
+        most = settings.get("max_split_size")
+        #: From here on blocks are not split.
+        self.most_split = most if type(most) is int and most > 0 else 1 << 64
+
+    def rounded(self, size: int) -> int:
+        """The block that a request needs."""
+        step = self._step(max(size, GRAIN))
+        return max(GRAIN, -(-size // step) * step)
+
+    def rounded_down(self, size: int) -> int:
+        """The largest request up to this that needs a block of just its own size; 0 for none."""
+        step = self._step(max(size, 1))
+        return size // step * step
+
+    def _step(self, size: int) -> int:
+        top = size.bit_length() - 1
+        divisions = self._divisions[min(max(top - 20, 0), INTERVALS - 1)]
+        if divisions and size > GRAIN * divisions:
+            return (1 << top) // divisions
+        return GRAIN
+
+    def segment(self, size: int) -> int:
+        """The segment that a request gets where nothing is free (2.4)."""
+        rounded = self.rounded(size)
+        if rounded <= MOST_SMALL:
+            return SMALL_SEGMENT
+        if rounded < LARGE_SEGMENT // 2:
+            return LARGE_SEGMENT
+        return -(-rounded // STEP) * STEP
+
+    def most_slack(self, span: Span) -> int:
+        """How much a block may be larger than what it was cut for (2.10)."""
+        return GRAIN - 1 if span.is_small or span.is_expandable else MOST_SMALL
+
+    def pieces(self, size: int, span: Span) -> list[int] | None:
+        """Requests whose blocks fill that many bytes of a segment; None where there are none."""
+        pieces = []
+        while size:
+            piece = self.rounded_down(min(size, MOST_SMALL) if span.is_small else size)
+            if not span.is_small and 0 < size - piece <= MOST_SMALL:
+                piece = self.rounded_down(max(size - MOST_SMALL - GRAIN, 0))
+            if piece == 0 or (not span.is_small and piece <= MOST_SMALL):
+                return None
+            pieces.append(piece)
+            size -= piece
+        return pieces
+
+
+@dataclass
+class Layout:
+    """What `lay_out` came to."""
+
+    #: [event, address, size] of each segment: the event that takes it.
+    segments: list[list[int]] = field(default_factory=list)
+    #: The segment of each allocation that lies in one.
+    filled: list[Span] = field(default_factory=list)
+    #: Segments whose blocks no requests can reproduce, in number.
+    inexact: int = 0
+    #: Allocations that lie in no segment, in number.
+    outside: int = 0
+    #: Blocks that may have been up to 1 MiB larger than they were made, in number.
+    unsure: int = 0
+
+
+def lay_out(
+    spans: list[Span],
+    live: dict[int, Block],
+    history: list[tuple[str, int, int]],
+    sizes: Sizes,
+    columns: Columns,
+) -> Layout:
+    """Writes the events that make segments and blocks as they were before a history.
+
+    Segment by segment, every block and every hole is allocated by address; then the holes are
+    freed. So each request finds nothing free but the rest of its own segment.
+    """
+    layout = Layout()
+    placed, homeless = _placed(spans, live)
+    layout.unsure = _find_sizes(spans, placed, history, sizes)
+    holes: list[int] = []
+    for span in spans:
+        blocks = placed[span.start]
+        layout.filled += [span] * len(blocks)
+        layout.segments.append([len(columns), span.start, span.size])
+        filler = _Filler(span, sizes, columns)
+        holes += filler.fill(blocks)
+        layout.inexact += not filler.is_exact
+    for block in homeless:
+        columns.allocate(block.address, block.requested, block.stream)
+    for address in holes:
+        columns.free(address)
+    layout.outside = len(homeless)
+    return layout
+
+
+def _placed(
+    spans: list[Span], live: dict[int, Block]
+) -> tuple[dict[int, list[Block]], list[Block]]:
+    """The live blocks of each segment by address, and those that lie in none, or in another."""
+    lookup = Spans(spans)
+    placed: dict[int, list[Block]] = {span.start: [] for span in spans}
+    homeless = []
+    for address in sorted(live):
+        block, span = live[address], lookup.holding(address)
+        inside = placed[span.start] if span is not None else []
+        reaches = address + max(block.requested, block.size, 1)
+        below = inside[-1].address + max(inside[-1].requested, inside[-1].size, 1) if inside else 0
+        if span is None or reaches > span.end or below > address:
+            homeless.append(block)
+        else:
+            inside.append(block)
+    return placed, homeless
+
+
+def _find_sizes(
+    spans: list[Span],
+    placed: dict[int, list[Block]],
+    history: list[tuple[str, int, int]],
+    sizes: Sizes,
+) -> int:
+    """Gives every block that is freed later, whose size no file says, the one it must have had.
+
+    That is what its request is rounded to, and what would have been too little to split off. Where
+    a hole follows, the first allocation in it says where it begins; where there is none, the block
+    is made as small as it can be. Returns the number of those.
+    """
+    open_ends: dict[int, tuple[Block, int, int]] = {}
+    for span in spans:
+        blocks = placed[span.start]
+        nexts = [*(block.address for block in blocks[1:]), span.end]
+        for block, limit in zip(blocks, nexts, strict=False):
+            if block.size:
+                continue
+            slack = sizes.most_slack(span)
+            room = limit - block.address
+            block.size = min(sizes.rounded(block.requested), room)
+            if room - block.size <= slack or block.size >= sizes.most_split:
+                block.size = room
+            elif slack >= GRAIN:
+                most = min(block.address + block.size + slack, limit)
+                open_ends[block.address] = (block, most, limit)
+    return _watch(open_ends, history)
+
+
+def _watch(
+    open_ends: dict[int, tuple[Block, int, int]], history: list[tuple[str, int, int]]
+) -> int:
+    """Looks for the first allocation in the hole behind each of these blocks, while it lives.
+    Returns the number of those without."""
+    starts = sorted(open_ends)
+    unsure = len(starts)
+    for action, address, _ in history:
+        if not starts:
+            break
+        if action == "free_completed" and address in open_ends:
+            del open_ends[address], starts[bisect_left(starts, address)]
+        elif action == "alloc":
+            index = bisect_right(starts, address) - 1
+            if index < 0:
+                continue
+            block, most, limit = open_ends[starts[index]]
+            if address < limit:
+                if block.end <= address <= most:
+                    block.size = address - block.address
+                    unsure -= 1
+                del open_ends[starts[index]], starts[index]
+    return unsure
+
+
+class _Filler:
+    """Fills one segment."""
+
+    def __init__(self, span: Span, sizes: Sizes, columns: Columns) -> None:
+        self.span, self.sizes, self.columns = span, sizes, columns
+        self.is_exact = not span.is_expandable
+
+    def fill(self, blocks: list[Block]) -> list[int]:
+        """Returns the addresses of what is to be freed once every segment is full."""
+        tiles = self._tiles(blocks)
+        self._take_segment(tiles)
+        holes: list[int] = []
+        loose: list[tuple[Block, list[int]]] = []
+        for address, size, block in tiles:
+            if block is None:
+                holes += self._fill_up(address, size)
+            elif self._fits(block):
+                self._allocate(address, block.requested)
+            else:
+                loose.append((block, self._fill_up(address, size)))
+        for block, fillers in loose:  # each is now the only free block, and taken whole
+            for address in fillers:
+                self.columns.free(address)
+            self._allocate(block.address, block.requested)
+        return holes
+
+    def _tiles(self, blocks: list[Block]) -> list[tuple[int, int, Block | None]]:
+        """(address, bytes, what is live) of every block and hole."""
+        tiles: list[tuple[int, int, Block | None]] = []
+        at = self.span.start
+        for block in blocks:
+            if block.address > at:
+                tiles.append((at, block.address - at, None))
+            tiles.append((block.address, block.size, block))
+            at = block.end
+        if at < self.span.end:
+            tiles.append((at, self.span.end - at, None))
+        return tiles
+
+    def _fits(self, block: Block) -> bool:
+        """Whether its own request makes a block of its size, of those that follow."""
+        spare = block.size - self.sizes.rounded(block.requested)
+        is_last = block.end == self.span.end
+        return spare == 0 or (is_last and 0 < spare <= self.sizes.most_slack(self.span))
+
+    def _take_segment(self, tiles: list[tuple[int, int, Block | None]]) -> None:
+        """Asks for the whole segment, and frees it, where its first block would get another."""
+        address, size, block = tiles[0]
+        pieces = self.sizes.pieces(size, self.span)
+        first = (
+            block.requested if block is not None and self._fits(block) else (pieces or [size])[0]
+        )
+        self.is_exact &= (self.sizes.rounded(first) <= MOST_SMALL) == self.span.is_small
+        if self.sizes.segment(first) == self.span.size:
+            return
+        self.is_exact &= self.sizes.segment(self.span.size) == self.span.size
+        self._allocate(address, self.span.size)
+        self.columns.free(address)
+
+    def _fill_up(self, address: int, size: int) -> list[int]:
+        """Allocates all of a hole; the addresses of the pieces."""
+        pieces = self.sizes.pieces(size, self.span)
+        if pieces is None:
+            self.is_exact = False
+            pieces = [size]
+        made = []
+        for piece in pieces:
+            self._allocate(address, piece)
+            made.append(address)
+            address += piece
+        return made
+
+    def _allocate(self, address: int, size: int) -> None:
+        self.columns.allocate(address, size, self.span.stream)

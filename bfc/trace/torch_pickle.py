@@ -1,0 +1,437 @@
+"""PyTorch's memory snapshots as traces: what `torch.cuda.memory._dump_snapshot` writes.
+
+Such a file holds the segments as they were at its end, and a history that may have lost its
+beginning (section 3.6 of the description). What was live before the history is what the history
+frees and never allocates, and what it never mentions and is live at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+from bfc.errors import TraceError
+from bfc.trace.plain_pickle import loads, shown
+from bfc.trace.torch_layout import Block, Columns, Sizes, Span, Spans, lay_out
+
+if TYPE_CHECKING:
+    from bfc.trace.trace import Trace
+
+#: The largest file, the longest history, and the most blocks that are read.
+MOST_BYTES = 1 << 30
+MOST_ENTRIES = 1 << 25
+MOST_BLOCKS = 1 << 24
+MOST_STREAMS = 1 << 16
+MOST_SETTINGS = 256
+LONGEST_TEXT = 4096
+TOP = 1 << 64
+
+_OF_BLOCKS = ("alloc", "free_requested", "free_completed")
+_OF_SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+_WITHOUT_EFFECT = ("snapshot", "annotate")
+
+
+def read(source: str | os.PathLike[str] | IO[bytes], device: int | None) -> Trace:
+    """The trace of `Trace.from_torch`."""
+    name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
+    try:
+        recording = _recording(loads(_content(source)), device)
+        return _converted(recording)
+    except TraceError as error:
+        raise TraceError(f"{name}: {error}") from None
+
+
+def _content(source: str | os.PathLike[str] | IO[bytes]) -> bytes:
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    else:
+        data = source.read(MOST_BYTES + 1)
+    if not isinstance(data, bytes):
+        raise TypeError("from_torch needs a path, or a file opened in binary mode")
+    if len(data) > MOST_BYTES:
+        raise TraceError(f"it holds more than {MOST_BYTES} bytes, the most that are read")
+    return data
+
+
+# What the file says --------------------------------------------------------------------------
+
+
+@dataclass
+class _Recording:
+    """One device's part of a file, checked."""
+
+    device: int
+    spans: list[Span]
+    blocks: dict[int, Block]
+    entries: list[Any]
+    settings: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        return f"device_traces[{self.device}]"
+
+
+def _recording(content: Any, device: int | None) -> _Recording:
+    if isinstance(content, list):  # what memory_snapshot() returns: the segments alone
+        content = {"segments": content}
+    if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
+        raise TraceError(
+            f"it holds {shown(content)} with neither 'segments' nor 'device_traces': it is no "
+            "memory snapshot of PyTorch"
+        )
+    segments = _list(content.get("segments", []), "segments")
+    traces = _list(content.get("device_traces", []), "device_traces")
+    for number, trace in enumerate(traces):
+        _list(trace, f"device_traces[{number}]")
+    device = _device(segments, traces, device)
+    entries = traces[device] if device < len(traces) else []
+    if len(entries) > MOST_ENTRIES:
+        raise TraceError(f"device_traces[{device}] has {len(entries)} entries: too many")
+    spans, blocks = _segments(segments, device)
+    return _Recording(device, spans, blocks, entries, _settings(content.get("allocator_settings")))
+
+
+def _device(segments: list[Any], traces: list[Any], wanted: int | None) -> int:
+    """The device that is asked for, or the only one that did anything."""
+    recorded = {number for number, trace in enumerate(traces) if trace}
+    holding = set()
+    for number, segment in enumerate(segments):
+        _dict(segment, f"segments[{number}]")
+        holding.add(_device_of(segment, f"segments[{number}]"))
+    present = sorted(recorded | holding)
+    if wanted is not None:
+        if wanted not in present:
+            raise TraceError(f"it holds nothing of device {wanted}, but of {present or 'none'}")
+        return wanted
+    choice = sorted(recorded) or present or [0]
+    if len(choice) > 1:
+        raise TraceError(f"it holds the devices {choice}: choose one with device=")
+    return choice[0]
+
+
+def _device_of(segment: dict[str, Any], where: str) -> int:
+    """-1 is the host's memory in a device's place, which is not read."""
+    return _number(segment.get("device", 0), f"{where}['device']", low=-1)
+
+
+def _segments(segments: list[Any], device: int) -> tuple[list[Span], dict[int, Block]]:
+    """The segments of a device by address, and what is live in them."""
+    spans: list[Span] = []
+    live: dict[int, Block] = {}
+    blocks_seen = 0
+    for number, segment in enumerate(segments):
+        where = f"segments[{number}]"
+        if _device_of(segment, where) != device:
+            continue
+        blocks = _list(segment.get("blocks", []), f"{where}['blocks']")
+        blocks_seen += len(blocks)
+        if blocks_seen > MOST_BLOCKS:
+            raise TraceError(f"{where}: more than {MOST_BLOCKS} blocks")
+        spans.append(_segment(segment, blocks, live, where))
+    spans.sort(key=lambda span: span.start)
+    for before, after in itertools.pairwise(spans):
+        if after.start < before.end:
+            raise TraceError(f"the segments at {before.start:#x} and {after.start:#x} overlap")
+    return spans, live
+
+
+def _segment(
+    segment: dict[str, Any], blocks: list[Any], live: dict[int, Block], where: str
+) -> Span:
+    start = at = _number(segment.get("address"), f"{where}['address']")
+    stream = _number(segment.get("stream", 0), f"{where}['stream']", low=-TOP)
+    for number, block in enumerate(blocks):
+        place = f"{where}['blocks'][{number}]"
+        _dict(block, place)
+        size = _number(block.get("size"), f"{place}['size']", low=1)
+        if _number(block.get("address", at), f"{place}['address']") != at:
+            raise TraceError(f"{place} does not begin where the block before it ends")
+        if at + size > TOP:
+            raise TraceError(f"{place} ends beyond all addresses")
+        state = block.get("state")
+        if state not in ("inactive", "active_allocated", "active_pending_free"):
+            raise TraceError(f"{place}['state'] is {shown(state)}")
+        if state != "inactive":
+            requested = _requested(block, size, place)
+            live[at] = Block(at, requested, stream, size, state == "active_pending_free")
+        at += size
+    size = _number(segment.get("total_size"), f"{where}['total_size']", low=1)
+    if start + size != at:
+        raise TraceError(f"{where} has {size} bytes, but its blocks {at - start}")
+    pool_id = _pool(segment.get("segment_pool_id", (0, 0)), f"{where}['segment_pool_id']")
+    kind = segment.get("segment_type", "large")
+    expandable = segment.get("is_expandable") is True
+    return Span(start, at, stream, kind == "small", expandable, pool_id != (0, 0))
+
+
+def _requested(block: dict[str, Any], size: int, where: str) -> int:
+    """What was asked for; files of old releases have it in a list of what the block has held."""
+    requested = block.get("requested_size")
+    history = block.get("history")
+    if requested is None and isinstance(history, list) and history:
+        _dict(history[0], f"{where}['history'][0]")
+        requested = history[0].get("real_size")
+    requested = size if requested is None else requested
+    if _number(requested, f"{where}['requested_size']") > size:
+        raise TraceError(f"{where} has {size} bytes, and is asked for {requested}")
+    return int(requested)
+
+
+def _settings(settings: Any) -> dict[str, Any]:
+    """The settings that can stand in a trace: numbers and texts, and tables of numbers."""
+    if settings is None:
+        return {}
+    _dict(settings, "allocator_settings")
+    kept: dict[str, Any] = {}
+    for name, value in list(settings.items())[:MOST_SETTINGS]:
+        if isinstance(value, dict):
+            table = list(value.items())[:MOST_SETTINGS]
+            kept[_text(name)] = {_text(key): item for key, item in table if _is_number(item)}
+        elif value is None or _is_number(value):
+            kept[_text(name)] = value
+        elif isinstance(value, str):
+            kept[_text(name)] = _text(value)
+    return kept
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return abs(value) < float("inf")
+    return isinstance(value, int) and abs(value) <= TOP
+
+
+def _text(text: str) -> str:
+    return text[:LONGEST_TEXT]
+
+
+def _pool(pool_id: Any, where: str) -> tuple[int, int]:
+    if not isinstance(pool_id, list | tuple) or len(pool_id) != 2:
+        raise TraceError(f"{where} is {shown(pool_id)}: a pair of numbers is expected")
+    return _number(pool_id[0], where), _number(pool_id[1], where)
+
+
+def _number(value: Any, where: str, low: int = 0) -> int:
+    if type(value) is not int or not low <= value < TOP:
+        what = "missing" if value is None else shown(value)
+        raise TraceError(f"{where} is {what}: a number from {low} is expected")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise TraceError(f"{where} is {shown(value)}: a list is expected")
+    return list(value)
+
+
+def _dict(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TraceError(f"{where} is {shown(value)}: a dict is expected")
+    return value
+
+
+# The history ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Event:
+    """An entry of the history, checked."""
+
+    action: str
+    address: int
+    size: int
+    stream: int
+    is_private: bool
+
+
+def _events(recording: _Recording) -> list[_Event]:
+    return [
+        _event(entry, f"{recording.where}[{number}]")
+        for number, entry in enumerate(recording.entries)
+    ]
+
+
+def _event(entry: Any, where: str) -> _Event:
+    _dict(entry, where)
+    action = entry.get("action")
+    if type(action) is not str:
+        raise TraceError(f"{where}['action'] is {shown(action)}: a text is expected")
+    if action in _OF_BLOCKS or action in _OF_SEGMENTS or action == "oom":
+        name = "device_free" if action == "oom" else "addr"
+        address = _number(entry.get(name), f"{where}['{name}']")
+        size = _number(entry.get("size"), f"{where}['size']")
+        stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
+        if address + size > TOP and action != "oom":
+            raise TraceError(f"{where} ends beyond all addresses")
+        pool_id = entry.get("pool_id", (0, 0))
+        return _Event(
+            action, address, size, stream, _pool(pool_id, f"{where}['pool_id']") != (0, 0)
+        )
+    return _Event(action, 0, 0, 0, False)
+
+
+def _before(events: list[_Event], final: list[Span]) -> tuple[list[Span], int]:
+    """The segments before the history, and how many entries about segments contradict it."""
+    spans = Spans(final)
+    wrong = 0
+    for event in reversed(events):
+        if event.action in ("segment_alloc", "segment_map"):
+            wrong += not spans.cut(event.address, event.size, event.action == "segment_map")
+        elif event.action in ("segment_free", "segment_unmap") and event.size:
+            wrong += not spans.add(
+                Span(
+                    event.address,
+                    event.address + event.size,
+                    event.stream,
+                    event.size <= 2 << 20,
+                    event.action == "segment_unmap",
+                    event.is_private,
+                )
+            )
+    return spans.all(), wrong
+
+
+def _live_before(events: list[_Event], final: dict[int, Block]) -> dict[int, Block]:
+    """What the history frees before it allocates there, or does not mention and is live at the
+    end. Only of the latter the file says how large the block is."""
+    found: dict[int, Block] = {}
+    mentioned = set()
+    for event in events:
+        if event.action in ("alloc", "free_completed") and event.address not in mentioned:
+            mentioned.add(event.address)
+            if event.action == "free_completed":
+                found[event.address] = Block(event.address, event.size, event.stream)
+    for address, block in final.items():
+        if address not in mentioned:
+            found[address] = block
+    return found
+
+
+def _converted(recording: _Recording) -> Trace:
+    from bfc.trace.trace import Trace
+
+    events = _events(recording)
+    spans, wrong = _before(events, recording.spans)
+    before = _live_before(events, recording.blocks)
+    sizes = Sizes(recording.settings)
+    columns = Columns()
+    layout = lay_out(spans, before, [(e.action, e.address, e.size) for e in events], sizes, columns)
+    first = len(columns)
+    player = _Player(columns, recording, layout.segments)
+    for event in events:
+        player.play(event)
+    player.finish()
+    streams = columns.streams
+    if len(streams) > MOST_STREAMS:
+        raise TraceError(f"it has {len(streams)} streams: at most {MOST_STREAMS} are read")
+    repairs = player.repairs
+    repairs["segment_events_contradicting"] += wrong
+    repairs["allocations_before_outside_segments"] += layout.outside
+    meta = {
+        "source": "PyTorch memory snapshot",
+        "torch": {
+            "device": recording.device,
+            "streams": list(streams),
+            "settings": recording.settings,
+            "first_recorded_event": first,
+            "addresses": columns.addresses,
+            "segments": player.segments,
+            "segment_events": player.segment_events,
+            "oom": player.refused,
+            "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
+            "frees_completed_later": player.later,
+            "private_pool_allocations": player.private
+            + sum(span.is_private for span in layout.filled),
+            "segments_not_exact": layout.inexact,
+            "blocks_of_unsure_size": layout.unsure,
+            "repairs": {name: count for name, count in sorted(repairs.items()) if count},
+            "unknown_actions": dict(player.unknown.most_common(16)),
+        },
+    }
+    return Trace(columns.op, columns.id, columns.size, columns.stream, meta=meta)
+
+
+@dataclass
+class _Player:
+    """Turns the history into events, and mends what contradicts itself: each mend is counted."""
+
+    columns: Columns
+    recording: _Recording
+    #: [event, address, size] of each segment that was taken, and before which event.
+    segments: list[list[int]]
+    segment_events: list[list[Any]] = field(default_factory=list)
+    refused: list[list[int]] = field(default_factory=list)
+    repairs: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    #: Blocks whose free completed later than the entry after its request: used on other streams.
+    later: int = 0
+    private: int = 0
+    at: int = 0
+    asked: dict[int, int] = field(default_factory=dict)
+
+    def play(self, event: _Event) -> None:
+        self.at += 1
+        action = event.action
+        if action == "alloc":
+            self._allocate(event)
+        elif action == "free_requested":
+            if event.address in self.columns.live:
+                self.asked[event.address] = self.at
+            else:
+                self.repairs["frees_requested_of_unknown"] += 1
+        elif action == "free_completed":
+            self._free(event)
+        elif action in _OF_SEGMENTS:
+            self._segment(event)
+        elif action == "oom":
+            self.refused.append([len(self.columns), event.size, event.address])
+        elif action not in _WITHOUT_EFFECT:
+            self.unknown[action[:40].encode("ascii", "backslashreplace").decode()] += 1
+
+    def _allocate(self, event: _Event) -> None:
+        end = event.address + max(event.size, 1)
+        for address in self.columns.live_between(event.address, end):
+            self._free_unseen(address)
+        self.columns.allocate(event.address, event.size, event.stream)
+        self.private += event.is_private
+
+    def _free(self, event: _Event) -> None:
+        if event.address not in self.columns.live:
+            self.repairs["frees_of_unknown"] += 1
+            return
+        self.columns.free(event.address)
+        self.later += self.asked.pop(event.address, self.at - 1) != self.at - 1
+
+    def _free_unseen(self, address: int) -> None:
+        """A free that is missing from the history."""
+        self.columns.free(address)
+        self.asked.pop(address, None)
+        self.repairs["frees_added"] += 1
+
+    def _segment(self, event: _Event) -> None:
+        now = [event.action, len(self.columns), event.address, event.size, event.stream]
+        if event.action in ("segment_free", "segment_unmap"):
+            for address in self.columns.live_between(event.address, event.address + event.size):
+                self._free_unseen(address)
+            now[1] = len(self.columns)
+        elif event.action == "segment_alloc":
+            self.segments.append([len(self.columns), event.address, event.size])
+        self.segment_events.append(now)
+
+    def finish(self) -> None:
+        """Brings what is live to what the file says is live at its end."""
+        final, spans = self.recording.blocks, Spans(self.recording.spans)
+        for address in sorted(self.columns.live):
+            block = final.get(address)
+            if block is not None and block.requested == self.columns.live[address].size:
+                continue
+            if block is None and spans.holding(address) is None:
+                self.repairs["live_outside_segments"] += 1
+            else:
+                self._free_unseen(address)
+        for address in sorted(final.keys() - self.columns.live.keys()):
+            self.columns.allocate(address, final[address].requested, final[address].stream)
+            self.repairs["allocations_added"] += 1
