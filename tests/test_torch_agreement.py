@@ -1,0 +1,176 @@
+"""PyTorch 2.11's compiled caching allocator, our strict one, and the model: told the same, they
+answer the same.
+
+Compared are every address and refusal, all statistics and snapshots on the way, and at the end the
+driver's log, with events recorded, asked and waited for, and the trace. `BFC_SEED=n` repeats the
+histories of one seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from caching_subject import Ours, calls_by_stream
+from torch_histories import (
+    PROFILES,
+    Make,
+    Subject,
+    first_difference,
+    first_index,
+    make_history,
+    run_alone,
+)
+from torch_model import TorchModel
+
+from bench.peers.torch import Operation, TorchPeer, build
+
+MIB = 1 << 20
+GIVEN = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
+
+profiles = pytest.mark.parametrize("profile", PROFILES)
+
+
+@pytest.fixture(scope="session")
+def _built() -> None:
+    build()
+
+
+class Peer(TorchPeer):
+    """The peer, whose log names events as ours does."""
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]:
+        listed = list(operations)
+        return [
+            calls_by_stream(answer) if operation == ("calls",) else answer
+            for operation, answer in zip(listed, super().run(listed), strict=True)
+        ]
+
+
+def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
+    for seed in GIVEN or seeds:
+        difference = first_difference(make_history(profile, seed), a, b)
+        assert difference is None, difference
+
+
+@profiles
+def test_ours_is_the_model(profile: str) -> None:
+    check(profile, range(12), TorchModel, Ours)
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("_built")
+@profiles
+def test_the_model_is_the_peer(profile: str) -> None:
+    check(profile, range(40), TorchModel, Peer)
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("_built")
+@profiles
+def test_ours_is_the_peer(profile: str) -> None:
+    check(profile, range(100, 180), Peer, Ours)
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("_built")
+@pytest.mark.parametrize("recorded", ["before", "inside"])
+@pytest.mark.parametrize("freed", ["inside", "after"])
+def test_the_model_forgets_what_the_peer_forgets(recorded: str, freed: str) -> None:
+    # (row 34b) Ours does not, so that no random history gets here.
+    record, free = ("record_stream_slot", 1, 2), ("free_slot", 1)
+    operations: list[Operation] = [
+        ("malloc", 30 * MIB, 0, 1),
+        ("hold", 2),
+        *([record] if recorded == "before" else []),
+        ("begin_pool", (0, 2)),
+        *([record] if recorded == "inside" else []),
+        *([free] if freed == "inside" else []),
+        ("malloc", 30 * MIB, 0, 2),
+        ("end_pool", (0, 2)),
+        *([free] if freed == "after" else []),
+        ("malloc", 30 * MIB, 0, 3),
+        ("snapshot",),
+        ("stats",),
+        ("calls",),
+    ]
+    subjects = TorchModel(), Peer()
+    first, second = (subject.run(operations) for subject in subjects)
+    subjects[1].close()
+    assert first == second
+
+
+# The histories themselves ------------------------------------------------------------------------
+
+
+def test_a_seed_repeats_its_history() -> None:
+    assert make_history("everything", 3) == make_history("everything", 3)
+    assert make_history("everything", 3) != make_history("everything", 4)
+
+
+class Refusing(TorchModel):
+    """A model that answers one size wrongly."""
+
+    def segment_size(self, size: int) -> int:
+        return super().segment_size(size) + (2 * MIB if size == 20 * MIB else 0)
+
+
+def test_a_difference_is_told_with_its_operation() -> None:
+    for seed in range(100):
+        history = make_history("borders", seed)
+        told = first_difference(history, TorchModel, Refusing)
+        if told is not None:
+            break
+    assert told is not None
+    assert f"BFC_SEED={seed} pytest" in told
+    assert f"{22 * MIB}" in told
+    index = first_index(history, history.operations, TorchModel, Refusing)
+    assert index is not None
+
+
+def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
+    """How often each of a history's notable things happened."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        history = make_history(profile, seed)
+        answers = run_alone(TorchModel, history, history.operations)
+        seen.update(str(answer) for answer in answers if isinstance(answer, str))
+        stats = [answer for answer in answers if isinstance(answer, dict)]
+        for name in ("num_alloc_retries", "num_sync_all_streams", "num_device_free"):
+            seen[name] += max(one[name] for one in stats)
+        seen["oversize"] += max(one["oversize_allocations.peak"] for one in stats)
+        log = Counter(call[0] for call in answers[-2])
+        seen.update({name: count for name, count in log.items() if name.startswith("event_")})
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("profile", "things"),
+    [
+        ("plain", ["num_device_free"]),
+        ("streams", ["event_record", "event_query", "event_synchronize"]),
+        ("limits", ["a failure: oom", "num_alloc_retries", "num_sync_all_streams"]),
+        ("failures", ["a failure: oom", "a failure: driver", "num_alloc_retries"]),
+        ("max_split", ["oversize", "num_device_free", "num_alloc_retries"]),
+        ("everything", ["a failure: oom", "event_synchronize", "oversize"]),
+    ],
+)
+def test_the_histories_get_to_the_corners(profile: str, things: list[str]) -> None:
+    seen = what_happened(profile, range(10))
+    assert all(seen[thing] >= 5 for thing in things), seen
+
+
+def test_a_subject_has_the_peers_methods() -> None:
+    methods = {
+        "malloc allocate free record_stream empty_cache set_settings set_memory_fraction",
+        "memory_fraction create_pool begin_pool end_pool release_pool pool_use_count",
+        "set_use_on_oom set_no_split stats snapshot record_history trace calls live_bytes",
+        "reset_peak_stats reset_accumulated_stats hold finish finish_events fail_at run close",
+    }
+    subjects: list[Subject] = [TorchModel(), Ours()]
+    for name in " ".join(methods).split():
+        assert hasattr(TorchPeer, name), name
+        assert all(hasattr(subject, name) for subject in subjects), name

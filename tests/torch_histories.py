@@ -1,0 +1,578 @@
+"""Random histories for PyTorch's policy, and the first answer in which two subjects differ.
+
+A subject is `bench.peers.torch.TorchPeer`, `torch_model.TorchModel` or `caching_subject.Ours`: a
+history is a list of the operations that all of them run. Its profile and seed repeat it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+from bench.peers.torch import ACTIONS, DEFAULT_POOL, OUT_OF_MEMORY, Failure, Operation, Pool
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+#: Upstream goes through streams and private pools in the order of a hash table, which for these is
+#: the order of their numbers (spec 2.14).
+STREAMS = (0, 2, 4, 6)
+POOLS: tuple[Pool, ...] = ((0, 2), (0, 4), (0, 6), (0, 8))
+UNKNOWN_POOL = (0, 9)
+LAUNCH_FAILURE = 719
+#: Ours has no expandable segments, and refuses to skip what it never records.
+SKIPPABLE = [action for action in ACTIONS if action not in ("segment_map", "segment_unmap")]
+
+
+class Subject(Protocol):
+    """What runs a history."""
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]: ...
+
+    def close(self) -> None: ...
+
+
+Make = Callable[..., Subject]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the histories of one name are like. Each number is a chance, or a weight among the
+    operations."""
+
+    sizes: Sequence[str] = ("tiny", "small", "medium", "border")
+    streams: Sequence[int] = (0,)
+    capacities: Sequence[int] = (80 * GIB,)
+    limited: float = 0.0  # a memory fraction at the start
+    settings: Sequence[str] = ()  # which are set at the start
+    changes: float = 0.0  # of the settings
+    fractions: float = 0.0  # set at run time
+    uses: float = 0.0  # record_stream
+    empties: float = 0.3
+    failures: float = 0.0  # of the device
+    pools: float = 0.0
+    odd: float = 0.2  # wrong pointers, no bytes, far too many, resets, the trace switched
+    lowers: bool = False  # changes the limit of splitting while blocks are live
+    lends: bool = False  # starts with a pool that has something to lend
+
+
+TIGHT = (60 * MIB, 100 * MIB, 150 * MIB, 220 * MIB, 300 * MIB, 301 * MIB + 7)
+KEYS = ("max_split", "collection", "roundup", "large_segment")
+
+PROFILES: dict[str, Profile] = {
+    "plain": Profile(),
+    "borders": Profile(sizes=("border",), streams=(0, 2)),
+    "streams": Profile(streams=STREAMS, uses=1.5),
+    "limits": Profile(streams=STREAMS, capacities=TIGHT, limited=0.5, fractions=0.2, uses=0.5),
+    "failures": Profile(streams=(0, 2), failures=1.0, uses=0.5, capacities=(*TIGHT, 80 * GIB)),
+    "max_split": Profile(
+        sizes=("medium", "large", "large", "border"),
+        streams=(0, 2),
+        capacities=(160 * MIB, 300 * MIB, 500 * MIB, 80 * GIB),
+        settings=("max_split",),
+        uses=0.3,
+    ),
+    "lowered": Profile(
+        sizes=("small", "medium", "large"),
+        settings=("max_split",),
+        changes=0.7,
+        lowers=True,
+    ),
+    "collection": Profile(
+        sizes=("small", "medium", "large", "large"),
+        streams=(0, 2),
+        capacities=(300 * MIB, 500 * MIB, 1 * GIB),
+        limited=0.9,
+        fractions=0.05,
+        settings=("collection",),
+        uses=0.3,
+        empties=0.1,
+    ),
+    "roundup": Profile(
+        sizes=("power", "power", "border", "small"), settings=("roundup",), changes=0.2
+    ),
+    "large_segment": Profile(
+        sizes=("small", "medium", "medium", "border"),
+        capacities=(*TIGHT, 80 * GIB),
+        settings=("large_segment",),
+        changes=0.3,
+    ),
+    "settings": Profile(
+        sizes=("small", "medium", "large", "border", "power"),
+        streams=(0, 2),
+        capacities=(300 * MIB, 500 * MIB, 80 * GIB),
+        limited=0.5,
+        fractions=0.2,
+        settings=KEYS,
+        changes=0.3,
+        uses=0.5,
+    ),
+    "pools": Profile(streams=(0, 2), pools=1.5),
+    "pools_limits": Profile(
+        streams=STREAMS, capacities=TIGHT, limited=0.3, fractions=0.1, pools=1.5, uses=0.7
+    ),
+    "lenders": Profile(
+        sizes=("small", "medium", "medium", "border"),
+        streams=(0, 2),
+        capacities=(60 * MIB, 100 * MIB, 150 * MIB),
+        pools=0.4,
+        uses=0.5,
+        lends=True,
+    ),
+    "pools_settings": Profile(
+        sizes=("small", "medium", "large", "border"),
+        streams=(0, 2),
+        capacities=(300 * MIB, 500 * MIB),
+        limited=0.5,
+        settings=KEYS,
+        pools=1.2,
+        uses=0.3,
+    ),
+    "everything": Profile(
+        sizes=("tiny", "small", "medium", "large", "border", "power"),
+        streams=STREAMS,
+        capacities=(*TIGHT, 500 * MIB, 1 * GIB, 80 * GIB),
+        limited=0.5,
+        settings=KEYS,
+        changes=0.15,
+        fractions=0.1,
+        uses=1.0,
+        failures=0.3,
+        pools=0.8,
+    ),
+}
+
+
+# Sizes and settings ----------------------------------------------------------------------------
+
+
+def random_size(rng: random.Random, kind: str) -> int:
+    """In bytes, from 1."""
+    if kind == "tiny":
+        return rng.randrange(1, 8 * KIB)
+    if kind == "small":
+        return rng.randrange(1, MIB)
+    if kind == "medium":
+        return rng.randrange(MIB, 12 * MIB)
+    if kind == "large":
+        return rng.randrange(10 * MIB, 70 * MIB)
+    if kind == "power":
+        power = 1 << rng.randrange(9, 26)
+        return power + power * rng.randrange(16) // 16 + rng.choice((-1, 0, 0, 1, 512))
+    border = rng.choice(
+        (512, KIB, MIB, 10 * MIB, 11 * MIB, 19 * MIB, 20 * MIB, rng.randrange(1, 20) * 2 * MIB)
+    )
+    return (
+        border + rng.choice((-513, -512, -511, -1, 0, 0, 1, 511, 512, 513)) + 513 * (border < KIB)
+    )
+
+
+def random_divisions(rng: random.Random) -> str:
+    if rng.random() < 0.5:
+        return str(1 << rng.randrange(7))
+    keys = sorted(rng.sample([1 << power for power in range(9)], rng.randrange(1, 4)))
+    items = [f"{key}:{rng.choice((0, 1, 2, 4, 8, 16))}" for key in keys]
+    if rng.random() < 0.5:
+        items.append(f">:{rng.choice((0, 1, 2, 8))}")
+    return f"[{','.join(items)}]"
+
+
+def random_settings(rng: random.Random, keys: Sequence[str], large: int) -> tuple[str, int]:
+    """A text that is accepted, and the size of a large segment then in force, in MiB.
+
+    Where a text is refused, upstream is left with a part of it (spec 2.18).
+    """
+    chosen = [key for key in keys if len(keys) == 1 or rng.random() < 0.5]
+    words = []
+    if "large_segment" in chosen:
+        large = rng.choice((11, 12, 15, 20, 20, 32, 40))
+        words.append(f"large_segment_size_mb:{large}")
+    if "max_split" in chosen:
+        words.append(f"max_split_size_mb:{large + rng.choice((0, 1, 4, 12, 20, 44))}")
+        if rng.random() < 0.4:
+            words.append(f"max_non_split_rounding_mb:{large + rng.choice((0, 1, 10, 80))}")
+    if "collection" in chosen:
+        words.append(f"garbage_collection_threshold:{rng.choice((0.05, 0.3, 0.5, 0.8, 0.95))}")
+    if "roundup" in chosen:
+        words.append(f"roundup_power2_divisions:{random_divisions(rng)}")
+    rng.shuffle(words)
+    return ",".join(words), large
+
+
+# Histories -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class History:
+    """`options` make the subject, with `capacity` and `settings`."""
+
+    profile: str
+    seed: int
+    options: dict[str, Any]
+    operations: list[Operation]
+
+
+@dataclass
+class PoolState:
+    """What the generator knows of a private pool."""
+
+    references: int = 0
+    is_open: bool = False
+    lends: bool = False
+    was_released: bool = False
+
+
+@dataclass
+class Writer:
+    """Writes one history."""
+
+    profile: Profile
+    rng: random.Random
+    operations: list[Operation] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
+    recorded: set[int] = field(default_factory=set)
+    slots: int = 0
+    large: int = 20
+    deferred: bool = False
+    pools: dict[Pool, PoolState] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        rng, profile = self.rng, self.profile
+        text, self.large = random_settings(rng, profile.settings, self.large)
+        if rng.random() < profile.limited:
+            fraction = rng.choice((0.3, 0.5, 0.71, 0.9, 1.0))
+            text = f"{text},per_process_memory_fraction:{fraction}".lstrip(",")
+        return {
+            "capacity": rng.choice(profile.capacities),
+            "settings": text or None,
+            "gap": rng.choice((0, 0, 512, 2 * MIB)),
+        }
+
+    def write(self, steps: int) -> None:
+        profile = self.profile
+        weights: dict[Callable[[], None], float] = {
+            self.allocate: 5,
+            self.free: 4.2,
+            self.use: profile.uses,
+            self.steer: profile.uses,
+            self.empty: profile.empties * 0.3,
+            self.fail: profile.failures * 0.3,
+            self.change_settings: profile.changes * 0.3,
+            self.change_fraction: profile.fractions,
+            self.change_pools: profile.pools,
+            self.do_odd: profile.odd,
+        }
+        every = self.rng.choice((1, 3, 10))
+        self.record_history()
+        if profile.lends:
+            self.fill_lender()
+        for step in range(steps):
+            self.rng.choices(list(weights), list(weights.values()))[0]()
+            if step % every == 0:
+                self.operations += [("stats",), ("snapshot",)]
+        self.drain()
+        self.operations += [("stats",), ("snapshot",), ("calls",), ("trace",)]
+
+    def do(self, *operation: Any) -> None:
+        self.operations.append(operation)
+
+    # Blocks
+
+    @property
+    def in_scope(self) -> bool:
+        return any(pool.is_open for pool in self.pools.values())
+
+    def allocate(self) -> None:
+        self.slots += 1
+        nbytes = random_size(self.rng, self.rng.choice(self.profile.sizes))
+        name = self.rng.choice(("malloc", "malloc", "allocate"))
+        self.do(name, nbytes, self.rng.choice(self.profile.streams), self.slots)
+        self.live.append(self.slots)
+        if not self.in_scope:
+            self.deferred = False
+
+    def free(self) -> None:
+        if not self.live:
+            return
+        at = self.rng.choice((self.rng.randrange(len(self.live)), len(self.live) - 1, 0))
+        if not self.must_stay(self.live[at]):
+            self.free_slot(self.live.pop(at))
+
+    def must_stay(self, slot: int) -> bool:
+        """Upstream records the events of what was freed in a scope in the hash order of its
+        records' addresses (spec 2.15), so that there is one at most."""
+        return slot in self.recorded and self.in_scope and self.deferred
+
+    def free_slot(self, slot: int) -> None:
+        if slot in self.recorded and self.in_scope:
+            self.deferred = True
+        self.recorded.discard(slot)
+        self.do("free_slot", slot)
+
+    def use(self) -> None:
+        # Upstream forgets a use that is recorded in a scope and freed there (row 34b).
+        if self.live and not self.in_scope:
+            slot = self.rng.choice(self.live)
+            self.recorded.add(slot)
+            for _ in range(self.rng.choice((1, 1, 2, 3))):
+                self.do("record_stream_slot", slot, self.rng.choice(STREAMS))
+
+    def steer(self) -> None:
+        name = self.rng.choice(("hold", "hold", "finish", "finish_events"))
+        count = (self.rng.randrange(1, 4),) if name == "finish_events" else ()
+        self.do(name, self.rng.choice(STREAMS), *count)
+
+    def drain(self) -> None:
+        """Leaves no live block and no cache but that of private pools."""
+        for pool in self.pools:
+            self.close_scope(pool)
+        for slot in self.live:
+            self.free_slot(slot)
+        self.live.clear()
+        self.do("empty_cache")
+
+    def empty(self) -> None:
+        self.do("empty_cache")
+
+    def fail(self) -> None:
+        code = self.rng.choice((OUT_OF_MEMORY, OUT_OF_MEMORY, LAUNCH_FAILURE))
+        self.do("fail_at", self.rng.randrange(1, 4), code)
+
+    def do_odd(self) -> None:
+        self.rng.choice(
+            (
+                # Only the way that a tensor takes refuses this at once (row 20); ours always does.
+                lambda: self.do("allocate", 1 << 60),
+                lambda: self.do("malloc", 0),
+                lambda: self.do("free", 0),
+                lambda: self.do("free", 12345),
+                lambda: self.do("reset_peak_stats"),
+                lambda: self.do("reset_accumulated_stats"),
+                lambda: self.do("memory_fraction"),
+                lambda: self.do("trace"),
+                self.record_history,
+            )
+        )()
+
+    def record_history(self) -> None:
+        # Off first: upstream would go on with the entries it has, ours starts anew.
+        self.do("record_history", False, 1)
+        skipped = self.rng.sample(SKIPPABLE, self.rng.choice((0, 0, 1, 2)))
+        if self.profile.pools and "snapshot" not in skipped:
+            skipped.append("snapshot")  # ours takes one pool's out of that of all
+        self.do("record_history", True, self.rng.choice((1 << 20, 1 << 20, 50, 1)), skipped)
+
+    # Settings
+
+    def change_settings(self) -> None:
+        text, self.large = random_settings(self.rng, self.profile.settings, self.large)
+        # With the limit of splitting lowered, upstream offers a part of a segment to the device
+        # (row 45d), but only where the device is full.
+        if "max_split" in text and not self.profile.lowers:
+            self.drain()
+        self.do("set_settings", text)
+
+    def change_fraction(self) -> None:
+        fraction = self.rng.choice((0.0, 0.2, 0.4, 0.5, 0.6, 0.77, 0.9, 1.0, 1.0, 1.5))
+        self.do("set_memory_fraction", fraction)
+
+    # Private pools
+
+    def change_pools(self) -> None:
+        self.rng.choice(
+            (
+                self.open_scope,
+                self.open_scope,
+                self.leave_scope,
+                self.leave_scope,
+                self.release_pool,
+                self.lend,
+                self.refuse_splits,
+                self.ask_pool,
+            )
+        )()
+
+    def usable(self) -> list[Pool]:
+        return [pool for pool, state in self.pools.items() if state.references]
+
+    def open_scope(self) -> None:
+        fresh = [pool for pool in POOLS if pool not in self.pools]
+        closed = [pool for pool in self.usable() if not self.pools[pool].is_open]
+        if fresh and (not closed or self.rng.random() < 0.3):
+            pool = self.rng.choice(fresh)
+            self.pools[pool] = PoolState()
+            if self.rng.random() < 0.7:  # or the scope makes it
+                self.pools[pool].references += 1
+                self.do("create_pool", pool)
+        elif closed:
+            pool = self.rng.choice(closed)
+        else:
+            return
+        state = self.pools[pool]
+        streams: list[str | int] = ["all", "none", *self.profile.streams]
+        # A lender whose scope is open for others is an internal error upstream (row 60d).
+        self.do("begin_pool", pool, "all" if state.lends else self.rng.choice(streams))
+        state.references += 1
+        state.is_open = True
+
+    def leave_scope(self) -> None:
+        opened = [pool for pool, state in self.pools.items() if state.is_open]
+        if opened:
+            self.close_scope(self.rng.choice(opened))
+
+    def close_scope(self, pool: Pool) -> None:
+        if self.pools[pool].is_open:
+            self.pools[pool].is_open = False
+            self.do("end_pool", pool)
+
+    def release_pool(self) -> None:
+        pools = self.usable()
+        if not pools:
+            return
+        pool = self.rng.choice(pools)
+        state = self.pools[pool]
+        if state.references == 1:
+            # A scope of a pool that nobody refers to, and a lender that is gone, are internal
+            # errors upstream (spec 2.14).
+            self.close_scope(pool)
+            if state.lends:
+                state.lends = False
+                self.do("set_use_on_oom", pool, False)
+            state.was_released = True
+        state.references -= 1
+        self.do("release_pool", pool)
+        if state.was_released and not self.in_scope and self.rng.random() < 0.5:
+            self.do("empty_cache", pool)
+
+    def lend(self) -> None:
+        pools = [pool for pool in self.usable() if not self.pools[pool].is_open]
+        if pools:
+            pool = self.rng.choice(pools)
+            self.pools[pool].lends = self.rng.random() < 0.8
+            self.do("set_use_on_oom", pool, self.pools[pool].lends)
+
+    def fill_lender(self) -> None:
+        pool = POOLS[0]
+        self.pools[pool] = PoolState(references=2, lends=True)
+        self.do("create_pool", pool)
+        self.do("set_use_on_oom", pool, True)
+        self.do("begin_pool", pool)
+        for _ in range(4):
+            self.allocate()
+        while self.live:
+            self.free_slot(self.live.pop())
+        self.do("end_pool", pool)
+
+    def refuse_splits(self) -> None:
+        pools = self.usable()
+        if pools and self.rng.random() < 0.3:
+            self.do("set_no_split", self.rng.choice(pools))
+
+    def ask_pool(self) -> None:
+        for pool in self.usable():
+            self.do("pool_use_count", pool)
+        pool = self.rng.choice([*self.pools, UNKNOWN_POOL])
+        self.do("snapshot", pool)
+        # By the id of a released pool while a scope is open: an internal error upstream (row 56b).
+        released = pool in self.pools and self.pools[pool].was_released
+        if not (released and self.in_scope):
+            self.do("empty_cache", pool)
+
+
+def make_history(profile: str, seed: int) -> History:
+    """The history of this profile and seed, of 60 to 400 steps."""
+    rng = random.Random(f"{profile} {seed}")
+    writer = Writer(PROFILES[profile], rng)
+    options = writer.options()
+    writer.write(rng.choice((60, 150, 400)))
+    return History(profile, seed, options, writer.operations)
+
+
+# Comparing -------------------------------------------------------------------------------------
+
+
+def plain(answer: Any) -> Any:
+    """Of a failure only its kind counts."""
+    return f"a failure: {answer.kind}" if isinstance(answer, Failure) else answer
+
+
+def run_alone(make: Make, history: History, operations: list[Operation]) -> list[Any]:
+    subject = make(**history.options)
+    try:
+        return [plain(answer) for answer in subject.run(operations)]
+    finally:
+        subject.close()
+
+
+def first_index(history: History, operations: list[Operation], a: Make, b: Make) -> int | None:
+    """The first operation that is answered differently."""
+    answers = run_alone(a, history, operations), run_alone(b, history, operations)
+    for index, (first, second) in enumerate(zip(*answers, strict=True)):
+        if first != second:
+            return index
+    return None
+
+
+def first_difference(history: History, a: Make, b: Make) -> str | None:
+    """What the two subjects answer differently first, as a text that names the operation and how to
+    repeat it; None where they agree.
+
+    Once they differ, both are run again and asked everything after every operation, so that the
+    operation is the one that went wrong.
+    """
+    index = first_index(history, history.operations, a, b)
+    if index is None:
+        return None
+    probes: list[Operation] = [("calls",), ("stats",), ("snapshot",)]
+    probed = [
+        probe for operation in history.operations[: index + 1] for probe in (operation, *probes)
+    ]
+    index = first_index(history, probed, a, b)
+    if index is None:
+        return f"{history.profile} {history.seed}: only where nothing else is asked"
+    answers = [run_alone(make, history, probed[: index + 1])[-1] for make in (a, b)]
+    step = index - index % 4
+    own = [operation for operation in probed[: step + 1] if operation not in probes]
+    before = "\n  ".join(map(repr, own[-6:]))
+    return (
+        f"{history.profile}, seed {history.seed}, {history.options}\n"
+        f"operation {len(own)} is answered differently to {probed[index]!r}; the last ones:\n"
+        f"  {before}\n{describe(*answers)}\n"
+        f"repeat with BFC_SEED={history.seed} pytest tests/test_torch_agreement.py "
+        f"-m 'peers or not peers' -k {history.profile}"
+    )
+
+
+def describe(first: Any, second: Any) -> str:
+    """The parts of two answers that differ, a few of them."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        parts = [
+            f"{key}: {first.get(key)!r} against {second.get(key)!r}"
+            for key in {**first, **second}
+            if first.get(key) != second.get(key)
+        ]
+    elif isinstance(first, list) and isinstance(second, list):
+        longest = max(len(first), len(second))
+        padded = [[*items, *[None] * (longest - len(items))] for items in (first, second)]
+        different = ((at, one, two) for at, (one, two) in enumerate(zip(*padded, strict=True)))
+        parts = [
+            f"[{at}] {describe(one, two)}"
+            for at, one, two in islice((row for row in different if row[1] != row[2]), 3)
+        ]
+    else:
+        parts = [f"{first!r} against {second!r}"]
+    return "; ".join(parts[:12])
+
+
+__all__ = [
+    "DEFAULT_POOL",
+    "POOLS",
+    "PROFILES",
+    "STREAMS",
+    "History",
+    "Make",
+    "Subject",
+    "first_difference",
+    "make_history",
+]

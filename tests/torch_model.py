@@ -1,0 +1,641 @@
+"""A slow, obvious twin of PyTorch 2.11's caching allocator: lists, `min()` and no bins.
+
+It answers as `bench.peers.torch.TorchPeer` does, method for method, so that one history can be run
+on both. It knows no expandable segments and no graph captures. Where upstream goes by the order of
+a hash table (the streams of events, private pools), it goes by number: upstream does the same for
+the streams 0, 2, 4, 6 and the pools (0, 2), (0, 4), (0, 6), (0, 8). Numbers in brackets are the
+sections of the description of PyTorch's allocator.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from caching_subject import Event, Refused, Subject, answers
+
+from bench.peers.torch import ACTIONS, DEFAULT_POOL, STATS, Block, Pool, Segment, TraceEntry
+from bfc.settings import CachingSettings
+
+MIB = 1 << 20
+UNLIMITED = (1 << 64) - 1
+SMALL_SEGMENT = LARGE_GRANULE = 2 * MIB
+STATES = ("inactive", "active_pending_free", "active_allocated")
+
+
+def round_up(size: int, granule: int) -> int:
+    return -(-size // granule) * granule
+
+
+# The records -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Stat:
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+    def add(self, amount: int) -> None:
+        self.current += amount
+        self.peak = max(self.peak, self.current)
+        self.allocated += max(amount, 0)
+        self.freed += max(-amount, 0)
+
+
+@dataclass
+class PrivatePool:
+    """A private pool [2.14]. `segments` counts what it has from the device."""
+
+    id: Pool
+    references: int = 1
+    segments: int = 0
+    sub_pools: tuple[SubPool, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.sub_pools = SubPool("small_pool", self), SubPool("large_pool", self)
+
+
+@dataclass(eq=False)
+class SubPool:
+    """Free blocks of one kind. `searches` is what ages are counted in [2.8]."""
+
+    kind: str
+    owner: PrivatePool | None = None
+    free: list[Chunk] = field(default_factory=list)
+    searches: int = 0
+
+    @property
+    def id(self) -> Pool:
+        return DEFAULT_POOL if self.owner is None else self.owner.id
+
+    def in_order(self) -> list[Chunk]:
+        return sorted(self.free, key=lambda chunk: (chunk.stream, chunk.size, chunk.address))
+
+    def put(self, chunk: Chunk) -> None:
+        chunk.born = self.searches
+        self.free.append(chunk)
+
+
+@dataclass(eq=False)
+class Chunk:
+    """A block [1.3]. `segment` is the list of all chunks of its segment, in address order."""
+
+    address: int
+    size: int
+    stream: int
+    pool: SubPool
+    segment: list[Chunk] = field(default_factory=list)
+    requested: int = 0
+    allocated: bool = False
+    events: int = 0
+    uses: set[int] = field(default_factory=set)
+    #: The uses that were recorded in a scope [2.15].
+    scope_uses: set[int] = field(default_factory=set)
+    born: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.segment) > 1
+
+    @property
+    def is_active(self) -> bool:
+        return self.allocated or self.events > 0 or bool(self.uses)
+
+    @property
+    def age(self) -> int:
+        return self.pool.searches - self.born
+
+
+@dataclass
+class Request:
+    """A request on its way through the ladder of tries [2.5]."""
+
+    nbytes: int
+    size: int
+    stream: int
+    pool: SubPool
+    grow_by: int
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Allocations on these streams go to this pool."""
+
+    pool: PrivatePool
+    streams: str | int
+
+    def takes(self, stream: int) -> bool:
+        return self.streams == "all" or self.streams == stream
+
+
+# The allocator ---------------------------------------------------------------------------------
+
+
+class TorchModel(Subject):
+    """PyTorch's policy over a `StandIn`, with the methods and the answers of `TorchPeer`."""
+
+    def __init__(self, *, settings: str | None = None, **device: int) -> None:
+        super().__init__(**device)
+        self.settings = CachingSettings().apply(settings or "", strict=True)
+        self.limit: int | None = None
+        self.set_memory_fraction(self.settings.per_process_memory_fraction)
+        self.default_pools = SubPool("small_pool"), SubPool("large_pool")
+        self.segments: list[list[Chunk]] = []
+        self.live: dict[int, Chunk] = {}
+        self.pools: dict[Pool, PrivatePool] = {}
+        self.lenders: set[Pool] = set()
+        self.unsplit: set[Pool] = set()
+        self.scopes: list[Scope] = []
+        self.queues: defaultdict[int, list[tuple[Event, Chunk]]] = defaultdict(list)
+        self.deferred: list[Chunk] = []
+        self.numbers: dict[str, Stat] = defaultdict(Stat)
+        self.counters = dict.fromkeys((name for name in STATS if name.startswith("num_")), 0)
+        self.max_split_at_start = -1 if self.max_split == UNLIMITED else self.max_split
+        self.entries: deque[TraceEntry] | None = None
+        self.skipped: frozenset[str] = frozenset()
+
+    # Sizes [2.2 to 2.4]
+
+    @property
+    def max_split(self) -> int:
+        limit = self.settings.max_split_size
+        return UNLIMITED if limit is None else limit
+
+    def round_size(self, nbytes: int) -> int:
+        if nbytes < 512:
+            return 512
+        power = nbytes.bit_length() - 1
+        divisions = self.settings.roundup_power2_divisions[min(max(power - 20, 0), 15)]
+        if divisions > 1 and nbytes > 512 * divisions:
+            return round_up(nbytes, (1 << power) // divisions or 2 << power)
+        return round_up(nbytes, 512)
+
+    def segment_size(self, size: int) -> int:
+        if size <= MIB:
+            return SMALL_SEGMENT
+        if size < 10 * MIB:
+            return self.settings.large_segment_size
+        return round_up(size, LARGE_GRANULE)
+
+    def pool_for(self, size: int, stream: int) -> SubPool:
+        """Of the newest scope that takes the stream, else the default one [2.3]."""
+        for scope in reversed(self.scopes):
+            if scope.takes(stream):
+                return scope.pool.sub_pools[size > MIB]
+        return self.default_pools[size > MIB]
+
+    # Allocating [2.5 to 2.10]
+
+    def _malloc(self, nbytes: int, stream: int) -> int:
+        if nbytes == 0:
+            return 0
+        if nbytes >= 1 << 60:
+            raise Refused("oom", "too much for any device")
+        if not self.scopes:
+            self.process_events()
+        size = self.round_size(nbytes)
+        pool = self.pool_for(size, stream)
+        request = Request(nbytes, size, stream, pool, self.segment_size(size))
+        chunk = self.search(request, pool) or self.try_harder(request)
+        if chunk is None:
+            self.counters["num_ooms"] += 1
+            self.trace_entry("oom", self.device.free_bytes, size, stream, pool.id)
+            raise Refused("oom", "out of memory")
+        return self.hand_out(chunk, request).address
+
+    def search(self, request: Request, pool: SubPool) -> Chunk | None:
+        """The smallest that is large enough, the lowest address among equals [2.6]."""
+        if self.collects:
+            pool.searches += 1
+        fitting = [
+            chunk
+            for chunk in pool.free
+            if chunk.stream == request.stream and chunk.size >= request.size
+        ]
+        best = min(fitting, key=lambda chunk: (chunk.size, chunk.address), default=None)
+        if best is None:
+            return None
+        if request.size < self.max_split <= best.size:
+            return None
+        slack = self.settings.max_non_split_rounding
+        if request.size >= self.max_split and best.size >= request.size + slack:
+            return None
+        pool.free.remove(best)
+        return best
+
+    def try_harder(self, request: Request) -> Chunk | None:
+        if self.collects:
+            self.collect()
+        chunk = self.grow(request) or self.borrow(request)
+        if chunk is None and self.release_available(request):
+            chunk = self.grow(request)
+        if chunk is None and not self.scopes:
+            self.release_cached()
+            chunk = self.grow(request, again=True)
+        return chunk
+
+    @property
+    def collects(self) -> bool:
+        return self.limit is not None and self.settings.garbage_collection_threshold > 0
+
+    def collect(self) -> None:
+        """The whole free segments of the default large pool, the oldest ones first [2.8]."""
+        assert self.limit is not None
+        threshold = int(self.settings.garbage_collection_threshold * self.limit)
+        wanted = self.reserved - threshold
+        pool = self.default_pools[1]
+        old = [chunk for chunk in pool.in_order() if not chunk.is_split]
+        total_age = float(sum(chunk.age for chunk in old))
+        while wanted > 0 and old:
+            least = total_age / len(old)
+            passed = [chunk for chunk in old if chunk.age >= least]
+            for chunk in passed:
+                old.remove(chunk)
+                total_age -= chunk.age
+                wanted -= chunk.size
+                self.release(chunk)
+            if not passed:
+                return
+
+    @property
+    def reserved(self) -> int:
+        return self.numbers["reserved_bytes.all"].current
+
+    def grow(self, request: Request, again: bool = False) -> Chunk | None:
+        """A new segment [2.9]."""
+        if again:
+            self.counters["num_alloc_retries"] += 1
+        if self.limit is not None and self.reserved + request.grow_by > self.limit:
+            return None
+        address = self.device.malloc(request.grow_by)
+        if address is None:
+            return None
+        if request.pool.owner is not None:
+            request.pool.owner.segments += 1
+        chunk = Chunk(address, request.grow_by, request.stream, request.pool)
+        chunk.segment.append(chunk)
+        self.segments.append(chunk.segment)
+        self.count(chunk.pool, segment=1, reserved_bytes=chunk.size)
+        self.count_oversize("segments", chunk.size, 1)
+        self.counters["num_device_alloc"] += 1
+        self.trace_chunk("segment_alloc", chunk, chunk.size)
+        return chunk
+
+    def borrow(self, request: Request) -> Chunk | None:
+        """From a pool that lends to requests which would fail [2.14]."""
+        if request.pool.owner is not None:
+            return None
+        for identity in sorted(self.lenders):
+            if identity not in self.pools:
+                raise Refused("internal", "a lender that is gone")
+            chunk = self.search(request, self.pools[identity].sub_pools[request.size > MIB])
+            if chunk is not None:
+                return chunk
+        return None
+
+    def splits(self, chunk: Chunk, size: int) -> bool:
+        if chunk.pool.id in self.unsplit:
+            return False
+        rest = chunk.size - size
+        if chunk.pool.kind == "small_pool":
+            return rest >= 512
+        return size < self.max_split and rest > MIB
+
+    def hand_out(self, chunk: Chunk, request: Request) -> Chunk:
+        """Split, and count [2.10]."""
+        was_split = chunk.is_split
+        if self.splits(chunk, request.size):
+            chunk = self.split(chunk, request.size)
+            rest = chunk.segment[chunk.segment.index(chunk) + 1]
+            if was_split:
+                self.count(chunk.pool, inactive_split_bytes=-chunk.size)
+            else:
+                self.count(chunk.pool, inactive_split_bytes=rest.size, inactive_split=1)
+        elif was_split:
+            self.count(chunk.pool, inactive_split_bytes=-chunk.size, inactive_split=-1)
+        chunk.allocated, chunk.requested = True, request.nbytes
+        self.live[chunk.address] = chunk
+        self.trace_chunk("alloc", chunk)
+        self.count(chunk.pool, allocation=1, active=1)
+        self.count(chunk.pool, allocated_bytes=chunk.size, active_bytes=chunk.size)
+        self.count(chunk.pool, requested_bytes=chunk.requested)
+        self.count_oversize("allocations", chunk.size, 1)
+        return chunk
+
+    def split(self, chunk: Chunk, size: int) -> Chunk:
+        """The low part, a new record. The rest goes back to the free ones, and keeps what was last
+        asked for of the whole."""
+        low = Chunk(chunk.address, size, chunk.stream, chunk.pool, chunk.segment)
+        chunk.segment.insert(chunk.segment.index(chunk), low)
+        chunk.address += size
+        chunk.size -= size
+        chunk.pool.put(chunk)
+        return low
+
+    # Freeing [2.11, 2.12]
+
+    def _free(self, address: int) -> None:
+        chunk = self.chunk_at(address)
+        del self.live[address]
+        chunk.allocated = False
+        self.count(chunk.pool, allocation=-1, allocated_bytes=-chunk.size)
+        self.trace_chunk("free_requested", chunk)
+        self.count_oversize("allocations", chunk.size, -1)
+        if not chunk.uses:
+            self.free_chunk(chunk)
+        elif self.scopes:
+            self.deferred.append(chunk)
+        else:
+            self.record_events(chunk)
+
+    def chunk_at(self, address: int) -> Chunk:
+        if address not in self.live:
+            raise Refused("internal", "invalid device pointer")
+        return self.live[address]
+
+    def free_chunk(self, chunk: Chunk) -> None:
+        self.trace_chunk("free_completed", chunk)
+        pool, size = chunk.pool, chunk.size
+        holes = hole_bytes = 0
+        for neighbour in self.neighbours(chunk):
+            if neighbour.is_active:
+                continue
+            pool.free.remove(neighbour)
+            chunk.segment.remove(neighbour)
+            chunk.address = min(chunk.address, neighbour.address)
+            chunk.size += neighbour.size
+            holes -= 1
+            hole_bytes -= neighbour.size
+        pool.put(chunk)
+        if chunk.is_split:
+            holes += 1
+            hole_bytes += chunk.size
+        # One step for the net change: a peak or a total never sees the parts.
+        self.count(pool, inactive_split=holes, inactive_split_bytes=hole_bytes)
+        self.count(pool, active=-1, active_bytes=-size, requested_bytes=-chunk.requested)
+
+    def neighbours(self, chunk: Chunk) -> list[Chunk]:
+        at = chunk.segment.index(chunk)
+        return chunk.segment[max(at - 1, 0) : at] + chunk.segment[at + 1 : at + 2]
+
+    def _record_stream(self, address: int, stream: int) -> None:
+        chunk = self.chunk_at(address)
+        if stream == chunk.stream:
+            return
+        chunk.uses.add(stream)
+        if self.scopes:
+            chunk.scope_uses.add(stream)
+
+    def record_events(self, chunk: Chunk) -> None:
+        chunk.events = len(chunk.uses)
+        for stream in sorted(chunk.uses):
+            self.queues[stream].append((self.device.fence(stream), chunk))
+        chunk.uses.clear()
+
+    def record_deferred(self) -> None:
+        """What was freed in a scope. Upstream forgets the uses recorded there [2.15]."""
+        deferred, self.deferred = self.deferred, []
+        for chunk in deferred:
+            chunk.uses -= chunk.scope_uses
+            chunk.scope_uses.clear()
+            self.record_events(chunk)
+            if not chunk.events:
+                self.free_chunk(chunk)
+
+    def process_events(self) -> None:
+        self.record_deferred()
+        for stream in sorted(self.queues):
+            while self.queues[stream] and self.queues[stream][0][0].done():
+                self.pass_event(self.queues[stream].pop(0)[1])
+
+    def pass_event(self, chunk: Chunk) -> None:
+        chunk.events -= 1
+        if not chunk.events:
+            self.free_chunk(chunk)
+
+    def synchronize(self, owner: PrivatePool | None = None) -> None:
+        """Wait for all events, or for those of one private pool's blocks."""
+        self.counters["num_sync_all_streams"] += 1
+        if self.scopes:
+            raise Refused("internal", "a scope is open")
+        self.record_deferred()
+        for stream in sorted(self.queues):
+            for event, chunk in list(self.queues[stream]):
+                if owner is None or chunk.pool.owner is owner:
+                    event.wait()
+                    self.queues[stream].remove((event, chunk))
+                    self.pass_event(chunk)
+
+    # Giving back [2.13]
+
+    def release(self, chunk: Chunk) -> None:
+        self.trace_chunk("segment_free", chunk, chunk.size)
+        self.device.free(chunk.address, chunk.size)
+        if chunk.pool.owner is not None:
+            chunk.pool.owner.segments -= 1
+        self.count(chunk.pool, segment=-1, reserved_bytes=-chunk.size)
+        self.count_oversize("segments", chunk.size, -1)
+        self.counters["num_device_free"] += 1
+        chunk.pool.free.remove(chunk)
+        self.segments.remove(chunk.segment)
+
+    def release_whole(self, pool: SubPool) -> None:
+        for chunk in pool.in_order():
+            if not chunk.is_split:
+                self.release(chunk)
+
+    def release_cached(self, identity: Pool = DEFAULT_POOL) -> None:
+        if identity == DEFAULT_POOL and not self.scopes:
+            self.synchronize()
+            self.release_whole(self.default_pools[1])
+            self.release_whole(self.default_pools[0])
+        for pool in sorted(self.pools.values(), key=lambda pool: pool.id):
+            if pool.references or identity not in (DEFAULT_POOL, pool.id):
+                continue
+            if identity != DEFAULT_POOL:
+                self.synchronize(pool)
+            for sub_pool in pool.sub_pools:
+                self.release_whole(sub_pool)
+            if not pool.segments:
+                del self.pools[pool.id]
+
+    def release_available(self, request: Request) -> bool:
+        """Of the oversize blocks: the smallest that suffices, else the largest ones."""
+        if self.max_split == UNLIMITED:
+            return False
+        wanted = max(request.size, self.max_split)
+        ours = [chunk for chunk in request.pool.in_order() if chunk.stream == request.stream]
+        enough = [chunk for chunk in ours if chunk.size >= wanted]
+        if enough:
+            self.release(enough[0])
+            return True
+        for chunk in reversed(ours):
+            if wanted <= 0 or chunk.size < self.max_split:
+                break
+            wanted -= chunk.size
+            self.release(chunk)
+        return wanted <= 0
+
+    @answers
+    def empty_cache(self, pool: Pool = DEFAULT_POOL) -> None:
+        self.release_cached(pool)
+
+    # Settings and private pools [2.14, 2.18]
+
+    @answers
+    def set_settings(self, text: str) -> None:
+        try:
+            self.settings = self.settings.apply(text, strict=True)
+        except ValueError as error:
+            raise Refused("value", str(error)) from error
+
+    @answers
+    def set_memory_fraction(self, fraction: float) -> None:
+        if not 0 <= fraction <= 1:
+            raise Refused("internal", "a fraction lies between 0 and 1")
+        self.limit = None if fraction == 1 else int(fraction * self.device.total_bytes)
+
+    @answers
+    def memory_fraction(self) -> float:
+        return 1.0 if self.limit is None else self.limit / self.device.total_bytes
+
+    @answers
+    def create_pool(self, pool: Pool) -> None:
+        self.referred(pool)
+
+    def referred(self, pool: Pool) -> PrivatePool:
+        """The pool with one reference more, made if it is new."""
+        if pool not in self.pools:
+            self.pools[pool] = PrivatePool(pool)
+            return self.pools[pool]
+        if not self.pools[pool].references:
+            raise Refused("internal", "the pool was released")
+        self.pools[pool].references += 1
+        return self.pools[pool]
+
+    @answers
+    def begin_pool(self, pool: Pool, streams: str | int = "all") -> None:
+        made = self.referred(pool)
+        if any(scope.pool.id == pool for scope in self.scopes):
+            raise Refused("internal", "its scope is open already")
+        self.scopes.append(Scope(made, streams))
+
+    @answers
+    def end_pool(self, pool: Pool) -> None:
+        found = [scope for scope in self.scopes if scope.pool.id == pool]
+        if not found:
+            raise Refused("internal", "its scope is not open")
+        self.scopes.remove(found[0])
+
+    def known_pool(self, pool: Pool) -> PrivatePool:
+        if pool not in self.pools:
+            raise Refused("internal", "no such pool")
+        return self.pools[pool]
+
+    @answers
+    def release_pool(self, pool: Pool) -> None:
+        self.known_pool(pool).references -= 1
+
+    @answers
+    def pool_use_count(self, pool: Pool) -> int:
+        return self.known_pool(pool).references
+
+    @answers
+    def set_use_on_oom(self, pool: Pool, use: bool = True) -> None:
+        (self.lenders.add if use else self.lenders.discard)(pool)
+
+    def set_no_split(self, pool: Pool) -> None:
+        self.unsplit.add(pool)
+
+    # Statistics, snapshots and the trace [3.1, 3.4]
+
+    def count(self, pool: SubPool, **changes: int) -> None:
+        for group, amount in changes.items():
+            self.numbers[f"{group}.all"].add(amount)
+            self.numbers[f"{group}.{pool.kind}"].add(amount)
+
+    def count_oversize(self, what: str, size: int, amount: int) -> None:
+        if size >= self.max_split:
+            self.numbers[f"oversize_{what}"].add(amount)
+
+    def stats(self) -> dict[str, int]:
+        """All 122 counters."""
+        values = self.counters | {"max_split_size": self.max_split_at_start}
+        for name in STATS:
+            group, _, figure = name.rpartition(".")
+            if name not in values:
+                values[name] = getattr(self.numbers[group], figure)
+        return {name: values[name] for name in STATS}
+
+    @answers
+    def reset_peak_stats(self) -> None:
+        for number in self.numbers.values():
+            number.peak = number.current
+
+    @answers
+    def reset_accumulated_stats(self) -> None:
+        for number in self.numbers.values():
+            number.allocated = number.freed = 0
+        self.counters = dict.fromkeys(self.counters, 0)
+
+    def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
+        """All segments, or one private pool's, by address."""
+        segments = sorted(self.segments, key=lambda segment: segment[0].address)
+        chosen = [
+            segment_of(chunks) for chunks in segments if pool in (DEFAULT_POOL, chunks[0].pool.id)
+        ]
+        active = sum(segment["active_size"] for segment in chosen)
+        self.trace_entry("snapshot", 0, active, 0, pool)
+        return chosen
+
+    @answers
+    def record_history(
+        self, enabled: bool, max_entries: int = 1 << 20, skip_actions: Sequence[str] = ()
+    ) -> None:
+        if not set(skip_actions) <= set(ACTIONS):
+            raise Refused("internal", "no such action")
+        self.entries = deque(maxlen=max(max_entries, 1)) if enabled else None
+        self.skipped = frozenset(skip_actions)
+
+    def trace(self) -> list[TraceEntry]:
+        """What was kept; asking adds an entry."""
+        entries = list(self.entries or ())
+        self.snapshot()
+        return entries
+
+    def trace_entry(self, action: str, addr: int, size: int, stream: int, pool: Pool) -> None:
+        if self.entries is not None and action not in self.skipped:
+            entry = TraceEntry(action=action, addr=addr, size=size, stream=stream, pool_id=pool)
+            self.entries.append(entry)
+
+    def trace_chunk(self, action: str, chunk: Chunk, size: int | None = None) -> None:
+        size = chunk.requested if size is None else size
+        self.trace_entry(action, chunk.address, size, chunk.stream, chunk.pool.id)
+
+
+def segment_of(chunks: list[Chunk]) -> Segment:
+    """A segment in the words of a snapshot."""
+    active = [chunk for chunk in chunks if chunk.is_active]
+    return Segment(
+        address=chunks[0].address,
+        total_size=sum(chunk.size for chunk in chunks),
+        requested_size=sum(chunk.requested for chunk in active),
+        allocated_size=sum(chunk.size for chunk in active if chunk.allocated),
+        active_size=sum(chunk.size for chunk in active),
+        stream=chunks[0].stream,
+        segment_type=chunks[0].pool.kind.removesuffix("_pool"),
+        is_expandable=False,
+        segment_pool_id=chunks[0].pool.id,
+        blocks=[
+            Block(
+                address=chunk.address,
+                size=chunk.size,
+                requested_size=chunk.requested,
+                state=STATES[chunk.allocated + chunk.is_active],
+            )
+            for chunk in chunks
+        ],
+    )
