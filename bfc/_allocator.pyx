@@ -96,11 +96,11 @@ cdef Request plain_request(uint64_t nbytes, uint64_t rounded, uint64_t stream) n
 
 @cython.no_gc_clear
 cdef class Allocator(Frees):
-    """What both modes have in common. Make a `BFCAllocator`."""
+    """What both modes have in common. Make a `BFCAllocator` or a `CachingAllocator`."""
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:
-            raise TypeError("Allocator is the common base: make a BFCAllocator")
+            raise TypeError("Allocator is the common base: make a BFCAllocator or a CachingAllocator")
         if self.sub_allocator is not None:
             raise RuntimeError("an allocator is set up once: make another")
         if not isinstance(sub_allocator, SubAllocator):
@@ -178,7 +178,8 @@ cdef class Allocator(Frees):
     # -- allocate -----------------------------------------------------------------------------------------------------
 
     def allocate_raw(self, nbytes, stream=None, *, freed_before=None):
-        """An address for `nbytes` bytes, a multiple of 256; 0 for 0 bytes, which counts nothing.
+        """An address for `nbytes` bytes, a multiple of 256 (of 512 from a CachingAllocator); 0 for 0 bytes, which
+        counts nothing.
 
         `stream` is where it will be used first (None: that of `use_stream`, or 0): for a BFCAllocator, one that is not
         its own is treated as `record_stream` does.

@@ -92,9 +92,9 @@ cdef class CachingAllocator(Recorded):
 
     `settings` is the text that PyTorch takes in PYTORCH_CUDA_ALLOC_CONF; the keyword arguments of the same names are
     the same as values, and come after it. `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
-    `memory_limit` (bytes, "4 GiB", or a float: PyTorch's memory fraction) bounds what it takes; None: only the
-    sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, three switches
-    are on; each can be set on its own:
+    `memory_limit` (bytes, "4 GiB", or a float up to 1.0: PyTorch's memory fraction) bounds what it takes; None: only
+    the sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, three
+    switches are on; each can be set on its own:
 
     - `search_again`: after the retry that waits for other streams, what they gave back is looked at (upstream #189504);
     - `collect_without_limit`: `garbage_collection_threshold` counts from the device's total where no limit is set;
@@ -170,7 +170,8 @@ cdef class CachingAllocator(Recorded):
         >>> import bfc
         >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.set_settings("roundup_power2_divisions:4")
-        >>> allocator.allocated_size(allocator.allocate_raw("84 MiB"[:0] or 84 << 20)) >> 20
+        >>> address = allocator.allocate_raw(84 << 20)
+        >>> allocator.allocated_size(address) >> 20
         96
         """
         self.apply(self.applied.apply(text, strict=self.strict))

@@ -73,7 +73,7 @@ cdef bint is_exiting() noexcept nogil:
 
 @cython.no_gc_clear
 cdef class Frees(Ledger):
-    """How memory comes back to an allocator. Make a `BFCAllocator`."""
+    """How memory comes back to an allocator. Make a `BFCAllocator` or a `CachingAllocator`."""
 
     def __cinit__(self, *args, **kwargs):
         self.streams_of = {}

@@ -18,7 +18,7 @@ cdef extern from "_wait.hpp" namespace "bfc" nogil:
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
 @cython.no_gc_clear
 cdef class Ledger(Owner):
-    """What an allocator can be asked. Make a `BFCAllocator`."""
+    """What an allocator can be asked. Make a `BFCAllocator` or a `CachingAllocator`."""
 
     def __cinit__(self, *args, **kwargs):
         self.pool = Pool()
