@@ -100,7 +100,7 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
     if chunk.ptr != ptr or chunk.size == 0:
         return b"I1: a chunk does not start where the one before it ends"
     if chunk.prev != prev:
-        return b"I2: next.prev is not pool"
+        return b"I2: next.prev is not self"
     if chunk.ptr % MINIMUM_SIZE or (state != FREE and chunk.requested_size > chunk.size):
         return b"I8: a chunk is not aligned, or smaller than what was asked for"
     if state == FREE:
