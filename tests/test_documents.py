@@ -81,7 +81,8 @@ def test_every_public_name_says_what_it_is(name: str):
 
 
 def test_every_public_method_of_an_allocator_says_what_it_does():
-    for owner in (bfc.BFCAllocator, bfc.Buffer, bfc.Trace, bfc.Snapshot, bfc.SharedCounter):
+    policies = (bfc.BFCAllocator, bfc.CachingAllocator, bfc.MemPool, bfc.CachingSettings)
+    for owner in (*policies, bfc.Buffer, bfc.Trace, bfc.Snapshot, bfc.SharedCounter):
         for name in dir(owner):
             member = getattr(owner, name)
             if not name.startswith("_") and callable(member):
