@@ -1,5 +1,5 @@
-"""The command `bfc`, which is `python -m bfc` too. One file a subcommand: `add_to(subparsers)` and
-`run(arguments)`."""
+"""The command `bfc`, which is `python -m bfc` too. One file a subcommand, with `add_to(subparsers)`
+and `run(arguments)`; `policies.py` reads what names an allocator."""
 
 from __future__ import annotations
 

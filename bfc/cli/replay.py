@@ -1,4 +1,4 @@
-"""`bfc replay TRACE...`: what an allocator makes of recorded runs."""
+"""`bfc replay TRACE...`: what allocators make of recorded runs, policy beside policy."""
 
 from __future__ import annotations
 
@@ -14,31 +14,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.units import format_bytes, parse_bytes
+from bfc.cli.policies import Counted, Policy, device_maker, policies
+from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 LONG_TRACE = 1_000_000
-HEADINGS = ("trace", "events", "live", "in use", "reserved", "fragment.", "ns/event", "refused")
+PICKLES = (".pickle", ".pkl")
+TRACES = (".npz", *PICKLES)
+HEADINGS = (
+    "trace",
+    "events",
+    "live",
+    "in use",
+    "reserved",
+    "regions",
+    "fragment.",
+    "ns/event",
+    "refused",
+)
 
 EPILOG = """\
+policies: bfc is TensorFlow's, which takes all of its limit at once, or with --allow-growth regions
+of twice the last size. caching is PyTorch's, with SETTINGS as PYTORCH_CUDA_ALLOC_CONF has them:
+caching:max_split_size_mb:128,roundup_power2_divisions:4. Each --policy has a row for each trace.
+
 columns: live is the peak of what was asked for, in use the peak of the chunks handed out for it,
-reserved the peak of the regions taken from the device; fragment. is the share of the free bytes
-outside the largest free block at the end; ns/event is the fastest pass. exit code: 0 all fitted,
-1 an allocation was refused, 2 a wrong call or file.
+reserved the peak of the regions taken from the device; regions is how often one was taken, a
+cudaMalloc each on a GPU; fragment. is the share of the free bytes outside the largest free block
+at the end, and high wherever there are many regions; ns/event is the fastest pass. The figures
+but ns/event are of one replay on a new allocator.
+
+exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
 
 
 @dataclass
 class Row:
-    """What one trace came to. Sizes are bytes."""
+    """What one trace came to under one policy. Sizes are bytes, and `regions_taken` counts."""
 
     trace: str
+    policy: str
     events: int
     peak_bytes_live: int
     peak_bytes_in_use: int
     peak_bytes_reserved: int
+    regions_taken: int
     fragmentation: float | None
     ns_per_event: float
     refused: int
@@ -50,6 +72,7 @@ class Row:
             format_bytes(self.peak_bytes_live),
             format_bytes(self.peak_bytes_in_use),
             format_bytes(self.peak_bytes_reserved),
+            str(self.regions_taken),
             "-" if self.fragmentation is None else f"{self.fragmentation:.1%}",
             f"{self.ns_per_event:.1f}",
             str(self.refused),
@@ -64,23 +87,26 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("traces", nargs="+", metavar="TRACE", type=Path, help="an .npz trace, or a folder of them")
     add(
-        "--device",
-        default="simulated:80GiB",
-        help="simulated:SIZE, or host[:SIZE] (default: simulated:80GiB)",
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        type=Path,
+        help="an .npz trace, a memory snapshot of PyTorch (.pickle, .pkl), or a folder of them",
     )
     add(
-        "--memory-limit",
-        metavar="LIMIT",
-        help="bytes, such as 40GiB, or a fraction of the device, such as 0.9",
+        "--policy",
+        action="append",
+        metavar="POLICY",
+        help="bfc, or caching[:SETTINGS]; several are shown side by side (default: bfc)",
     )
+    _add_options_of_allocators(add)
     add(
-        "--allow-growth",
-        action="store_true",
-        help="take regions as they are needed, each twice the last",
+        "--snapshot-device",
+        type=_whole,
+        metavar="N",
+        help="which device's history to take from a snapshot that holds those of several",
     )
-    add("--strict", action="store_true", help="refuse whatever TensorFlow 2.21 refuses")
     add(
         "--passes",
         type=_positive,
@@ -92,35 +118,105 @@ def add_to(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_options_of_allocators(add: Callable[..., Any]) -> None:
+    add(
+        "--device",
+        default="simulated:80GiB",
+        help="simulated:SIZE, or host[:SIZE] (default: simulated:80GiB)",
+    )
+    add(
+        "--memory-limit",
+        metavar="LIMIT",
+        help="bytes, such as 40GiB, or a fraction of the device, such as 0.9; of each policy, and "
+        "instead of per_process_memory_fraction in the SETTINGS of caching",
+    )
+    add(
+        "--allow-growth",
+        action="store_true",
+        help="policy bfc: take regions as they are needed, each twice the last (caching always "
+        "takes them as they are needed)",
+    )
+    add(
+        "--strict",
+        action="store_true",
+        help="refuse whatever the original refuses, TensorFlow 2.21 or PyTorch 2.11",
+    )
+
+
 def run(arguments: argparse.Namespace) -> bool:
-    """Replays every trace. True where all of it fitted."""
-    make_allocator = _allocator_maker(arguments)
-    results: list[tuple[Row, bfc.Snapshot | None]] = []
-    for name, path in _named(list(_files(arguments.traces))):
-        trace = bfc.Trace.load(path)
-        row = _replay(name, trace, make_allocator, arguments.passes)
-        picture = None if arguments.no_picture else _at_its_fullest(trace, make_allocator)
-        results.append((row, picture))
+    """Replays every trace under every policy. True where all of it fitted."""
+    makers = _makers(arguments)
+    paths = list(_files(arguments.traces))
+    if arguments.snapshot_device is not None and not any(map(_is_snapshot, paths)):
+        raise ValueError(
+            f"--snapshot-device {arguments.snapshot_device}: it is an option for memory snapshots "
+            f"of PyTorch ({', '.join(PICKLES)}), and no TRACE is one"
+        )
+    results: list[tuple[str, Row, bfc.Snapshot | None]] = []
+    for name, path in _named(paths):
+        trace = _read(path, arguments.snapshot_device)
+        for policy, make in makers:
+            caption = name if arguments.policy is None else f"{name} under {policy}"
+            row = _replay(name, policy, trace, make, arguments.passes, caption)
+            picture = None if arguments.no_picture else _at_its_fullest(trace, make)
+            results.append((caption, row, picture))
     if arguments.json:
-        traces = [_as_json(row, picture) for row, picture in results]
+        traces = [_as_json(row, picture) for _, row, picture in results]
         print(json.dumps({"device": arguments.device, "traces": traces}, indent=2))
     else:
-        for row, picture in results:
+        for caption, _, picture in results:
             if picture is not None:
-                print(f"{row.trace}, when most is live\n{picture}\n")
-        _print_table([HEADINGS, *(row.cells() for row, _ in results)])
-    return not any(row.refused for row, _ in results)
+                print(f"{caption}, when most is live\n{picture}\n")
+        _print_table([row for _, row, _ in results], with_policies=arguments.policy is not None)
+    return not any(row.refused for _, row, _ in results)
+
+
+#: What makes an allocator on a new device, and that device.
+_Make = Callable[[], tuple[bfc.Allocator, Counted]]
+
+
+def _makers(arguments: argparse.Namespace) -> list[tuple[str, _Make]]:
+    """Each policy's name, and its maker. What is wrong with the options is raised here, before
+    anything is read."""
+    make_device = device_maker(arguments.device)
+
+    def maker(policy: Policy) -> _Make:
+        def make() -> tuple[bfc.Allocator, Counted]:
+            device = make_device()
+            return policy.make_allocator(device), device
+
+        make()[0].close()
+        return make
+
+    return [(policy.name, maker(policy)) for policy in policies(arguments)]
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob("*.npz"))
+            inside = sorted(file for file in path.iterdir() if file.suffix.lower() in TRACES)
             if not inside:
-                raise ValueError(f"{path}: no .npz file in this folder")
+                raise ValueError(f"{path}: no {', '.join(TRACES)} file in this folder")
             yield from inside
         else:
             yield path
+
+
+def _is_snapshot(path: Path) -> bool:
+    return path.suffix.lower() in PICKLES
+
+
+def _read(path: Path, device: int | None) -> bfc.Trace:
+    if not _is_snapshot(path):
+        return bfc.Trace.load(path)
+    try:
+        return bfc.Trace.from_torch(path, device=device)
+    except bfc.TraceError as error:
+        # What is an argument in Python is an option here.
+        said, argument, rest = str(error).rpartition("choose one with device=")
+        if argument and not rest:
+            raise bfc.TraceError(f"{said}choose one with --snapshot-device") from None
+        raise
 
 
 def _named(paths: list[Path]) -> list[tuple[str, Path]]:
@@ -129,57 +225,37 @@ def _named(paths: list[Path]) -> list[tuple[str, Path]]:
     return [(path.stem if stems[path.stem] == 1 else str(path), path) for path in paths]
 
 
-def _allocator_maker(arguments: argparse.Namespace) -> Callable[[], bfc.BFCAllocator]:
-    kind, _, size = arguments.device.partition(":")
-    if kind not in ("simulated", "host") or (kind == "simulated" and not size):
-        raise ValueError(f"--device {arguments.device}: it is simulated:SIZE or host[:SIZE]")
-    capacity = parse_bytes(size) if size else None
-    limit = arguments.memory_limit
-    if limit is not None and "." in limit and limit.replace(".", "", 1).isdigit():
-        limit = float(limit)
-
-    def make() -> bfc.BFCAllocator:
-        device: bfc.SubAllocator
-        if kind == "host":
-            device = bfc.HostSubAllocator(capacity)
-        else:
-            device = bfc.SimulatedSubAllocator(size)
-        return bfc.BFCAllocator(
-            device, memory_limit=limit, allow_growth=arguments.allow_growth, strict=arguments.strict
-        )
-
-    make().close()  # what is wrong with the options is said before anything is read
-    return make
-
-
 def _replay(
-    name: str, trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator], passes: int
+    name: str, policy: str, trace: bfc.Trace, make: _Make, passes: int, caption: str
 ) -> Row:
     closed = trace.closed()
-    with _progress(name, len(trace) + len(closed) * passes) as progress:
-        with make_allocator() as allocator:
+    with _progress(caption, len(trace) + len(closed) * passes) as progress:
+        allocator, device = make()
+        with allocator:
             first = trace.replay(allocator, progress=progress())
             fragmentation = allocator.stats().fragmentation
-        with make_allocator() as allocator:
+        allocator, _ = make()
+        with allocator:
             times = [
                 closed.replay(allocator, progress=progress()).ns_per_event for _ in range(passes)
             ]
     return Row(
         name,
+        policy,
         len(trace),
         first.peak_bytes_live,
         first.peak_bytes_in_use,
         first.peak_bytes_reserved,
+        device.regions_taken,
         None if math.isnan(fragmentation) else fragmentation,
         min(times),
         first.failed,
     )
 
 
-def _at_its_fullest(
-    trace: bfc.Trace, make_allocator: Callable[[], bfc.BFCAllocator]
-) -> bfc.Snapshot:
-    with make_allocator() as allocator:
+def _at_its_fullest(trace: bfc.Trace, make: _Make) -> bfc.Snapshot:
+    allocator, _ = make()
+    with allocator:
         trace[: trace.fullest_event() + 1].replay(allocator)
         return allocator.snapshot()
 
@@ -224,21 +300,32 @@ def _as_json(row: Row, picture: bfc.Snapshot | None) -> dict[str, Any]:
     return {**asdict(row), "occupancy_when_most_is_live": picture.occupancy()}
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
+def _print_table(rows: list[Row], with_policies: bool) -> None:
+    lines = [HEADINGS, *(row.cells() for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    for line, policy in zip(lines, ["policy", *(row.policy for row in rows)], strict=True):
         cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
         ]
+        if with_policies:  # at the end, so that long settings leave the figures where they are
+            cells.append(policy)
         print("  ".join(cells).rstrip())
 
 
 def _positive(text: str) -> int:
+    return _number(text, least=1)
+
+
+def _whole(text: str) -> int:
+    return _number(text, least=0)
+
+
+def _number(text: str, least: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
     return value

@@ -1,0 +1,101 @@
+"""What `--policy` and `--device` name: the allocator to replay on, and where its memory comes
+from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import bfc
+from bfc.units import parse_bytes
+
+
+class Counted(bfc.SubAllocator):
+    """A device that counts the regions taken from it."""
+
+    regions_taken = 0
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        block = super().alloc(alignment, nbytes)  # type: ignore[safe-super]  # a device's own
+        self.regions_taken += block is not None
+        return block
+
+
+class CountedSimulated(Counted, bfc.SimulatedSubAllocator):
+    """A GPU made of integers."""
+
+
+class CountedHost(Counted, bfc.HostSubAllocator):
+    """Host memory."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One `--policy`: its name, as it was asked for, and what makes its allocator."""
+
+    name: str
+    make_allocator: Callable[[bfc.SubAllocator], bfc.Allocator]
+
+
+def device_maker(text: str) -> Callable[[], Counted]:
+    """What makes the device that `--device` names. Raises ValueError."""
+    kind, _, size = text.partition(":")
+    if kind not in ("simulated", "host") or (kind == "simulated" and not size):
+        raise ValueError(f"--device {text}: it is simulated:SIZE or host[:SIZE]")
+    capacity = parse_bytes(size) if size else None
+    if kind == "host":
+        return lambda: CountedHost(capacity)
+    return lambda: CountedSimulated(size)
+
+
+def policies(arguments: argparse.Namespace) -> list[Policy]:
+    """The policies asked for, in that order; `bfc` where none is. Raises ValueError."""
+    # No setting has a space in it, and a table has no place for a line's end.
+    names = ["".join(text.split()) for text in arguments.policy or ["bfc"]]
+    listed = [_policy(name, arguments) for name in names]
+    if arguments.allow_growth and "bfc" not in names:
+        raise ValueError(
+            "--allow-growth is an option of --policy bfc: the caching policy always takes memory "
+            "as it is needed"
+        )
+    return listed
+
+
+def _policy(name: str, arguments: argparse.Namespace) -> Policy:
+    kind, colon, text = name.partition(":")
+    limit, strict = _limit(arguments.memory_limit), arguments.strict
+    if kind == "caching":
+        settings = _settings(text, strict)
+        return Policy(
+            name,
+            lambda device: bfc.CachingAllocator(
+                device, memory_limit=limit, settings=settings, strict=strict
+            ),
+        )
+    if kind != "bfc":
+        raise ValueError(f"--policy {name}: it is bfc or caching[:SETTINGS]")
+    if colon:
+        raise ValueError(
+            f"--policy {name}: bfc takes no settings after a colon, but the options "
+            "--allow-growth, --memory-limit and --strict"
+        )
+    return Policy(
+        name,
+        lambda device: bfc.BFCAllocator(
+            device, memory_limit=limit, allow_growth=arguments.allow_growth, strict=strict
+        ),
+    )
+
+
+def _settings(text: str, strict: bool) -> bfc.CachingSettings:
+    try:
+        return bfc.CachingSettings().apply(text, strict)
+    except bfc.SettingsError as error:
+        raise error.found_in("--policy caching") from None
+
+
+def _limit(text: str | None) -> str | float | None:
+    if text is not None and "." in text and text.replace(".", "", 1).isdigit():
+        return float(text)
+    return text

@@ -1,0 +1,289 @@
+"""`bfc replay --policy`, and PyTorch's snapshots as traces: which allocator each row is about, and
+what is said where a policy, a setting or a snapshot is wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch_recorder import Recorder, random_places, random_run
+
+import bfc
+from bfc.cli import main, replay
+
+TRACES = Path(__file__).parents[1] / "bench" / "traces"
+SMALL = str(TRACES / "gpu_lm_small.npz")
+THREE_STREAMS = TRACES / "llama7b_zero3_lro.npz"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> str:
+    """A trace of one allocation, of 5 MiB, in three runs of one stream each."""
+    path = tmp_path / "five.npz"
+    bfc.Trace([0, 1] * 3, [0] * 6, [5 * MIB, 0] * 3, [0, 0, 1, 1, 2, 2]).save(path)
+    return str(path)
+
+
+def rows(
+    capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
+) -> list[dict[str, Any]]:
+    """The rows of the JSON, on 1 GiB where no other device is given."""
+    words = ["--json", "--passes", "1", "--device", "simulated:1GiB", *arguments]
+    assert main(["replay", *words]) == code
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["traces"]
+    return found
+
+
+def test_each_policy_takes_what_is_its_own(capsys, five):
+    asked = [
+        "bfc",
+        "caching",
+        "caching:large_segment_size_mb:64",
+        "caching:roundup_power2_divisions:1",
+        "caching:roundup_power2_divisions:2",
+    ]
+    words = [word for policy in asked for word in ("--policy", policy)]
+    found = rows(capsys, five, *words)
+    assert [row["policy"] for row in found] == asked
+    assert {row["peak_bytes_live"] for row in found} == {5 * MIB}
+    # All of the device at once; a large segment for each stream; the same, but larger.
+    assert [row["peak_bytes_reserved"] // MIB for row in found] == [1024, 60, 192, 60, 60]
+    assert [row["regions_taken"] for row in found] == [1, 3, 3, 3, 3]
+    # Between 4 and 8 MiB two divisions leave 6 alone; one is none.
+    assert [row["peak_bytes_in_use"] // MIB for row in found] == [5, 5, 5, 5, 6]
+
+
+def test_growth_is_for_bfc_beside_caching_too(capsys, five):
+    bare, beside = (
+        rows(capsys, five, "--allow-growth", *words)
+        for words in ([], ["--policy", "caching", "--policy", "bfc"])
+    )
+    assert [row["peak_bytes_reserved"] // MIB for row in bare] == [8]
+    assert [row["peak_bytes_reserved"] // MIB for row in beside] == [60, 8]
+
+
+def test_a_limit_and_strict_are_for_every_policy(capsys, five):
+    both = ("--policy", "bfc", "--policy", "caching")
+    found = rows(capsys, five, *both, "--memory-limit", "32 MiB")
+    # The caching policy gives the first stream's segment back for the second stream's.
+    assert [row["peak_bytes_reserved"] // MIB for row in found] == [32, 20]
+    assert [row["regions_taken"] for row in found] == [1, 3]
+    found = rows(capsys, five, *both, "--memory-limit", "4 MiB", code=1)
+    assert [row["refused"] for row in found] == [3, 3]
+    tiny = ("--policy", "caching:per_process_memory_fraction:0.002")
+    assert rows(capsys, five, *tiny, code=1)[0]["refused"] == 3
+    assert rows(capsys, five, *tiny, "--memory-limit", "0.5")[0]["refused"] == 0
+    # PyTorch reads a number as far as it goes; by itself bfc does not.
+    sloppy = (five, "--policy", "caching:large_segment_size_mb:64abc")
+    assert rows(capsys, *sloppy, "--strict")[0]["peak_bytes_reserved"] == 192 * MIB
+    assert main(["replay", *sloppy]) == 2
+
+
+def test_one_refusal_of_one_policy_is_exit_code_1(capsys, five):
+    both = ("--policy", "bfc", "--policy", "caching")
+    found = rows(capsys, five, *both, "--memory-limit", "6 MiB", code=1)
+    assert [row["refused"] for row in found] == [0, 3]
+
+
+def test_the_table_names_the_policies_and_each_picture_its_own(capsys, five):
+    policies = ["bfc", "caching: max_split_size_mb : 40", "caching"]
+    words = [word for policy in policies for word in ("--policy", policy)]
+    assert main(["replay", five, SMALL, *words, "--device", "simulated:4GiB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    pictures, headings, table = lines[:-7], lines[-7], lines[-6:]
+    assert headings.split()[-1] == "policy"
+    names = ["bfc", "caching:max_split_size_mb:40", "caching"]
+    assert [(row.split()[0], row.split()[-1]) for row in table] == [
+        (trace, policy) for trace in ("five", "gpu_lm_small") for policy in names
+    ]
+    assert [line for line in pictures if line.endswith(", when most is live")] == [
+        f"{trace} under {policy}, when most is live"
+        for trace in ("five", "gpu_lm_small")
+        for policy in names
+    ]
+    bfcs, cachings = (pictures[at + 1] for at in (0, pictures.index("") + 1))
+    assert bfcs.endswith("4.00 GiB reserved, limit 4.00 GiB")
+    assert cachings.endswith("20.00 MiB reserved, limit 4.00 GiB")
+
+
+def test_a_policy_that_nobody_asked_for_has_no_column(capsys, five):
+    assert main(["replay", five, "--no-picture"]) == 0
+    assert "policy" not in capsys.readouterr().out
+    assert main(["replay", five, "--no-picture", "--policy", "caching"]) == 0
+    headings, row = capsys.readouterr().out.splitlines()
+    assert (headings.split()[-1], row.split()[-1]) == ("policy", "caching")
+    assert [row["policy"] for row in rows(capsys, five)] == ["bfc"]
+
+
+def test_a_policy_asked_for_twice_has_two_rows_of_equal_figures(capsys):
+    words = ["--policy", "caching", "--policy", "caching"]
+    one, two = rows(capsys, SMALL, *words, "--device", "simulated:4GiB")
+    for row in (one, two):
+        del row["ns_per_event"]
+    assert one == two
+    assert one["policy"] == "caching"
+
+
+def test_streams_have_pools_of_their_own_under_caching(capsys, tmp_path):
+    trace = bfc.Trace.load(THREE_STREAMS)
+    one_stream = tmp_path / "one_stream.npz"
+    bfc.Trace(trace.op, trace.id, trace.size).save(one_stream)
+    paths = [str(THREE_STREAMS), str(one_stream)]
+    words = ["--policy", "caching", "--policy", "bfc", "--json", "--passes", "1"]
+    assert main(["replay", *paths, *words, "--no-picture"]) == 0
+    apart, bfc_apart, together, bfc_together = json.loads(capsys.readouterr().out)["traces"]
+    assert apart["peak_bytes_reserved"] > together["peak_bytes_reserved"]
+    assert bfc_apart["peak_bytes_in_use"] == bfc_together["peak_bytes_in_use"]
+
+
+def test_regions_are_counted_on_host_memory_too(capsys, five):
+    words = ["--policy", "caching", "--device", "host:1GiB", "--json", "--passes", "1"]
+    assert main(["replay", five, *words]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["traces"]
+    assert (row["regions_taken"], row["peak_bytes_reserved"]) == (3, 60 * MIB)
+
+
+def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
+    made: list[tuple[str, int]] = []
+
+    def no_bar(name: str, events: int) -> None:
+        made.append((name, events))
+
+    monkeypatch.setattr(replay, "_bar", no_bar)
+    words = ["--policy", "bfc", "--policy", "caching", "--passes", "2", "--no-picture"]
+    assert main(["replay", five, *words]) == 0
+    assert made == [("five under bfc", 18), ("five under caching", 18)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        (["--policy", "lru"], ["--policy lru: it is bfc or caching[:SETTINGS]"]),
+        (["--policy", ""], ["it is bfc or caching[:SETTINGS]"]),
+        (["--policy", "max_split_size_mb:40"], ["it is bfc or caching[:SETTINGS]"]),
+        (["--policy", "bfc:max_split_size_mb:40"], ["bfc takes no settings", "--allow-growth"]),
+        (
+            ["--policy", "caching", "--allow-growth"],
+            ["--allow-growth is an option of --policy bfc"],
+        ),
+        (
+            ["--policy", "bfc", "--policy", "caching:max_split_size_mb:2"],
+            [
+                "--policy caching: max_split_size_mb: '2' is too small\n",
+                "allowed: a whole number of MiB, at least large_segment_size_mb, here 20\n",
+            ],
+        ),
+        (
+            ["--policy", "caching:max_split:40"],
+            [
+                "there is no setting 'max_split'\n",
+                "roundup_power2_divisions",
+                "try: max_split_size",
+            ],
+        ),
+        (["--policy", "caching:roundup_power2_divisions"], ["roundup_power2_divisions: a colon"]),
+        (["--policy", "caching:expandable_segments:True"], ["expandable_segments: True is not"]),
+        (["--snapshot-device", "0"], ["--snapshot-device 0: ", "no TRACE is one"]),
+    ],
+)
+def test_what_is_wrong_with_a_policy_is_said_before_anything_is_read(capsys, arguments, faults):
+    assert main(["replay", "nowhere.npz", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("bfc: ")
+    assert captured.out == ""
+    for fault in faults:
+        assert fault in captured.err
+
+
+# PyTorch's memory snapshots ------------------------------------------------------------------
+
+
+def recording(seed: int = 0, steps: int = 300) -> Recorder:
+    dice = random.Random(seed)
+    recorder = Recorder(random_places(dice))
+    random_run(dice, recorder, steps)
+    return recorder
+
+
+def write(path: Path, content: object) -> str:
+    path.write_bytes(pickle.dumps(content, protocol=4))
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", [".pickle", ".pkl", ".PKL"])
+def test_a_snapshot_is_a_trace(capsys, tmp_path, ending):
+    path = write(tmp_path / f"run{ending}", recording().snapshot())
+    trace = bfc.Trace.from_torch(path)
+    words = ["--policy", "caching", "--policy", "bfc", "--device", "simulated:8GiB", "--json"]
+    assert main(["replay", path, *words]) == 0
+    found = json.loads(capsys.readouterr().out)["traces"]
+    assert [(row["trace"], row["policy"]) for row in found] == [("run", "caching"), ("run", "bfc")]
+    for row in found:
+        assert (row["events"], row["refused"]) == (len(trace), 0)
+    replayed = trace.replay(bfc.CachingAllocator(bfc.SimulatedSubAllocator("8 GiB")))
+    assert found[0]["peak_bytes_reserved"] == replayed.peak_bytes_reserved
+    assert len(set(trace.stream.tolist())) == 3
+
+
+def test_a_folder_is_its_traces_and_its_snapshots(capsys, tmp_path, five):
+    write(tmp_path / "run.pickle", recording().snapshot())
+    write(tmp_path / "again.pkl", recording().snapshot())
+    (tmp_path / "notes.txt").write_text("no trace")
+    words = ("--policy", "caching", "--device", "simulated:8GiB")
+    found = rows(capsys, str(tmp_path), *words)
+    assert [row["trace"] for row in found] == ["again", "five", "run"]
+
+
+def test_a_snapshot_of_two_devices_needs_a_choice(capsys, tmp_path):
+    one, two = recording(1).snapshot(), recording(2).snapshot()
+    for segment in two["segments"]:
+        segment["device"] = 1
+    both = {
+        "segments": one["segments"] + two["segments"],
+        "device_traces": one["device_traces"] + two["device_traces"],
+    }
+    path = write(tmp_path / "two.pickle", both)
+    assert main(["replay", path]) == 2
+    fault = "it holds the devices [0, 1]: choose one with --snapshot-device\n"
+    assert capsys.readouterr().err == f"bfc: {path}: {fault}"
+    for device in (0, 1):
+        words = ["--snapshot-device", str(device), "--device", "simulated:8GiB"]
+        assert main(["replay", path, *words, "--json", "--no-picture"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["traces"]
+        assert row["events"] == len(bfc.Trace.from_torch(path, device=device))
+    assert main(["replay", path, "--snapshot-device", "7"]) == 2
+    assert "it holds nothing of device 7" in capsys.readouterr().err
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("import bfc; bfc.was_run = True",)
+
+
+WHOLE = pickle.dumps(recording().snapshot(), protocol=4)
+BROKEN = {
+    "hostile": (pickle.dumps({"segments": [Hostile()]}, protocol=4), "exec"),
+    "cut": (WHOLE[: len(WHOLE) // 2], "it ends in the middle"),
+    "empty": (b"", "it is no pickle of protocol 2 to 5"),
+    "text": (b"no pickle at all", "it is no pickle of protocol 2 to 5"),
+    "other": (pickle.dumps({"weights": [1, 2]}, protocol=4), "it is no memory snapshot"),
+    "gzip": (b"\x1f\x8b" + WHOLE, "it is compressed (gzip)"),
+}
+
+
+@pytest.mark.parametrize(("content", "fault"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_snapshot_is_one_line_and_exit_code_2(capsys, tmp_path, content, fault):
+    path = tmp_path / "run.pickle"
+    path.write_bytes(content)
+    assert main(["replay", str(path), "--policy", "caching"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"bfc: {path}: ")
+    assert captured.err.count("\n") == 1
+    assert fault in captured.err
+    assert captured.out == ""
+    assert not hasattr(bfc, "was_run")
