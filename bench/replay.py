@@ -1,43 +1,95 @@
-"""Every trace and random churn through TensorFlow's compiled BFC and ours, in turn:
-`python -m bench.replay`.
+"""Every trace and random churn through the compiled originals and ours, in turn:
+`python -m bench.replay`. BFC stands beside TensorFlow's, the caching policy beside PyTorch's.
 
-Both replay in one compiled loop, on a device of integers. Ours keeps the handle of each allocation,
-TensorFlow's its address, which is all that its interface has. They take turns of several
-passes.
+All replay in one compiled loop, on a device of integers. Ours keep the handle of each allocation,
+the originals its address, which is all that their interfaces have. They take turns of several
+passes, and every address is compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 import bfc
 from bench.histories import churns, traces
-from bench.peers.tensorflow import PeerUnavailable, TensorFlowBFC, build
+from bench.peers import tensorflow, torch
+from bench.peers.tensorflow import PeerUnavailable, TensorFlowBFC
+from bench.peers.torch import TorchPeer
 from bench.report import geometric_mean, machine, say, spread
 
 LIMIT = 80 << 30
 MOST_PASSES, FEWEST_EVENTS = 400, 20_000
 TURNS = 3
 
+#: One replay by an original: the address of each event, and the seconds in its loop.
+Replayer = Callable[[bfc.Trace], tuple[NDArray[np.uint64], float]]
 
-def main() -> None:
+
+@dataclass(frozen=True)
+class Contest:
+    """One policy of ours, and its original."""
+
+    policy: str
+    original: str
+    make_ours: Callable[[], bfc.Allocator]
+    #: Makes what the original needs. Raises PeerUnavailable.
+    build: Callable[[], object]
+    open_original: Callable[[], AbstractContextManager[Replayer]]
+
+
+@contextmanager
+def tensorflows() -> Iterator[Replayer]:
+    with TensorFlowBFC(memory_limit=LIMIT, capacity=LIMIT) as peer:
+        yield lambda trace: peer.replay(trace.op, trace.id, trace.size)
+
+
+@contextmanager
+def pytorchs() -> Iterator[Replayer]:
+    with TorchPeer(capacity=LIMIT) as peer:
+        # A trace numbers its streams; PyTorch wants handles, and those are even.
+        yield lambda trace: peer.replay(
+            trace.op, trace.id, trace.size, trace.stream.astype(np.uint64) * 2
+        )
+
+
+def our_bfc() -> bfc.Allocator:
+    return bfc.BFCAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True)
+
+
+def our_caching() -> bfc.Allocator:
+    return bfc.CachingAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True)
+
+
+CONTESTS = (
+    Contest("bfc", "TensorFlow 2.21", our_bfc, tensorflow.build, tensorflows),
+    Contest("caching", "PyTorch 2.11", our_caching, torch.build, pytorchs),
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    policies = [contest.policy for contest in CONTESTS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
+        "--policy", choices=policies, action="append", help="one policy alone (default: all)"
+    )
+    parser.add_argument(
         "--passes", type=int, default=9, help="timed passes of each, 3 at least (default: 9)"
     )
-    passes = max(TURNS, parser.parse_args().passes)
+    parsed = parser.parse_args(arguments)
     say(machine())
-    try:
-        build()
-    except PeerUnavailable as error:
-        say(f"without TensorFlow: {error}")
-        run_alone(passes)
-        return
-    run_beside_tensorflow(passes)
+    for contest in CONTESTS:
+        if contest.policy in (parsed.policy or policies):
+            say()
+            run(contest, max(TURNS, parsed.passes))
 
 
 def histories() -> Iterator[tuple[str, bfc.Trace]]:
@@ -50,14 +102,24 @@ def passes_for(trace: bfc.Trace, passes: int) -> int:
     return min(MOST_PASSES, passes * max(1, FEWEST_EVENTS // len(trace)))
 
 
-def run_beside_tensorflow(passes: int) -> None:
+def run(contest: Contest, passes: int) -> None:
+    try:
+        contest.build()
+    except PeerUnavailable as error:
+        say(f"{contest.policy} without {contest.original}: {error}")
+        run_alone(contest, passes)
+    else:
+        run_beside(contest, passes)
+
+
+def run_beside(contest: Contest, passes: int) -> None:
     say(
-        f"{'ns an event, min / median / max':24}{'bfc':>26}{'TensorFlow 2.21':>26}"
+        f"{'ns an event, min / median / max':24}{contest.policy:>26}{contest.original:>26}"
         "   ratio of medians"
     )
     ratios, medians = [], []
     for name, trace in histories():
-        ours, theirs = time_both(trace, passes_for(trace, passes))
+        ours, theirs = time_both(contest, trace, passes_for(trace, passes))
         ratios.append(statistics.median(theirs) / statistics.median(ours))
         medians.append(statistics.median(ours))
         say(f"{name:24}{spread(ours):>26}{spread(theirs):>26}   {ratios[-1]:5.2f}")
@@ -68,30 +130,28 @@ def run_beside_tensorflow(passes: int) -> None:
     )
 
 
-def time_both(trace: bfc.Trace, passes: int) -> tuple[list[float], list[float]]:
+def time_both(contest: Contest, trace: bfc.Trace, passes: int) -> tuple[list[float], list[float]]:
     """ns an event of each pass, in turns. The first pass of a turn is not counted: it finds the
     other's data in the caches. Raises where a placement differs."""
-    allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True)
     ours: list[float] = []
     theirs: list[float] = []
-    with allocator, TensorFlowBFC(memory_limit=LIMIT, capacity=LIMIT) as peer:
+    with contest.make_ours() as allocator, contest.open_original() as replay:
         for _ in range(TURNS):
             replays = [trace.replay(allocator) for _ in range(1 + passes // TURNS)]
-            rivals = [
-                peer.replay(trace.op, trace.id, trace.size) for _ in range(1 + passes // TURNS)
-            ]
-            if not (rivals[-1][0] == replays[-1].addresses).all():
-                raise AssertionError("the placement differs from TensorFlow's")
-            ours += [replay.ns_per_event for replay in replays[1:]]
+            rivals = [replay(trace) for _ in range(1 + passes // TURNS)]
+            for mine, (addresses, _seconds) in zip(replays, rivals, strict=True):
+                if not np.array_equal(mine.addresses, addresses):
+                    raise AssertionError(f"the placement differs from {contest.original}'s")
+            ours += [mine.ns_per_event for mine in replays[1:]]
             theirs += [seconds * 1e9 / len(trace) for _addresses, seconds in rivals[1:]]
     return ours, theirs
 
 
-def run_alone(passes: int) -> None:
-    say(f"{'ns an event, min / median / max':24}{'bfc':>26}")
+def run_alone(contest: Contest, passes: int) -> None:
+    say(f"{'ns an event, min / median / max':24}{contest.policy:>26}")
     medians = []
     for name, trace in histories():
-        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True) as allocator:
+        with contest.make_ours() as allocator:
             times = [
                 trace.replay(allocator).ns_per_event for _ in range(1 + passes_for(trace, passes))
             ][1:]
