@@ -1,7 +1,8 @@
 """What grows and what does not: `python -m bench.scale`.
 
 An event around more and more live blocks; a bin crowded with chunks just too small; an 80 GiB
-region; the host memory that a chunk costs.
+region; the host memory that a chunk costs. Both policies of ours, and TensorFlow where one call at
+a time can be timed: PyTorch's allocator runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from bench.report import machine, resident_bytes, say, spread
 MANY = 1 << 44
 CROWD = 100_000
 
+Maker = Callable[[bfc.SubAllocator], bfc.Allocator]
+POLICIES: dict[str, Maker] = {"bfc": bfc.BFCAllocator, "caching": bfc.CachingAllocator}
+
 
 def main() -> None:
     say(machine())
@@ -35,23 +39,30 @@ def slope_of_replay() -> None:
         "\nns an event of a replay, by the blocks live "
         "(min / median / max over quarter millions of events)"
     )
-    first = 0.0
+    first: dict[str, float] = {}
     for live in (1_000, 10_000, 100_000, 1_000_000):
         trace = churn(live, 2_000_000)
-        samples = [
-            (after[1] - before[1]) * 1e9 / (after[0] - before[0])
-            for before, after in itertools.pairwise(marks_of(trace))
-            if before[0] >= live
-        ]
-        first = first or statistics.median(samples)
-        say(f"  {live:>9} live {spread(samples)}   {statistics.median(samples) / first:.2f} times")
+        for policy, make in POLICIES.items():
+            samples = [
+                (after[1] - before[1]) * 1e9 / (after[0] - before[0])
+                for before, after in itertools.pairwise(marks_of(trace, make))
+                if before[0] >= live
+            ]
+            say_slope(policy, live, samples, first)
 
 
-def marks_of(trace: bfc.Trace) -> list[tuple[int, float]]:
+def say_slope(policy: str, live: int, samples: list[float], first: dict[str, float]) -> None:
+    """With how many times the first figure of this policy it is."""
+    middle = statistics.median(samples)
+    times = middle / first.setdefault(policy, middle)
+    say(f"  {policy:8}{live:>9} live {spread(samples)}   {times:.2f} times")
+
+
+def marks_of(trace: bfc.Trace, make: Maker) -> list[tuple[int, float]]:
     """How many events of a replay were done after how many seconds."""
     marks: list[tuple[int, float]] = []
     begun = time.perf_counter()
-    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
+    with make(bfc.SimulatedSubAllocator(MANY)) as allocator:
         trace.replay(
             allocator, progress=lambda done: marks.append((done, time.perf_counter() - begun))
         )
@@ -63,18 +74,18 @@ def slope_of_calls() -> None:
         "\nns an event of Python calls in random order, which nothing can look ahead in "
         "(bare loop taken off)"
     )
-    first = 0.0
+    first: dict[str, float] = {}
     for live in (1_000, 1_000_000):
-        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
-            addresses = allocator.allocate_many(
-                [256 * random.randrange(1, 4096) for _ in range(live)]
-            ).tolist()
-            samples = [time_calls(allocator, addresses) for _ in range(9)]
-        first = first or statistics.median(samples)
-        say(f"  {live:>9} live {spread(samples)}   {statistics.median(samples) / first:.2f} times")
+        for policy, make in POLICIES.items():
+            with make(bfc.SimulatedSubAllocator(MANY)) as allocator:
+                addresses = allocator.allocate_many(
+                    [256 * random.randrange(1, 4096) for _ in range(live)]
+                ).tolist()
+                samples = [time_calls(allocator, addresses) for _ in range(9)]
+            say_slope(policy, live, samples, first)
 
 
-def time_calls(allocator: bfc.BFCAllocator, addresses: list[int], pairs: int = 50_000) -> float:
+def time_calls(allocator: bfc.Allocator, addresses: list[int], pairs: int = 50_000) -> float:
     picks, others = ([random.randrange(len(addresses)) for _ in range(pairs)] for _ in range(2))
     sizes = [256 * random.randrange(1, 4096) for _ in range(pairs)]
     allocate, deallocate = allocator.allocate_raw, allocator.deallocate_raw
@@ -96,11 +107,12 @@ def crowded_bin() -> None:
         "and with none"
     )
     limit = 64 << 30
-    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(limit)) as allocator:
-        quiet = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
-        crowd(allocator.allocate_raw, allocator.deallocate_raw)
-        crowded = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
-        say(f"  bfc        {spread(quiet)}   crowded {spread(crowded)}")
+    for policy, make in POLICIES.items():
+        with make(bfc.SimulatedSubAllocator(limit)) as allocator:
+            quiet = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
+            crowd(allocator.allocate_raw, allocator.deallocate_raw)
+            crowded = time_pairs(allocator.allocate_raw, allocator.deallocate_raw, 20_000)
+            say(f"  {policy:10} {spread(quiet)}   crowded {spread(crowded)}")
     try:
         build()
     except PeerUnavailable as error:
@@ -167,22 +179,27 @@ def makers(limit: int) -> list[tuple[str, Callable[[], Callable[[], None]]]]:
 def bookkeeping() -> None:
     say("\nhost memory of the bookkeeping, bytes a live chunk (records, table of starts, bins)")
     for live in (100_000, 700_000, 1_000_000, 1_400_000):
-        with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
-            allocator.allocate_many([4096] * live)
-            say(f"  {live:>9} live, none free      {allocator.bookkeeping_bytes / live:6.1f}")
-    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
-        churn(1_000_000, 1_000_000).replay(allocator)
-        say_bytes_a_live_chunk(allocator)
-    with bfc.BFCAllocator(bfc.SimulatedSubAllocator(MANY)) as allocator:
-        addresses = allocator.allocate_many([4096] * 2_000_000)
-        allocator.deallocate_many(addresses[::2].tolist())
-        say_bytes_a_live_chunk(allocator)
+        for policy, make in POLICIES.items():
+            with make(bfc.SimulatedSubAllocator(MANY)) as allocator:
+                allocator.allocate_many([4096] * live)
+                say_bytes_a_live_chunk(policy, allocator)
+    churned = churn(1_000_000, 1_000_000)
+    for policy, make in POLICIES.items():
+        with make(bfc.SimulatedSubAllocator(MANY)) as allocator:
+            churned.replay(allocator)
+            say_bytes_a_live_chunk(policy, allocator)
+    for policy, make in POLICIES.items():
+        with make(bfc.SimulatedSubAllocator(MANY)) as allocator:
+            addresses = allocator.allocate_many([4096] * 2_000_000)
+            allocator.deallocate_many(addresses[::2].tolist())
+            say_bytes_a_live_chunk(policy, allocator)
 
 
-def say_bytes_a_live_chunk(allocator: bfc.BFCAllocator) -> None:
+def say_bytes_a_live_chunk(policy: str, allocator: bfc.Allocator) -> None:
     snapshot = allocator.snapshot()
     live, free = len(snapshot.live_chunks()), len(snapshot.free_chunks())
-    say(f"  {live:>9} live, {free:>7} free   {allocator.bookkeeping_bytes / live:6.1f}")
+    bytes_each = allocator.bookkeeping_bytes / live
+    say(f"  {policy:8}{live:>9} live, {free:>7} free   {bytes_each:6.1f}")
 
 
 if __name__ == "__main__":
