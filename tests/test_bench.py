@@ -1,0 +1,139 @@
+"""The benchmarks: who stands beside whom, that placements are compared, and what is done where an
+original is not to be had. Of the times, nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bfc
+from bench import calls
+from bench import replay as bench
+from bench.peers.tensorflow import PeerUnavailable
+
+TRACE = bfc.Trace(
+    op=[0, 0, 1, 0, 0],
+    id=[0, 1, 0, 2, 3],
+    size=[1000, 3 << 20, 0, 700, 5 << 20],
+    stream=[0, 1, 0, 0, 2],
+).closed()
+
+
+@pytest.fixture(autouse=True)
+def _two_short_histories(monkeypatch) -> None:
+    monkeypatch.setattr(bench, "histories", lambda: iter([("one", TRACE), ("two", TRACE)]))
+    monkeypatch.setattr(bench, "MOST_PASSES", 6)
+
+
+def stand_in(make: Callable[[], bfc.Allocator], shift: int = 0) -> Callable[[], Any]:
+    """An allocator of ours as the original, whose addresses are so much too high at the end."""
+
+    @contextmanager
+    def opened() -> Iterator[bench.Replayer]:
+        passes = []
+
+        def replay(trace: bfc.Trace) -> tuple[Any, float]:
+            result = trace.replay(allocator)
+            passes.append(result)
+            moved = np.where(result.addresses, result.addresses + np.uint64(shift), 0)
+            return (moved if len(passes) == 3 else result.addresses), result.seconds
+
+        with make() as allocator:
+            yield replay
+
+    return opened
+
+
+def unavailable() -> None:
+    raise PeerUnavailable("there is no wheel for this machine")
+
+
+def contests(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """The contests as they are, with a stand-in for each original."""
+    listed = [
+        replace(contest, build=lambda: None, open_original=stand_in(contest.make_ours))
+        for contest in bench.CONTESTS
+    ]
+    monkeypatch.setattr(bench, "CONTESTS", [replace(contest, **changes) for contest in listed])
+
+
+def test_each_policy_stands_beside_its_original(monkeypatch, capsys):
+    contests(monkeypatch)
+    bench.main([])
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (at for at, line in enumerate(lines) if line.startswith("ns an event"))
+    for at, policy, original in (
+        (first, "bfc", "TensorFlow 2.21"),
+        (second, "caching", "PyTorch 2.11"),
+    ):
+        heading, *rows, mean = lines[at : at + 4]
+        assert heading.index(policy) < heading.index(original)
+        assert [(row.split()[0], row.count("/")) for row in rows] == [("one", 4), ("two", 4)]
+        assert mean.startswith("geometric mean: ratio ")
+
+
+def test_a_ratio_is_of_medians_and_the_last_line_of_geometric_means(monkeypatch, capsys):
+    contests(monkeypatch)
+    times = iter([([90.0, 20.0, 10.0], [100.0, 1.0, 40.0]), ([5.0] * 3, [40.0] * 3)])
+    monkeypatch.setattr(bench, "time_both", lambda *arguments: next(times))
+    bench.main(["--policy", "caching"])
+    *_, one, two, mean = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in (one, two)] == ["2.00", "8.00"]
+    assert one[24:50].split() == ["10.0", "/", "20.0", "/", "90.0"]
+    assert mean.startswith("geometric mean: ratio 4.00, ours 10.0 ns an event, 100 million events")
+
+
+def test_both_have_as_many_passes_and_the_first_of_a_turn_is_not_counted(monkeypatch):
+    contests(monkeypatch)
+    for contest in bench.CONTESTS:
+        assert [len(times) for times in bench.time_both(contest, TRACE, 6)] == [6, 6]
+
+
+@pytest.mark.parametrize("policy", ["bfc", "caching"])
+def test_one_policy_can_be_chosen(monkeypatch, capsys, policy):
+    contests(monkeypatch)
+    bench.main(["--policy", policy])
+    (heading,) = [line for line in capsys.readouterr().out.splitlines() if "min / median" in line]
+    assert policy in heading.split()
+
+
+@pytest.mark.parametrize("policy", ["bfc", "caching"])
+def test_a_placement_that_differs_in_one_pass_is_an_error(monkeypatch, policy):
+    (contest,) = [contest for contest in bench.CONTESTS if contest.policy == policy]
+    contests(monkeypatch, open_original=stand_in(contest.make_ours, shift=512))
+    with pytest.raises(AssertionError, match=f"the placement differs from {contest.original}'s"):
+        bench.main(["--policy", policy])
+
+
+def test_without_an_original_that_is_said_and_ours_is_measured(monkeypatch, capsys):
+    contests(monkeypatch, build=unavailable)
+    bench.main([])
+    lines = capsys.readouterr().out.splitlines()
+    why = "there is no wheel for this machine"
+    for contest in bench.CONTESTS:
+        at = lines.index(f"{contest.policy} without {contest.original}: {why}")
+        assert lines[at + 1].split()[-1] == contest.policy
+        assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["one", "two"]
+        assert lines[at + 4].startswith("geometric mean: ")
+
+
+def test_calls_are_timed_under_both_policies(monkeypatch, capsys):
+    monkeypatch.setattr(calls, "NUMBER", 3)
+    monkeypatch.setattr(calls, "REPEATS", 2)
+    calls.main()
+    _machine, heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split()[-2:] == ["bfc", "caching"]
+    assert [row[:34].strip() for row in rows] == list(calls.STATEMENTS)
+    assert all(row.count("/") == 4 for row in rows)
+
+
+@pytest.mark.peers
+def test_the_originals_place_a_trace_as_ours_do(capsys):
+    bench.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("geometric mean: ratio ") for line in lines) == 2
