@@ -81,7 +81,7 @@ cdef class Allocator(Frees):
     cdef int after_miss(self, Request* request, Placement* placed) except -1
     cdef int hand_over(self, ChunkHandle handle) except -1
 
-    cdef int ask(self, Request* request, uint64_t nbytes, Region* block) except -1 nogil
+    cdef int ask(self, Request* request, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil
     cdef cbool begin_call(self, uint64_t nbytes) noexcept nogil
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil

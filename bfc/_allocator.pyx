@@ -76,6 +76,9 @@ def _after_fork_in_child():
     for allocator in _locked_for_a_fork:
         allocator.callers.clear()
         allocator.set_aside = allocator.unreturned_bytes
+        for queue in allocator.waiting.values():
+            for entry in queue:
+                entry[2] = 0    # who asked it
     _after_fork_in_parent()
 
 
@@ -448,14 +451,15 @@ cdef class Allocator(Frees):
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
-    cdef int ask(self, Request* request, uint64_t nbytes, Region* block) except -1 nogil:
+    cdef int ask(self, Request* request, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil:
         """Asks the sub-allocator for a block, without the lock. Whether it came.
 
-        The bytes are set aside meanwhile, and those of a block that came until `take_region` has counted them.
+        The bytes are set aside meanwhile, by the caller or here, and those of a block that came until `take_region` has
+        counted them.
         """
         cdef int got = 0
         cdef uint64_t received
-        cdef cbool listed = self.begin_call(nbytes)
+        cdef cbool listed = self.begin_call(0 if is_set_aside else nbytes)
         try:
             if request.without_gil:
                 request.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)

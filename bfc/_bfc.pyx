@@ -142,17 +142,18 @@ cdef class BFCAllocator(Allocator):
         request.blocked = size == 0 and rounded <= available + self.set_aside - self.unreturned_bytes
         if size == 0:
             self.refused_bytes = 0
+        self.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
         self.lock.release()
         if size == 0:
             return 0
-        got = self.ask(request, size, &block)
+        got = self.ask(request, size, &block, True)
         while not got and size > rounded and request.fault == 0:
             size = backpedal(size)
             if size < rounded:
                 if self.strict:
                     return 0
                 size = rounded      # upstream never tries just what is needed
-            got = self.ask(request, size, &block)
+            got = self.ask(request, size, &block, False)
         if got:
             self.acquire()
             self.growth.succeeded(grew)

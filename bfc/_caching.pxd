@@ -25,7 +25,7 @@ cdef enum ScopeKind:
 cdef struct Scope:          # diverts allocations into a private pool
     PoolId pool
     ScopeKind kind
-    uint64_t of             # the stream, or the thread
+    uint64_t of             # the stream, or the thread's number
 
 
 cdef class CachingAllocator(Recorded):
@@ -33,11 +33,8 @@ cdef class CachingAllocator(Recorded):
     cdef readonly bint search_again
     cdef readonly bint collect_without_limit
     cdef readonly bint release_only_what_is_needed
-    cdef list callbacks                 # guarded by the GIL, as the next two
-    cdef list observers
     cdef list deferred                  # frees in a scope of strict: [(handle, streams, fences)]
-    cdef bint has_callbacks
-    cdef object observing               # the threads whose observers run now
+    cdef list stuck_deferred            # of those, the ones that the device failed for
 
     # Guarded by the lock.
     cdef uint64_t allowed               # bytes; UNLIMITED: only the sub-allocator says no
@@ -58,7 +55,6 @@ cdef class CachingAllocator(Recorded):
     cdef void resolve_collection(self) noexcept nogil
     cdef cbool is_gated(self) noexcept nogil
 
-    cdef int run_callbacks(self) except -1 with gil
     cdef int collect(self, Request* request) except -1 nogil
     cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target, vector[Region]& out) noexcept nogil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
@@ -71,7 +67,7 @@ cdef class CachingAllocator(Recorded):
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int wait_for_all(self) except -1 with gil
-    cdef int record_deferred(self) except -1
+    cdef int record_deferred(self, bint again=*) except -1
 
     cdef cbool list_sets(self, PoolId pool, uint32_t kind, vector[uint32_t]& out) noexcept nogil
     cdef cbool list_whole(self, PoolId pool, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
@@ -82,5 +78,7 @@ cdef class CachingAllocator(Recorded):
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1
     cdef PoolId id_of(self, pool) except *
     cdef size_t find_pool(self, PoolId id) noexcept nogil
+    cdef cbool knows(self, PoolId id) noexcept nogil
+    cdef cbool add_pool(self, PoolId id, int64_t uses) noexcept nogil
     cdef int wait_for_pool(self, PoolId id) except -1
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept

@@ -15,8 +15,7 @@ from bfc._core cimport (
 from bfc._frees cimport PUT_OFF, Frees, report_unraisable
 from bfc._ledger cimport HOST_STREAM
 
-import threading
-
+from bfc.errors import out_of_host_memory
 from bfc.settings import CachingSettings
 from bfc.units import format_bytes
 
@@ -49,9 +48,9 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
+    cbool try_push_pool "bfc::try_push_back"(vector[PrivatePool]& items, PrivatePool item) noexcept
+    cbool try_push_scope "bfc::try_push_back"(vector[Scope]& items, Scope item) noexcept
+    cbool try_push_id "bfc::try_push_back"(vector[PoolId]& items, PoolId item) noexcept
 
 cdef enum:
     MINIMUM_BLOCK = 512
@@ -111,10 +110,8 @@ cdef class CachingAllocator(Recorded):
     """
 
     def __cinit__(self, *args, **kwargs):
-        self.callbacks = []
-        self.observers = []
         self.deferred = []
-        self.observing = threading.local()
+        self.stuck_deferred = []
         self.allowed = self.collects_above = self.oversize = UNLIMITED
 
     def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
@@ -271,7 +268,7 @@ cdef class CachingAllocator(Recorded):
             i -= 1
             scope = self.scopes[i]
             if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
-                    or (scope.kind == ONE_THREAD and scope.of == PyThread_get_thread_ident())):
+                    or (scope.kind == ONE_THREAD and scope.of == thread_number())):
                 put_in_pool(&lane, scope.pool)
                 break
         return lane
@@ -303,6 +300,8 @@ cdef class CachingAllocator(Recorded):
         cdef ChunkHandle handle = self.pool.regions[region.end].first
         if self.pool.chunks[handle].size < request.rounded:
             return NO_CHUNK     # the sub-allocator gave less
+        if not self.knows(pool_of(&request.lane)) and not self.add_pool(pool_of(&request.lane), 0):
+            return NO_HOST_MEMORY
         return self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
 
     cdef int try_allocate(self, Request* request, Placement* placed) except -1:
@@ -322,6 +321,8 @@ cdef class CachingAllocator(Recorded):
         if placed.handle == NO_CHUNK:
             self.collect(request)
             self.grow(request, placed, False)
+        if request.fault:
+            return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
             self.borrow(request, placed)
         if placed.handle == NO_CHUNK and self.release_oversize(request):
@@ -348,10 +349,12 @@ cdef class CachingAllocator(Recorded):
         lasting = self.pool.counters.pool_bytes + self.unreturned_bytes     # without other threads' calls under way
         fits = size <= self.allowed and taken <= self.allowed - size
         request.blocked = not fits and size <= self.allowed and lasting <= self.allowed - size
-        if not fits:
+        if fits:
+            self.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
+        else:
             self.refused_bytes = 0
         self.lock.release()
-        if fits and self.ask(request, size, &block):
+        if fits and self.ask(request, size, &block, True):
             self.take_region(request, placed, &block)
         return 0
 
@@ -505,6 +508,7 @@ cdef class CachingAllocator(Recorded):
         self.list_releasable(chunks)
         self.take_out(chunks, regions)
         self.drop_empty_pools()
+        self.take_unreturned(regions)
         self.lock.release()
         return self.release(request, regions)
 
@@ -635,12 +639,21 @@ cdef class CachingAllocator(Recorded):
         self.deferred.append((handle, self.streams_of.pop(allocation_id, {}), self.fenced.pop(allocation_id, [])))
         return 0
 
-    cdef int record_deferred(self) except -1:
-        """Marks the streams of what was freed in a scope of strict. Upstream forgets those that were named inside."""
+    cdef int record_deferred(self, bint again=False) except -1:
+        """Marks the streams of what was freed in a scope of strict. Upstream forgets those that were named inside.
+        What the device fails for is reported, and put aside until it is tried `again`."""
         deferred, self.deferred = self.deferred, []
+        if again:
+            stuck, self.stuck_deferred = self.stuck_deferred, []
+            deferred = stuck + deferred
         for handle, streams, fences in deferred:
-            if self.sub_allocator.asynchronous:
-                fences = fences + self.fences_on(streams)
+            try:
+                if self.sub_allocator.asynchronous:
+                    fences = fences + self.fences_on(streams)
+            except BaseException as error:
+                self.stuck_deferred.append((handle, streams, fences))
+                report_unraisable(error, PUT_OFF)
+                continue
             late = [handle, len(fences)]
             for stream, fence in fences:
                 self.wait_behind(stream, fence, late)
@@ -648,70 +661,29 @@ cdef class CachingAllocator(Recorded):
                 self.finish_waiting(handle)
         return 0
 
+    cdef int wait_for_streams(self) except -1:
+        self.record_deferred(True)
+        return Frees.wait_for_streams(self)
+
+    cdef int forget_frees(self) except -1:
+        self.deferred.clear()
+        self.stuck_deferred.clear()
+        return Frees.forget_frees(self)
+
     cdef int wait_for_all(self) except -1 with gil:
         self.acquire()
         self.num_sync_all_streams += 1
         self.lock.release()
-        self.record_deferred()
-        return self.settle(False, True)
-
-    # -- observers and callbacks --------------------------------------------------------------------------------------
-
-    def add_free_memory_callback(self, callback):
-        """`callback()` runs whenever nothing fits, before memory is asked for. It may free memory, and says with True
-        that it did: then what is free is searched again. It runs without a lock; what it raises is reported through
-        `sys.unraisablehook`, and counts as False. Source: spec 2.7."""
-        self.callbacks.append(callback)
-        self.has_callbacks = True
-
-    def remove_free_memory_callback(self, callback):
-        """Takes a callback back. Raises ValueError where it is none."""
-        self.callbacks.remove(callback)
-        self.has_callbacks = bool(self.callbacks)
-
-    cdef int run_callbacks(self) except -1 with gil:
-        cdef bint freed = False
-        if getattr(self.observing, "is_busy", False):
-            return False    # a callback that allocates
-        self.observing.is_busy = True
-        try:
-            for callback in list(self.callbacks):
-                try:
-                    freed = bool(callback()) or freed
-                except Exception as error:
-                    report_unraisable(error, callback)
-        finally:
-            self.observing.is_busy = False
-        return freed
-
-    def attach_oom_observer(self, observer):
-        """`observer(device ordinal, bytes asked of the device, limit or total, bytes free on the device)` runs before
-        OutOfMemoryError is raised, without a lock. What it raises is reported through `sys.unraisablehook`; a refusal
-        inside it calls no observer. Source: spec 2.17."""
-        self.observers.append(observer)
-
-    def detach_oom_observer(self, observer):
-        """Takes an observer back. Raises ValueError where it is none."""
-        self.observers.remove(observer)
+        self.record_deferred(True)
+        return self.settle(True, True)      # also what the device failed for before
 
     cdef int was_refused(self, Request* request) except -1:
         if request.nbytes >= TOO_LARGE:
             return 0
         device_free, total = self.sub_allocator.memory_info()
         self.note_refusal(request.rounded, device_free, request.lane.stream, request.lane.pool)
-        if not self.observers or getattr(self.observing, "is_busy", False):
-            return 0
-        self.observing.is_busy = True
-        try:
-            for observer in list(self.observers):
-                try:
-                    observer(self.device.ordinal, self.pool.sizes.segment_for(request.rounded),
-                             total if self.allowed == UNLIMITED else self.allowed, device_free)
-                except Exception as error:
-                    report_unraisable(error, observer)
-        finally:
-            self.observing.is_busy = False
-        return 0
+        return self.tell_observers(self.pool.sizes.segment_for(request.rounded),
+                                   total if self.allowed == UNLIMITED else self.allowed, device_free)
 
     # -- private pools: what `bfc.MemPool` is made of -----------------------------------------------------------------
 
@@ -720,14 +692,14 @@ cdef class CachingAllocator(Recorded):
         cdef PoolId id = self.id_of(pool)
         self.acquire()
         cdef size_t at = self.find_pool(id)
+        cdef bint added = True
         if at == NO_POOL:
-            at = 0      # by id: the order in which they are emptied
-            while at < self.private_pools.size() and precedes(self.private_pools[at].id, id):
-                at += 1
-            self.private_pools.insert(self.private_pools.begin() + at, PrivatePool(id, 1))
+            added = self.add_pool(id, 1)
         else:
             self.private_pools[at].uses += 1
         self.lock.release()
+        if not added:
+            raise out_of_host_memory()
         if use_on_oom:
             self._set_use_on_oom(pool)
         if no_split:
@@ -739,9 +711,10 @@ cdef class CachingAllocator(Recorded):
         cdef PoolId id = self.id_of(pool)
         cdef Scope scope = Scope(id, EVERY_STREAM, 0)
         cdef Scope open
+        cdef bint added
         if streams == "thread":
             scope.kind = ONE_THREAD
-            scope.of = PyThread_get_thread_ident()
+            scope.of = thread_number()
         elif streams == "none":
             scope.kind = NO_STREAM
         elif streams != "all":
@@ -752,8 +725,10 @@ cdef class CachingAllocator(Recorded):
             if is_same_pool(open.pool, id) and (self.strict or scope.kind != ONE_THREAD or open.kind != ONE_THREAD):
                 self.lock.release()
                 raise RuntimeError(f"pool {pool} is in use already: end that use first")
-        self.scopes.push_back(scope)
+        added = try_push_scope(self.scopes, scope)
         self.lock.release()
+        if not added:
+            raise out_of_host_memory()
         self._create_pool(pool)
 
     def _end_pool(self, pool):
@@ -766,7 +741,7 @@ cdef class CachingAllocator(Recorded):
         while i > 0 and not found:
             i -= 1
             found = (is_same_pool(self.scopes[i].pool, id)
-                     and (self.scopes[i].kind != ONE_THREAD or self.scopes[i].of == PyThread_get_thread_ident()))
+                     and (self.scopes[i].kind != ONE_THREAD or self.scopes[i].of == thread_number()))
         if found:
             self.scopes.erase(self.scopes.begin() + i)
         self.lock.release()
@@ -812,12 +787,16 @@ cdef class CachingAllocator(Recorded):
             if is_same_pool(ids[0][i], id):
                 ids.erase(ids.begin() + i)
                 break
-        if wanted:
-            i = 0
-            while i < ids.size() and precedes(ids[0][i], id):
-                i += 1
-            ids.insert(ids.begin() + i, id)
+        cdef bint is_kept = not wanted or try_push_id(ids[0], id)
+        if wanted and is_kept:
+            i = ids.size() - 1
+            while i > 0 and precedes(id, ids[0][i - 1]):
+                ids[0][i] = ids[0][i - 1]
+                i -= 1
+            ids[0][i] = id
         self.lock.release()
+        if not is_kept:
+            raise out_of_host_memory()
         return 0
 
     def _empty_pool(self, pool):
@@ -850,21 +829,11 @@ cdef class CachingAllocator(Recorded):
 
     cdef int wait_for_pool(self, PoolId id) except -1:
         """Waits for the streams that still use a pool's freed memory, and for no others."""
-        self.record_deferred()
+        self.record_deferred(True)
         for stream in sorted(self.waiting):
-            queue = self.waiting[stream]
-            for entry in list(queue):
-                fence, late, asked_by = entry
-                if asked_by or not self.is_of_pool(late[0], id):
-                    continue
-                fence.wait()
-                if entry in queue:      # another thread may have asked it meanwhile
-                    queue.remove(entry)
-                    late[1] -= 1
-                    if late[1] == 0:
-                        self.finish_waiting(late[0])
-            if not queue and self.waiting.get(stream) is queue:
-                del self.waiting[stream]
+            for entry in list(self.waiting.get(stream, ())):
+                if self.is_of_pool(entry[1][0], id):
+                    self.wait_for_entry(stream, entry)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:
@@ -876,6 +845,20 @@ cdef class CachingAllocator(Recorded):
     cdef PoolId id_of(self, pool) except *:
         first, second = pool
         return PoolId(first, second)
+
+    cdef cbool knows(self, PoolId id) noexcept nogil:
+        return is_same_pool(id, DEFAULT_POOL) or self.find_pool(id) != NO_POOL
+
+    cdef cbool add_pool(self, PoolId id, int64_t uses) noexcept nogil:
+        """Lists a private pool by its id: they are emptied in that order. Whether there was memory for it."""
+        cdef size_t at = self.private_pools.size()
+        if not try_push_pool(self.private_pools, PrivatePool(id, uses)):
+            return False
+        while at > 0 and precedes(id, self.private_pools[at - 1].id):
+            self.private_pools[at] = self.private_pools[at - 1]
+            at -= 1
+        self.private_pools[at] = PrivatePool(id, uses)
+        return True
 
     cdef size_t find_pool(self, PoolId id) noexcept nogil:
         cdef size_t i

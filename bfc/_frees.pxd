@@ -45,6 +45,7 @@ cdef class Frees(Ledger):
     cdef int free_put_off(self, list faults) except -1
     cdef int free_orphans(self, list faults) except -1
     cdef int settle_stream(self, stream, list faults, bint wait) except -1
+    cdef int wait_for_entry(self, stream, list entry) except -1
     cdef int wait_for_streams(self) except -1
     cdef int forget_frees(self) except -1
     cdef Buffer own_buffer(self, Buffer buffer)

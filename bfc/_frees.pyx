@@ -449,6 +449,8 @@ cdef class Frees(Ledger):
         An entry names the thread that asks its fence: others, and whoever the fence calls, leave its queue alone.
         """
         queue = self.waiting.get(stream)
+        if queue is None:
+            return 0    # another thread has settled it meanwhile
         while queue:
             entry = queue[0]
             fence, late, asked_by = entry
@@ -478,6 +480,28 @@ cdef class Frees(Ledger):
                     self.finish_waiting(late[0])
             entry[2] = 0
         if self.waiting.get(stream) is queue and not queue:
+            del self.waiting[stream]
+        return 0
+
+    cdef int wait_for_entry(self, stream, list entry) except -1:
+        """Waits for one entry, wherever it stands in its stream's queue. Where another thread asks it, for that too."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        while entry[2] not in (0, me):
+            time.sleep(_POLL_SECONDS)
+        queue = self.waiting.get(stream, ())
+        if entry[2] == me or entry not in queue:
+            return 0
+        entry[2] = me
+        try:
+            entry[0].wait()
+        finally:
+            entry[2] = 0
+        queue.remove(entry)
+        late = entry[1]
+        late[1] -= 1
+        if late[1] == 0:
+            self.finish_waiting(late[0])
+        if not queue and self.waiting.get(stream) is queue:
             del self.waiting[stream]
         return 0
 

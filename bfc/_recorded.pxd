@@ -21,7 +21,15 @@ cdef class Recorded(Allocator):
     cdef dict region_frames         # address -> frames of the allocation that it was taken for
     cdef size_t frames_allowed      # before those that nothing refers to are looked for
 
+    cdef list callbacks             # guarded by the GIL, as the next two
+    cdef list observers
+    cdef bint has_callbacks
+    cdef object observing           # the threads whose observers run now
+
     cdef int keep_frames(self, int64_t allocation_id, uint64_t ptr, uint64_t changes, tuple frames) except -1
     cdef int keep_free_frames(self, int64_t allocation_id) except -1
+    cdef int bound_frames(self) except -1
     cdef int forget_frames(self) except -1
+    cdef int run_callbacks(self) except -1 with gil
+    cdef int tell_observers(self, uint64_t asked, uint64_t limit, uint64_t device_free) except -1
     cdef int note_refusal(self, uint64_t rounded, uint64_t device_free, uint64_t stream, uint64_t* pool) except -1

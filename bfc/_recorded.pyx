@@ -1,6 +1,7 @@
-"""What PyTorch's policy counts and writes down: `memory_stats()`, the history, and dumps for PyTorch's viewer."""
+"""What PyTorch's policy counts and tells: `memory_stats()`, the history, dumps for PyTorch's viewer, observers."""
 
 import sys
+import threading
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -14,6 +15,7 @@ from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
     ChunkHandle, Gauge, History, HistoryRecord, Region, Usage,
 )
+from bfc._frees cimport report_unraisable
 
 from bfc.errors import out_of_host_memory
 from bfc.snapshot import Frame, HistoryEntry
@@ -44,11 +46,28 @@ cdef tuple python_frames():
     return tuple(frames)
 
 
+cdef int attach(list attached, object function, str kind) except -1:
+    if not callable(function):
+        raise TypeError(f"{kind} is a function, not {type(function).__name__}")
+    attached.append(function)
+    return 0
+
+
+cdef int detach(list attached, object function, str kind) except -1:
+    if function not in attached:
+        raise ValueError(f"{function!r} is not {kind} of this allocator")
+    attached.remove(function)
+    return 0
+
+
 @cython.no_gc_clear
 cdef class Recorded(Allocator):
     """What PyTorch's policy counts and writes down. Make a `CachingAllocator`."""
 
     def __cinit__(self, *args, **kwargs):
+        self.callbacks = []
+        self.observers = []
+        self.observing = threading.local()
         self.frames = {}
         self.free_frames = {}
         self.region_frames = {}
@@ -209,9 +228,7 @@ cdef class Recorded(Allocator):
                 region = deref(found).second.ptr
             self.lock.release()
             self.region_frames[region] = frames
-        if len(self.frames) + len(self.free_frames) + len(self.region_frames) > self.frames_allowed:
-            self.forget_frames()
-        return 0
+        return self.bound_frames()
 
     def deallocate_raw(self, ptr):
         """Gives an address of `allocate_raw` back; see `Allocator.deallocate_raw`. Memory that other streams use comes
@@ -229,10 +246,16 @@ cdef class Recorded(Allocator):
         self.free_frames[allocation_id] = python_frames()
         return 0
 
+    cdef int bound_frames(self) except -1:
+        if len(self.frames) + len(self.free_frames) + len(self.region_frames) > self.frames_allowed:
+            self.forget_frames()
+        return 0
+
     cdef int forget_frames(self) except -1:
         """Drops the frames that neither the history nor a live chunk refers to."""
         cdef size_t i
         cdef set wanted = set()
+        cdef int64_t newest
         cdef vector[HistoryRecord] records
         cdef vector[Region] regions
         self.acquire()
@@ -242,13 +265,15 @@ cdef class Recorded(Allocator):
         for i in range(self.pool.chunk_count):
             if self.pool.chunks[i].allocation_id > 0:
                 wanted.add(self.pool.chunks[i].allocation_id)
+        newest = self.pool.next_allocation_id
         self.lock.release()
         wanted.update([record.allocation_id for record in records])
         known = {record.addr for record in records if record.action == HISTORY_SEGMENT_ALLOC}
         known.update([region.ptr for region in regions])
         self.region_frames = {key: kept for key, kept in self.region_frames.items() if key in known}
-        self.frames = {key: kept for key, kept in self.frames.items() if key in wanted}
-        self.free_frames = {key: kept for key, kept in self.free_frames.items() if key in wanted}
+        # a collection of garbage above may have let other threads on
+        self.frames = {key: kept for key, kept in self.frames.items() if key in wanted or key >= newest}
+        self.free_frames = {key: kept for key, kept in self.free_frames.items() if key in wanted or key >= newest}
         self.frames_allowed = max(_FIRST_FRAMES_ALLOWED, 2 * (len(self.frames) + len(self.free_frames)
                                                               + len(self.region_frames)))
         return 0
@@ -266,4 +291,58 @@ cdef class Recorded(Allocator):
         self.lock.release()
         if number and self.keeps_frames:
             self.frames[number] = python_frames()
+            self.bound_frames()
+        return 0
+
+    # -- observers and callbacks --------------------------------------------------------------------------------------
+
+    def add_free_memory_callback(self, callback):
+        """`callback()` runs whenever nothing fits, before memory is asked for. It may free memory, and says with True
+        that it did: then what is free is searched again. It runs without a lock; what it raises is reported through
+        `sys.unraisablehook`, and counts as False. Source: spec 2.7."""
+        attach(self.callbacks, callback, "a free-memory callback")
+        self.has_callbacks = True
+
+    def remove_free_memory_callback(self, callback):
+        """Takes a callback back. Raises ValueError where it is none."""
+        detach(self.callbacks, callback, "a free-memory callback")
+        self.has_callbacks = bool(self.callbacks)
+
+    cdef int run_callbacks(self) except -1 with gil:
+        cdef bint freed = False
+        if getattr(self.observing, "is_busy", False):
+            return False    # a callback that allocates
+        self.observing.is_busy = True
+        try:
+            for callback in list(self.callbacks):
+                try:
+                    freed = bool(callback()) or freed
+                except Exception as error:
+                    report_unraisable(error, callback)
+        finally:
+            self.observing.is_busy = False
+        return freed
+
+    def attach_oom_observer(self, observer):
+        """`observer(device ordinal, bytes asked of the device, limit or total, bytes free on the device)` runs before
+        OutOfMemoryError is raised, without a lock. What it raises is reported through `sys.unraisablehook`; a refusal
+        inside it calls no observer. Source: spec 2.17."""
+        attach(self.observers, observer, "an out-of-memory observer")
+
+    def detach_oom_observer(self, observer):
+        """Takes an observer back. Raises ValueError where it is none."""
+        detach(self.observers, observer, "an out-of-memory observer")
+
+    cdef int tell_observers(self, uint64_t asked, uint64_t limit, uint64_t device_free) except -1:
+        if not self.observers or getattr(self.observing, "is_busy", False):
+            return 0
+        self.observing.is_busy = True
+        try:
+            for observer in list(self.observers):
+                try:
+                    observer(self.device.ordinal, asked, limit, device_free)
+                except Exception as error:
+                    report_unraisable(error, observer)
+        finally:
+            self.observing.is_busy = False
         return 0

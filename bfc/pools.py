@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import threading
@@ -31,6 +32,8 @@ class MemPool:
     >>> [region.pool_id == pool.id for region in allocator.snapshot().regions]
     [True, False]
     """
+
+    _exiting = False  # then the driver may be gone, and half of Python
 
     def __init__(
         self, allocator: CachingAllocator, use_on_oom: bool = False, no_split: bool = False
@@ -63,7 +66,7 @@ class MemPool:
         """Ends the pool. Raises RuntimeError while it is in use. Releasing twice does nothing."""
         if self._released:
             return
-        if self.use_count() > 1:
+        if self.use_count() > 1 and not self.allocator.closed:
             raise RuntimeError(f"{self!r} is in use: leave its use_mem_pool first")
         self._released = True
         if self.allocator.closed:
@@ -77,8 +80,13 @@ class MemPool:
         self.allocator._set_no_split(self.id, False)
 
     def __del__(self) -> None:
-        if not getattr(self, "_released", True):
+        if not self._exiting and not getattr(self, "_released", True):
             self.release()
+
+
+@atexit.register
+def _leave_pools_alone() -> None:
+    MemPool._exiting = True
 
 
 class use_mem_pool:  # noqa: N801 - it reads as a function
