@@ -15,7 +15,7 @@ import pytest
 
 import bfc
 
-MakeCUDA = Callable[..., bfc.BFCAllocator]
+MakeCUDA = Callable[..., bfc.Allocator]
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 
 
@@ -54,14 +54,19 @@ def emulated(machine: emulator.Driver | None) -> emulator.Driver:
 
 
 @pytest.fixture
-def make_cuda() -> Iterator[MakeCUDA]:
+def make_cuda(request: pytest.FixtureRequest) -> Iterator[MakeCUDA]:
     """Makes allocators over a CUDA device: `make_cuda(device, kind=..., **options)`, 64 MiB unless
-    a limit is given. After the test each one is checked and closed."""
-    allocators: list[bfc.BFCAllocator] = []
+    a limit is given. After the test each one is checked and closed.
 
-    def make(device: int = 0, *, kind: str = "device", **options: object) -> bfc.BFCAllocator:
+    They are BFCAllocators, or with `@both_policies` CachingAllocators the second time."""
+    policy: type[bfc.Allocator] = getattr(request, "param", bfc.BFCAllocator)
+    allocators: list[bfc.Allocator] = []
+
+    def make(device: int = 0, *, kind: str = "device", **options: object) -> bfc.Allocator:
         options.setdefault("memory_limit", "64 MiB")
-        allocators.append(bfc.BFCAllocator(bfc.CUDASubAllocator(device, kind=kind), **options))
+        if policy is bfc.CachingAllocator:
+            options.pop("allow_growth", None)  # it always grows
+        allocators.append(policy(bfc.CUDASubAllocator(device, kind=kind), **options))
         return allocators[-1]
 
     yield make

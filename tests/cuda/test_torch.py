@@ -29,6 +29,12 @@ ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 MIB = 1 << 20
 
 
+#: Each test a second time over PyTorch's policy.
+both_policies = pytest.mark.parametrize(
+    "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
+)
+
+
 class Harness:
     """`alloc` raises MemoryError with the text of the C++ exception."""
 
@@ -102,6 +108,7 @@ def test_memory_comes_from_the_allocator_and_goes_back(served, whole) -> None:
     assert served.stats().bytes_in_use == 0
 
 
+@both_policies
 def test_a_hit_makes_no_driver_call(served, whole, emulated) -> None:
     whole.free(whole.alloc(1000))
     with emulated.counting() as calls:
@@ -110,6 +117,7 @@ def test_a_hit_makes_no_driver_call(served, whole, emulated) -> None:
     assert calls == {}
 
 
+@both_policies
 def test_memory_that_has_run_out_is_thrown_and_says_so(served, whole) -> None:
     kept = whole.alloc(40 * MIB)
     with pytest.raises(MemoryError, match=r"asked for 41943040 bytes.*limit of 67108864"):
@@ -173,6 +181,7 @@ def test_only_memory_that_needs_no_gil_is_taken(make_cuda) -> None:
     simulated.close()
 
 
+@both_policies
 def test_a_driver_that_fails_is_not_out_of_memory(served, whole, emulated) -> None:
     emulated.fail("cuMemAlloc", "CUDA_ERROR_ILLEGAL_ADDRESS", times=None)
     with pytest.raises(MemoryError, match=r"CUDA error 700.*not out of memory"):
@@ -266,6 +275,7 @@ def test_memory_freed_on_another_stream_is_safe_on_the_home_stream(
     whole.free(ptr)
 
 
+@both_policies
 def test_a_pool_waits_for_the_device_before_it_frees(served, pool, emulated) -> None:
     ptr = pool.alloc(2 * MIB)
     pool.free(ptr)
@@ -289,6 +299,7 @@ def test_memory_is_kept_where_the_device_does_not_become_idle(
     assert pool.alloc(2 * MIB) in (ptr, other)
 
 
+@both_policies
 def test_memory_that_record_stream_was_called_for_waits_for_the_device(
     served, whole, emulated, side
 ) -> None:
@@ -341,6 +352,7 @@ def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None
     assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
 
 
+@both_policies
 def test_many_threads_and_python_beside_them(served, whole) -> None:
     faults: list[BaseException] = []
 

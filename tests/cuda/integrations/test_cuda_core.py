@@ -14,6 +14,12 @@ from .conftest import account_for
 MIB = 1 << 20
 
 
+#: Each test a second time over PyTorch's policy.
+both_policies = pytest.mark.parametrize(
+    "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
+)
+
+
 def to_host(core, buffer, stream) -> bytes:
     host = core.LegacyPinnedMemoryResource().allocate(buffer.size, stream=stream)
     buffer.copy_to(host, stream=stream)
@@ -27,6 +33,7 @@ def bfc_view(host) -> object:
     return (ctypes.c_char * host.size).from_address(int(host.handle))
 
 
+@both_policies
 def test_buffers_come_from_the_pool_and_hold_their_bytes(core, make_cuda) -> None:
     pool, device = make_cuda(), core.Device(0)
     stream = device.default_stream
@@ -126,6 +133,7 @@ def test_each_thread_installs_it_for_itself(core, make_cuda) -> None:
     account_for(pool, {})
 
 
+@both_policies
 def test_many_threads_share_the_pool(core, make_cuda) -> None:
     pool, faults = make_cuda(), []
 
@@ -189,6 +197,7 @@ def test_a_free_is_ordered_on_the_stream_of_the_allocation(emulated, core, make_
     account_for(pool, {})
 
 
+@both_policies
 @pytest.mark.parametrize("how", ["close", "set_deallocation_stream"])
 def test_a_free_is_ordered_on_the_stream_that_it_names_alone(
     emulated, core, make_cuda, how: str

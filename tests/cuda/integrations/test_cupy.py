@@ -16,10 +16,17 @@ from .conftest import ON_GPU, account_for
 MIB = 1 << 20
 
 
+#: Each test a second time over PyTorch's policy.
+both_policies = pytest.mark.parametrize(
+    "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
+)
+
+
 def block(array) -> tuple[int, int]:
     return array.data.mem.ptr, array.data.mem.size
 
 
+@both_policies
 def test_arrays_live_in_the_pool_until_their_last_view_goes(cupy, make_cuda) -> None:
     pool = make_cuda()
     with bfc.use(pool, "cupy"):
@@ -92,6 +99,7 @@ def test_a_device_without_an_allocator_is_named(emulated, cupy, make_cuda) -> No
             cupy.module.ndarray((100,), "u1")
 
 
+@both_policies
 def test_out_of_memory_is_ours_with_its_screen_of_text(cupy, make_cuda) -> None:
     with (
         bfc.use(make_cuda(memory_limit="4 MiB"), "cupy"),
@@ -183,6 +191,7 @@ def test_the_default_stream_costs_no_driver_call(emulated, cupy, make_cuda) -> N
         del kept
 
 
+@both_policies
 def test_threads_share_the_pool(cupy, make_cuda) -> None:
     pool, faults = make_cuda(), []
 

@@ -17,6 +17,12 @@ from .conftest import ON_GPU, account_for
 MIB = 1 << 20
 
 
+#: Each test a second time over PyTorch's policy.
+both_policies = pytest.mark.parametrize(
+    "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
+)
+
+
 def address(array) -> int:
     return array.device_ctypes_pointer.value
 
@@ -28,6 +34,7 @@ def manager_of(numba):
 # -- arrays ----------------------------------------------------------------------------------------
 
 
+@both_policies
 def test_arrays_are_copied_both_ways(numba, make_cuda) -> None:
     pool = make_cuda()
     host = np.arange(1000, dtype="f4").reshape(10, 100)
@@ -46,6 +53,7 @@ def test_arrays_are_copied_both_ways(numba, make_cuda) -> None:
     account_for(pool, {})
 
 
+@both_policies
 def test_an_array_over_our_buffer_reads_and_writes_it(numba, make_cuda) -> None:
     pool, host = make_cuda(), np.arange(100, dtype="f4")
     array = numba.cuda.as_cuda_array(pool.allocate(400).view("f4"))
@@ -229,6 +237,7 @@ def test_a_finaliser_without_its_entry_does_nothing(numba, make_cuda) -> None:
 # -- streams ---------------------------------------------------------------------------------------
 
 
+@both_policies
 def test_memory_is_not_used_again_while_a_stream_of_numbas_may_use_it(
     emulated, numba, make_cuda
 ) -> None:

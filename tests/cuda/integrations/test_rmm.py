@@ -33,6 +33,13 @@ MIB = 1 << 20
 # -- ours under RMM --------------------------------------------------------------------------------
 
 
+#: Each test a second time over PyTorch's policy.
+both_policies = pytest.mark.parametrize(
+    "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
+)
+
+
+@both_policies
 def test_rmm_takes_its_memory_from_the_pool(rmm, make_cuda) -> None:
     pool = make_cuda()
     resource = bfc.integrations.rmm.resource(pool)
@@ -64,6 +71,7 @@ def test_use_sets_the_resource_of_each_device_and_puts_it_back(rmm, make_cuda, t
     rmm.mr.set_per_device_resource(1, before[1])
 
 
+@both_policies
 def test_a_free_is_ordered_on_its_stream_alone(emulated, rmm, core, make_cuda) -> None:
     pool, device = make_cuda(), core.Device(0)
     resource = bfc.integrations.rmm.resource(pool)

@@ -17,6 +17,12 @@ from .conftest import account_for
 MIB = 1 << 20
 
 
+#: Each test a second time over PyTorch's policy.
+both_policies = pytest.mark.parametrize(
+    "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
+)
+
+
 class Library:
     """A stand-in for a file of bfc/integrations/: it notes what it is given."""
 
@@ -243,6 +249,7 @@ def test_one_pool_under_four_libraries_accounts_for_each_byte(
     assert pool.stats().pool_bytes == 0
 
 
+@both_policies
 def test_numba_reads_what_cupys_memory_holds(cupy, numba, make_cuda) -> None:
     class Exported:  # CuPy's own export asks the CUDA runtime
         def __init__(self, array) -> None:
