@@ -19,7 +19,7 @@ from posix.unistd cimport usleep
 from bfc._arguments cimport count_from, size_from
 from bfc._buffer cimport Buffer
 from bfc._core cimport (
-    INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk,
+    INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport Orphan, is_exiting, set_forking_thread
@@ -506,6 +506,7 @@ cdef class Allocator(Frees):
         """Adds a block to the pool, and places the request under the same lock."""
         cdef cbool overlaps = False, closed, added = False
         cdef uint64_t nbytes = block.end - block.ptr
+        cdef uint32_t bin_set
         cdef vector[Region] refused
         self.acquire()
         self.set_aside -= request.asked
@@ -513,7 +514,8 @@ cdef class Allocator(Frees):
         if not closed:
             overlaps = self.pool.overlaps_region(block.ptr, nbytes)
         if not closed and not overlaps:
-            added = self.pool.add_region(block.ptr, nbytes, self.bin_set_of(request), self.joins_regions)
+            bin_set = self.bin_set_of(request)
+            added = bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions)
         if added:
             self.fill(self.find_in_new_region(request, block), request, placed)
             self.changes += 1

@@ -63,6 +63,8 @@ cdef class CachingAllocator(Recorded):
     cdef cbool choose_oversize(self, Request* request, vector[Region]& out) noexcept nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
+    cdef void choose_enough(self, vector[ChunkHandle]& chunks, uint64_t needed,
+                            vector[ChunkHandle]& chosen) noexcept nogil
     cdef int release_all(self, Request* request) except -1 nogil
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil

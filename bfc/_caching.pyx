@@ -40,9 +40,18 @@ cdef extern from *:
             return sets[a].lane.thread < sets[b].lane.thread;
         });
     }
+
+    template <class Chunk, class Handles>
+    static inline void bfc_sort_by_falling_size(const Chunk* chunks, Handles& handles) noexcept {
+        std::sort(handles.begin(), handles.end(), [=](uint32_t a, uint32_t b) {
+            return chunks[a].size != chunks[b].size ? chunks[a].size > chunks[b].size : chunks[a].ptr < chunks[b].ptr;
+        });
+    }
     """
     uint64_t thread_number "bfc_thread_number"() noexcept nogil
     void sort_by_stream "bfc_sort_by_stream"(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept nogil
+    void sort_by_falling_size "bfc_sort_by_falling_size"(
+        const Chunk* chunks, vector[ChunkHandle]& handles) noexcept nogil
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
@@ -92,12 +101,13 @@ cdef class CachingAllocator(Recorded):
     `settings` is the text that PyTorch takes in PYTORCH_CUDA_ALLOC_CONF; the keyword arguments of the same names are
     the same as values, and come after it. `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
     `memory_limit` (bytes, "4 GiB", or a float up to 1.0: PyTorch's memory fraction) bounds what it takes; None: only
-    the sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, three
-    switches are on; each can be set on its own:
+    the sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, the first
+    two of three switches are on; each can be set on its own:
 
     - `search_again`: after the retry that waits for other streams, what they gave back is looked at (upstream #189504);
     - `collect_without_limit`: `garbage_collection_threshold` counts from the device's total where no limit is set;
     - `release_only_what_is_needed`: that retry gives back what the request needs, and everything only if that fails.
+      It saves calls to the driver, but the cache that is kept may be cut up, and a later request refused for it.
 
     Any thread may use it. Raises SettingsError (a ValueError), ValueError or TypeError for arguments that are none.
     Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11; docs/design.md lists where it differs on purpose.
@@ -137,8 +147,7 @@ cdef class CachingAllocator(Recorded):
         self.retry_seconds = retry_seconds
         self.search_again = not strict if search_again is None else search_again
         self.collect_without_limit = not strict if collect_without_limit is None else collect_without_limit
-        self.release_only_what_is_needed = (not strict if release_only_what_is_needed is None
-                                            else release_only_what_is_needed)
+        self.release_only_what_is_needed = bool(release_only_what_is_needed)
         self.total_bytes = sub_allocator.total_bytes
         self.apply(settings)
         if self.oversize != UNLIMITED:
@@ -207,7 +216,8 @@ cdef class CachingAllocator(Recorded):
     @property
     def memory_fraction(self):
         """The limit as a part of the device's total; 1.0 without one."""
-        return 1.0 if self.allowed == UNLIMITED else self.allowed / self.sub_allocator.total_bytes
+        total = self.sub_allocator.total_bytes
+        return self.allowed / total if self.allowed != UNLIMITED and total else 1.0
 
     cdef int set_allowed(self, uint64_t allowed) except -1:
         cdef uint64_t limit = self.sub_allocator.allocation_limit() if allowed == UNLIMITED else allowed
@@ -478,28 +488,31 @@ cdef class CachingAllocator(Recorded):
         """Gives back the one region, or the few large ones, whose bytes a new region needs. Whether any went."""
         cdef vector[ChunkHandle] chunks, chosen
         cdef vector[Region] regions
-        cdef uint64_t needed = self.pool.sizes.segment_for(request.rounded), taken, size, largest
-        cdef size_t i, best
+        cdef uint64_t needed = self.pool.sizes.segment_for(request.rounded), taken
         self.acquire()
         taken = self.pool.counters.pool_bytes + self.set_aside
         if self.allowed != UNLIMITED and needed <= self.allowed and taken > self.allowed - needed:
             needed = taken - (self.allowed - needed)
         self.list_releasable(chunks)
-        while needed > 0 and chunks.size():
-            best = 0
-            for i in range(chunks.size()):
-                size = self.pool.chunks[chunks[i]].size
-                largest = self.pool.chunks[chunks[best]].size
-                if (size < largest and size >= needed) or (size > largest and largest < needed):
-                    best = i
-            size = self.pool.chunks[chunks[best]].size
-            try_push_handle(chosen, chunks[best])
-            chunks.erase(chunks.begin() + best)
-            needed -= min(needed, size)
+        self.choose_enough(chunks, needed, chosen)
         self.take_out(chosen, regions)
         self.lock.release()
         self.release(request, regions)
         return regions.size() > 0
+
+    cdef void choose_enough(self, vector[ChunkHandle]& chunks, uint64_t needed,
+                            vector[ChunkHandle]& chosen) noexcept nogil:
+        """The smallest chunk that is enough; while none is, the largest."""
+        cdef size_t i = 0
+        sort_by_falling_size(self.pool.chunks, chunks)
+        while i < chunks.size() and self.pool.chunks[chunks[i]].size < needed:
+            try_push_handle(chosen, chunks[i])
+            needed -= self.pool.chunks[chunks[i]].size
+            i += 1
+        while i + 1 < chunks.size() and self.pool.chunks[chunks[i + 1]].size >= needed:
+            i += 1
+        if needed > 0 and i < chunks.size():
+            try_push_handle(chosen, chunks[i])
 
     cdef int release_all(self, Request* request) except -1 nogil:
         cdef vector[ChunkHandle] chunks
@@ -680,7 +693,11 @@ cdef class CachingAllocator(Recorded):
     cdef int was_refused(self, Request* request) except -1:
         if request.nbytes >= TOO_LARGE:
             return 0
-        device_free, total = self.sub_allocator.memory_info()
+        try:
+            device_free, total = self.sub_allocator.memory_info()
+        except Exception as error:      # the request is refused all the same
+            report_unraisable(error, self.sub_allocator)
+            device_free, total = 0, self.sub_allocator.total_bytes
         self.note_refusal(request.rounded, device_free, request.lane.stream, request.lane.pool)
         return self.tell_observers(self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
@@ -799,9 +816,10 @@ cdef class CachingAllocator(Recorded):
             raise out_of_host_memory()
         return 0
 
-    def _empty_pool(self, pool):
+    def _empty_pool(self, pool, or_later=False):
         """Gives back what a released pool caches, after waiting for the streams that use its memory. Nothing happens
-        to one that still has a reference. Returns the bytes given back."""
+        to one that still has a reference. Returns the bytes given back. `or_later`: where strict's order does not allow
+        it now, the next emptying does it."""
         cdef PoolId id = self.id_of(pool)
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
@@ -814,6 +832,8 @@ cdef class CachingAllocator(Recorded):
         if not is_free:
             return 0
         if self.is_gated():
+            if or_later:
+                return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
         self.acquire()

@@ -129,7 +129,7 @@ cdef extern from "_history.hpp" namespace "bfc" nogil:
         uint32_t action
 
     cdef cppclass History:
-        History(size_t capacity, uint32_t skipped_actions)
+        History(size_t capacity, uint32_t skipped_actions) except +
         void add(HistoryRecord record)
         size_t size()
         cbool copy(vector[HistoryRecord]& out)

@@ -415,6 +415,8 @@ cdef class Pool:
         self.counters.bytes_waiting -= chunk.size
         if self.usage != NULL:
             self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size)
+            if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
+                self.usage.oversize_allocations.raise_by(1)
 
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""

@@ -44,7 +44,12 @@ cdef class use_stream:
 
     def __exit__(self, *exc_info):
         global scopes_open
-        if not self.tokens:
-            raise RuntimeError("this use_stream was not entered: write `with bfc.use_stream(stream):`")
-        _stream.reset(self.tokens.pop())
-        scopes_open -= 1
+        for token in reversed(self.tokens):
+            try:
+                _stream.reset(token)
+            except ValueError:
+                continue    # another thread, or another task, has entered it too
+            self.tokens.remove(token)
+            scopes_open -= 1
+            return
+        raise RuntimeError("this use_stream was not entered here: write `with bfc.use_stream(stream):`")

@@ -46,6 +46,11 @@ cdef bint exiting = False
 cdef unsigned long forking_thread = 0   # it holds every allocator's lock; other hooks of the fork may run Python in it
 
 
+def is_forking():
+    """Whether this thread is in the middle of a fork, and holds every allocator's lock."""
+    return forking_thread != 0 and forking_thread == PyThread_get_thread_ident()
+
+
 cdef void set_forking_thread(unsigned long thread) noexcept:
     global forking_thread
     forking_thread = thread
@@ -392,6 +397,8 @@ cdef class Frees(Ledger):
         for stream in sorted(self.waiting):
             self.settle_stream(stream, faults, wait)
         for fault in faults:
+            if not isinstance(fault, Exception):
+                raise fault     # the user's Ctrl-C is no fault of the device
             report_unraisable(fault, PUT_OFF)
         return 0
 

@@ -1,10 +1,12 @@
 """What PyTorch's policy counts and tells: `memory_stats()`, the history, dumps for PyTorch's viewer, observers."""
 
+import operator
 import sys
 import threading
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
@@ -17,8 +19,11 @@ from bfc._core cimport (
 )
 from bfc._frees cimport report_unraisable
 
-from bfc.errors import out_of_host_memory
+from bfc.errors import ClosedError, out_of_host_memory
 from bfc.snapshot import Frame, HistoryEntry
+
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 
 _GROUPS = ("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
            "inactive_split_bytes", "requested_bytes")     # in the order of _usage.hpp
@@ -34,16 +39,16 @@ cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
 
 
 cdef tuple python_frames():
-    """The caller's frames, innermost first."""
+    """The caller's frames, innermost first. None where there is no room for them: what was allocated stays so."""
     frames = []
     try:
         frame = sys._getframe()
-    except ValueError:
-        return ()   # a thread that Python did not start
-    while frame is not None:
-        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return tuple(frames)
+        while frame is not None:
+            frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return tuple(frames)
+    except (ValueError, RecursionError, MemoryError):   # ValueError: a thread that Python did not start
+        return ()
 
 
 cdef int attach(list attached, object function, str kind) except -1:
@@ -144,7 +149,6 @@ cdef class Recorded(Allocator):
         ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
         """
         cdef History* fresh = NULL
-        cdef History* old
         cdef uint32_t skipped = 0
         if enabled not in (None, "state", "all"):
             raise ValueError(f"enabled is None, 'state' or 'all', not {enabled!r}")
@@ -152,7 +156,7 @@ cdef class Recorded(Allocator):
             raise ValueError(f"context is None, 'state', 'alloc' or 'all', not {context!r}")
         if stacks != "python":
             raise ValueError(f"stacks is 'python', not {stacks!r}: C++ frames are not collected")
-        if max_entries is not None and max_entries < 0:
+        if max_entries is not None and not 0 <= operator.index(max_entries) <= sys.maxsize:
             raise ValueError(f"max_entries is a count, or None for all, not {max_entries}")
         for action in skip_actions:
             if action not in _ACTIONS:
@@ -162,9 +166,13 @@ cdef class Recorded(Allocator):
             most = 1 if enabled == "state" else sys.maxsize if max_entries is None else max(1, max_entries)
             fresh = new History(most, skipped)
         self.acquire()
-        old, self.pool.history = self.pool.history, fresh
+        cdef bint is_closed = self.is_closed
+        if not is_closed:
+            fresh, self.pool.history = self.pool.history, fresh
         self.lock.release()
-        del old
+        del fresh
+        if is_closed:
+            raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
         self.keeps_frames = enabled is not None and context is not None
         self.keeps_free_frames = enabled is not None and context == "all"
         self.frames.clear()
@@ -254,19 +262,23 @@ cdef class Recorded(Allocator):
     cdef int forget_frames(self) except -1:
         """Drops the frames that neither the history nor a live chunk refers to."""
         cdef size_t i
-        cdef set wanted = set()
+        cdef vector[uint64_t] live      # a Python set would call for memory, and hence for anything, under the lock
+        cdef cbool copied = True
         cdef int64_t newest
         cdef vector[HistoryRecord] records
         cdef vector[Region] regions
         self.acquire()
         if self.pool.history != NULL:
-            self.pool.history.copy(records)
-        self.pool.list_regions(regions, True)
+            copied = self.pool.history.copy(records)
+        copied = copied and self.pool.list_regions(regions, True)
         for i in range(self.pool.chunk_count):
             if self.pool.chunks[i].allocation_id > 0:
-                wanted.add(self.pool.chunks[i].allocation_id)
+                copied = copied and try_push_number(live, <uint64_t>self.pool.chunks[i].allocation_id)
         newest = self.pool.next_allocation_id
         self.lock.release()
+        if not copied:
+            return 0        # the host has no memory: they go another time
+        wanted = set(live)
         wanted.update([record.allocation_id for record in records])
         known = {record.addr for record in records if record.action == HISTORY_SEGMENT_ALLOC}
         known.update([region.ptr for region in regions])

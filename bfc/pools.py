@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
+import os
 import threading
 from types import TracebackType
 
 from bfc._caching import CachingAllocator
+from bfc._frees import is_forking
 from bfc.snapshot import Snapshot
 
 _numbers = itertools.count(1)
@@ -73,15 +74,32 @@ class MemPool:
             return
         self.allocator._set_use_on_oom(self.id, False)
         self.allocator._release_pool(self.id)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # strict, inside another pool's scope: it goes later
-            self.allocator._empty_pool(self.id)
-        self.allocator._set_no_split(self.id, False)
+        try:
+            self.allocator._empty_pool(self.id, or_later=True)
+        finally:
+            self.allocator._set_no_split(self.id, False)
 
     def __del__(self) -> None:
-        if not self._exiting and not getattr(self, "_released", True):
+        if self._exiting or getattr(self, "_released", True):
+            return
+        if is_forking():
+            _dropped_in_a_fork.append(self)
+        else:
             self.release()
+
+
+_dropped_in_a_fork: list[MemPool] = []
+
+
+def _release_dropped() -> None:
+    while _dropped_in_a_fork:
+        _dropped_in_a_fork.pop().release()
+
+
+if hasattr(
+    os, "register_at_fork"
+):  # later than the allocators' hooks, so that their locks are free
+    os.register_at_fork(after_in_parent=_release_dropped, after_in_child=_release_dropped)
 
 
 @atexit.register
@@ -115,11 +133,12 @@ class use_mem_pool:  # noqa: N801 - it reads as a function
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._entered or self._entered[-1] != threading.get_ident():
+        try:
+            self._entered.remove(threading.get_ident())
+        except ValueError:
             raise RuntimeError(
                 "this use_mem_pool was not entered in this thread: "
                 "write `with bfc.use_mem_pool(pool):`"
-            )
-        self._entered.pop()
+            ) from None
         self._pool.allocator._end_pool(self._pool.id)
         self._pool.allocator._release_pool(self._pool.id)
