@@ -126,12 +126,7 @@ class CachingSettings:
         bfc.errors.SettingsError: max_split_size_mb: '2' is too small
           allowed: a whole number of MiB, at least large_segment_size_mb, here 20
         """
-        if not isinstance(text, str):
-            raise TypeError(
-                f"settings are a text such as 'max_split_size_mb:40', not {type(text).__name__}"
-            )
-        items = _Items(_TOKEN.findall(text.translate(_SPACE)), strict).read()
-        return dataclasses.replace(self, **_Reader(strict).changes(self, items), text=text)
+        return dataclasses.replace(self, **_read(self, text, strict, _CACHING), text=text)
 
     def with_options(
         self,
@@ -165,7 +160,7 @@ class CachingSettings:
             return self
         written = {key: _written(key, value) for key, value in options.items()}
         items = (dict(self._items()) | written).items()
-        made = dataclasses.replace(self, **_Reader().changes(self, items))
+        made = dataclasses.replace(self, **_Reader(False, _CACHING).changes(self, items))
         return dataclasses.replace(made, text=made.as_text())
 
     def as_text(self) -> str:
@@ -231,6 +226,58 @@ class CachingSettings:
             for key, kind in _KINDS.items()
             if getattr(self, kind.field) != getattr(default, kind.field)
         ]
+
+
+@dataclass(frozen=True)
+class PinnedSettings:
+    """What the pinned_* keys of PyTorch's text say, as a `PinnedAllocator` takes them.
+
+    Sizes are bytes; None is unlimited. `text` is the last text applied. One text may serve both
+    allocators: the keys of `CachingSettings` are read and checked here, too, and change nothing.
+
+    >>> settings = PinnedSettings().apply("pinned_max_round_threshold_mb:128, max_split_size_mb:40")
+    >>> settings.round_size(40_960), settings.round_size(150 << 20) >> 20
+    (65536, 150)
+    """
+
+    text: str = ""
+    pinned_use_cuda_host_register: bool = False
+    pinned_num_register_threads: int = 1
+    pinned_reserve_segment_size: int = 0
+    pinned_max_round_threshold: int | None = None
+    pinned_max_cached_size: int | None = None
+
+    def apply(self, text: str, strict: bool = False) -> PinnedSettings:
+        """The settings after this text. What it does not name stays as it is.
+
+        pinned_max_round_threshold_mb and pinned_max_cached_size_mb are of a later PyTorch than
+        2.11. Raises SettingsError as `CachingSettings.apply` does, also for
+        pinned_use_background_threads:True and pinned_free_catch_all:True, which bfc does not do.
+        Source: spec 4.5.
+
+        >>> PinnedSettings().apply("pinned_use_background_threads:True")
+        Traceback (most recent call last):
+        bfc.errors.SettingsError: pinned_use_background_threads: True is not possible: bfc starts \
+no threads; each allocation asks the oldest event itself
+          allowed: False, which is the same as to leave the setting out
+          try: larger or fewer requests, if asking an event shows in a profile
+        """
+        read = _read(CachingSettings(), text, strict, _PINNED)
+        own = {field.name for field in dataclasses.fields(self)}
+        changes = {name: value for name, value in read.items() if name in own}
+        return dataclasses.replace(self, **changes, text=text)
+
+    def round_size(self, nbytes: int) -> int:
+        """The bytes of the block for a request of so many bytes, 1 or more: the next power of two;
+        above either limit the next multiple of 512 (spec 4.5).
+
+        >>> PinnedSettings().round_size(81_920)
+        131072
+        """
+        limits = (self.pinned_max_round_threshold, self.pinned_max_cached_size)
+        if all(limit is None or nbytes <= limit for limit in limits):
+            return 1 << (nbytes - 1).bit_length()
+        return _up(nbytes, MIN_BLOCK)
 
 
 def _up(size: int, step: int) -> int:
@@ -306,12 +353,23 @@ def _shown(text: str) -> str:
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 
+def _read(settings: CachingSettings, text: str, strict: bool, keys: _Keys) -> dict[str, Any]:
+    """The fields that a text changes."""
+    if not isinstance(text, str):
+        raise TypeError(
+            f"settings are a text such as 'max_split_size_mb:40', not {type(text).__name__}"
+        )
+    items = _Items(_TOKEN.findall(text.translate(_SPACE)), strict, keys).read()
+    return _Reader(strict, keys).changes(settings, items)
+
+
 class _Items:
     """Turns tokens into pairs of a known key and what was written for it."""
 
-    def __init__(self, tokens: list[str], strict: bool) -> None:
+    def __init__(self, tokens: list[str], strict: bool, keys: _Keys) -> None:
         self.tokens = tokens
         self.strict = strict
+        self.keys = keys
         self.at = 0
 
     def read(self) -> list[_Item]:
@@ -320,11 +378,11 @@ class _Items:
         while self.at < len(self.tokens):
             key = self.tokens[self.at]
             name = _name(key)
-            if name not in _KINDS and name not in _FIXED:
-                raise _unknown(key)
+            if name not in self.keys.kinds and name not in self.keys.fixed:
+                raise self.keys.unknown(key)
             if name in seen and not self.strict:
                 other = "" if key == name else f" (it is another name of {name})"
-                raise _malformed(key, f"stands twice{other}")
+                raise self.keys.malformed(key, f"stands twice{other}")
             seen.add(name)
             items.append((key, self._value(key)))
             self._end_of_item(key)
@@ -339,10 +397,10 @@ class _Items:
         for any separator."""
         before, found = self.tokens[self.at], self._peek()
         if not found:
-            raise _malformed(key, f"{what} is missing at the end")
+            raise self.keys.malformed(key, f"{what} is missing at the end")
         is_right = found == wanted if wanted else found not in _SEPARATORS
         if not is_right and not self.strict:
-            raise _malformed(
+            raise self.keys.malformed(
                 key, f"{what} is missing between {_shown(before)} and {_shown(found)}", found
             )
         self.at += 1
@@ -355,7 +413,7 @@ class _Items:
         if key == _ROUNDUP:
             self.at += 1
             return self._list(key)
-        raise _malformed(key, "this setting takes no list", "[")
+        raise self.keys.malformed(key, "this setting takes no list", "[")
 
     def _list(self, key: str) -> _Value:
         pairs: list[tuple[str, str]] = []
@@ -363,10 +421,12 @@ class _Items:
         while self._peek() != "]":
             interval = self._next(key, "a size in MiB")
             if self._next(key, "a colon", ":") == "]":  # upstream reads the text a second time
-                raise _malformed(key, f"the list ends after {_shown(interval)}", interval)
+                raise self.keys.malformed(key, f"the list ends after {_shown(interval)}", interval)
             pairs.append((interval, self._next(key, "a number of divisions")))
             if interval in seen and not self.strict:
-                raise _malformed(key, f"{_shown(interval)} stands twice in the list", interval)
+                raise self.keys.malformed(
+                    key, f"{_shown(interval)} stands twice in the list", interval
+                )
             seen.add(interval)
             if self._peek() != "]":
                 self._next(key, "a comma or the closing bracket", ",")
@@ -377,7 +437,7 @@ class _Items:
         """On to the next key. A comma may end the text."""
         separator = self._next(key, "a comma", ",") if self._peek() else ""
         if separator == _LARGE:  # upstream looks for it before all else, and finds no value
-            raise _malformed(_LARGE, "a colon is missing at the end")
+            raise self.keys.malformed(_LARGE, "a colon is missing at the end")
         self.at += 1
 
 
@@ -385,44 +445,52 @@ def _name(key: str) -> str:
     return _ALIASES.get(key, key)
 
 
-def _malformed(key: str, fault: str, given: str = "") -> SettingsError:
-    return SettingsError(fault, key=key, given=given, allowed=_allowed(key))
+@dataclass(frozen=True)
+class _Keys:
+    """The keys that a text may have, and what is said of all others."""
 
+    kinds: Mapping[str, _Kind]
+    fixed: Mapping[str, _Fixed]
+    later: tuple[str, ...]
 
-def _allowed(key: str, large: int = 0) -> str:
-    """Of the large segment size only where it is known which one holds."""
-    text = _FIXED[key].allowed if key in _FIXED else _KINDS[_name(key)].allowed
-    return text.replace("{large}", f", here {large // MIB}" if large else "")
+    def allowed(self, key: str, large: int = 0) -> str:
+        """Of the large segment size only where it is known which one holds."""
+        text = self.fixed[key].allowed if key in self.fixed else self.kinds[_name(key)].allowed
+        return text.replace("{large}", f", here {large // MIB}" if large else "")
 
+    def malformed(self, key: str, fault: str, given: str = "") -> SettingsError:
+        return SettingsError(fault, key=key, given=given, allowed=self.allowed(key))
 
-def _unknown(key: str) -> SettingsError:
-    if key in _LATER:
-        return SettingsError(
-            "a later PyTorch has this setting, 2.11, which bfc follows, does not",
-            key=key,
-            given=key,
-            allowed=_all_keys(),
-        )
-    if key in _SEPARATORS:
-        fault, close = f"a setting is missing before {key!r}", []
-    else:
-        fault = f"there is no setting {_shown(key)}"
-        close = difflib.get_close_matches(key[:_SHOWN].lower(), (*_KINDS, *_FIXED), 1)
-    hint = close[0] if close else ""
-    return SettingsError(fault, given=key, allowed=_all_keys(), hint=hint)
+    def unknown(self, key: str) -> SettingsError:
+        if key in self.later:
+            return SettingsError(
+                "a later PyTorch has this setting, 2.11, which bfc follows, does not",
+                key=key,
+                given=key,
+                allowed=self.all(),
+            )
+        if key in _SEPARATORS:
+            fault, close = f"a setting is missing before {key!r}", []
+        else:
+            fault = f"there is no setting {_shown(key)}"
+            names = (*self.kinds, *self.fixed)
+            close = difflib.get_close_matches(key[:_SHOWN].lower(), names, 1)
+        hint = close[0] if close else ""
+        return SettingsError(fault, given=key, allowed=self.all(), hint=hint)
 
-
-def _all_keys() -> str:
-    """A few keys a line."""
-    lines = textwrap.wrap(", ".join((*_KINDS, *_FIXED)), 100, break_long_words=False)
-    return "\n    ".join(["KEY:VALUE,KEY:VALUE with these keys:", *lines])
+    def all(self) -> str:
+        """A few keys a line."""
+        names = ", ".join((*self.kinds, *self.fixed))
+        lines = textwrap.wrap(names, 100, break_long_words=False)
+        return "\n    ".join(["KEY:VALUE,KEY:VALUE with these keys:", *lines])
 
 
 class _Reader:
     """Checks what was written and makes values of it."""
 
-    def __init__(self, strict: bool = False) -> None:
+    def __init__(self, strict: bool, keys: _Keys) -> None:
         self.strict = strict
+        self.keys = keys
         self.large = LARGE_SEGMENT
 
     def changes(self, settings: CachingSettings, items: Iterable[_Item]) -> dict[str, Any]:
@@ -440,23 +508,23 @@ class _Reader:
             "large_segment_size": self.large,
         }
         for key, value in items:
-            if key in _FIXED:
-                _FIXED[key].check(key, _rendered(value))
+            if key in self.keys.fixed:
+                self.keys.fixed[key].check(key, _rendered(value))
             elif key == _ROUNDUP:  # repeated ones add up
                 changes[key] = self.divisions(value, changes[key])
             elif key != _LARGE:
-                changes[_KINDS[_name(key)].field] = self._read(key, value)
+                changes[self.keys.kinds[_name(key)].field] = self._read(key, value)
         return changes
 
     def _read(self, key: str, value: _Value) -> Any:
-        return _KINDS[_name(key)].read(self, key, _rendered(value))
+        return self.keys.kinds[_name(key)].read(self, key, _rendered(value))
 
     def fault(self, key: str, given: str, what: str) -> SettingsError:
         return SettingsError(
             f"{_shown(given)} {what}",
             key=key,
             given=given,
-            allowed=_allowed(key, self.large),
+            allowed=self.keys.allowed(key, self.large),
         )
 
     def whole(self, key: str, given: str) -> int:
@@ -485,6 +553,9 @@ class _Reader:
 
     def pinned_reserve(self, key: str, given: str) -> int:
         return self.mib(key, given, 1)
+
+    def pinned_limit(self, key: str, given: str) -> int:
+        return self.mib(key, given, 0)
 
     def threads(self, key: str, given: str) -> int:
         number = self.whole(key, given)
@@ -669,3 +740,30 @@ _FIXED = {
         "stream-ordered pool",
     ),
 }
+_CACHING = _Keys(_KINDS, _FIXED, _LATER)
+
+_PINNED_KINDS = {
+    "pinned_max_round_threshold_mb": _mib(
+        "pinned_max_round_threshold", _Reader.pinned_limit, "at least 0"
+    ),
+    "pinned_max_cached_size_mb": _mib("pinned_max_cached_size", _Reader.pinned_limit, "at least 0"),
+}
+_PINNED_FIXED = {
+    "pinned_use_background_threads": _Fixed(
+        "False",
+        "True",
+        "bfc starts no threads; each allocation asks the oldest event itself",
+        "larger or fewer requests, if asking an event shows in a profile",
+    ),
+    "pinned_free_catch_all": _Fixed(
+        "False",
+        "True",
+        "bfc drops no error of a free; where nobody could catch it, it goes to sys.unraisablehook",
+        "an own sys.unraisablehook, or a try around empty_cache() and close()",
+    ),
+}
+_PINNED = _Keys(
+    {key: kind for key, kind in _KINDS.items() if key not in _PINNED_FIXED} | _PINNED_KINDS,
+    _FIXED | _PINNED_FIXED,
+    tuple(key for key in _LATER if key not in _PINNED_KINDS and key not in _PINNED_FIXED),
+)
