@@ -30,6 +30,7 @@ cdef enum Kind:
 cdef struct Block:
     uint64_t base               # what the driver gave; the block's address is this, aligned
     uint64_t nbytes
+    uint64_t mapped             # bytes of ours that were registered with the driver; 0: the driver's own
 
 
 cdef class Device:
@@ -51,8 +52,11 @@ cdef class Device:
     cdef void leave(self, int mode) noexcept nogil
     cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil
     cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil
-    cdef CUresult release(self, uint64_t address, uint64_t nbytes) noexcept nogil
-    cdef CUresult give_back(self, uint64_t base) noexcept nogil
+    cdef CUresult allocate_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads,
+                                      uint64_t* address) noexcept nogil
+    cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil
+    cdef CUresult release(self, uint64_t address, uint64_t nbytes, bint idle) noexcept nogil
+    cdef CUresult give_back(self, Block* block, bint idle) noexcept nogil
     cdef CUresult take_event(self, void** event) noexcept nogil
     cdef void put_event(self, void* event) noexcept nogil
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil

@@ -19,6 +19,11 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
+cdef extern from "_pages.hpp" namespace "bfc" nogil:
+    void* map_pages(size_t nbytes)
+    void unmap_pages(void* start, size_t nbytes)
+    void touch_pages(void* start, size_t nbytes, unsigned int threads)
+
 cdef extern from "_source.h":
     const char* BFC_NATIVE_SOURCE
 
@@ -46,7 +51,10 @@ cdef enum:
     RELAXED = 2                 # CUstreamCaptureMode
     ATTACH_GLOBAL = 1           # cuMemAllocManaged
     PORTABLE_AND_MAPPED = 3     # cuMemHostAlloc
+    PAGE = 4096
     ALIGNMENT = 256             # of what the driver gives, at least
+    MEMORY_TYPE = 2             # CUpointer_attribute
+    HOST_MEMORY = 1             # CUmemorytype
 
 cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*init)(unsigned int) noexcept nogil
@@ -58,6 +66,8 @@ cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*device_name)(char*, int, int) noexcept nogil
     CUresult (*device_total)(size_t*, int) noexcept nogil
     CUresult (*device_attribute)(int*, int, int) noexcept nogil
+    CUresult (*context_state)(int, unsigned int*, int*) noexcept nogil
+    CUresult (*context_device)(int*) noexcept nogil
     CUresult (*context_retain)(void**, int) noexcept nogil
     CUresult (*context_release)(int) noexcept nogil
     CUresult (*context_id)(void*, unsigned long long*) noexcept nogil
@@ -71,6 +81,9 @@ cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*managed_alloc)(uint64_t*, size_t, unsigned int) noexcept nogil
     CUresult (*host_alloc)(void**, size_t, unsigned int) noexcept nogil
     CUresult (*host_free)(void*) noexcept nogil
+    CUresult (*host_register)(void*, size_t, unsigned int) noexcept nogil
+    CUresult (*host_unregister)(void*) noexcept nogil
+    CUresult (*pointer_attribute)(void*, int, uint64_t) noexcept nogil
     CUresult (*async_alloc)(uint64_t*, size_t, void*) noexcept nogil
     CUresult (*async_free)(uint64_t, void*) noexcept nogil
     CUresult (*copy_async)(uint64_t, uint64_t, size_t, void*) noexcept nogil
@@ -96,6 +109,8 @@ _SIGNATURES = (
     ("cuDeviceGetName", "char *, int, CUdevice"),
     ("cuDeviceTotalMem", "size_t *, CUdevice"),
     ("cuDeviceGetAttribute", "int *, CUdevice_attribute, CUdevice"),
+    ("cuDevicePrimaryCtxGetState", "CUdevice, unsigned int *, int *"),
+    ("cuCtxGetDevice", "CUdevice *"),
     ("cuDevicePrimaryCtxRetain", "CUcontext *, CUdevice"),
     ("cuDevicePrimaryCtxRelease", "CUdevice"),
     ("cuCtxGetId", "CUcontext, unsigned PY_LONG_LONG *"),
@@ -109,6 +124,9 @@ _SIGNATURES = (
     ("cuMemAllocManaged", "CUdeviceptr *, size_t, unsigned int"),
     ("cuMemHostAlloc", "void **, size_t, unsigned int"),
     ("cuMemFreeHost", "void *"),
+    ("cuMemHostRegister", "void *, size_t, unsigned int"),
+    ("cuMemHostUnregister", "void *"),
+    ("cuPointerGetAttribute", "void *, CUpointer_attribute, CUdeviceptr"),
     ("cuMemAllocAsync", "CUdeviceptr *, size_t, CUstream"),
     ("cuMemFreeAsync", "CUdeviceptr, CUstream"),
     ("cuMemcpyAsync", "CUdeviceptr, CUdeviceptr, size_t, CUstream"),
@@ -269,6 +287,46 @@ def driver_version():
     return version // 1000, version % 1000 // 10
 
 
+cdef int first_active_device() except -2:
+    """The first device whose primary context somebody uses, -1 where there is none."""
+    cdef int device, active
+    cdef unsigned int flags
+    for device in range(device_count()):
+        active = 0
+        check(cu.context_state(device, &flags, &active), f"cuDevicePrimaryCtxGetState({device})")
+        if active:
+            return device
+    return -1
+
+
+def device_in_use():
+    """The device whose context is current in this thread, else the first with an active primary context, else 0: what
+    needs any device takes this one, and makes no context that nobody asked for. Raises DeviceUnavailableError."""
+    cdef int device = 0
+    load()
+    if cu.context_device(&device) == SUCCESS:
+        return device
+    return max(0, first_active_device())
+
+
+def is_host_memory(uint64_t address):
+    """Whether the driver knows an address as memory of the host: pinned, or registered. Makes no context: where no
+    device has one, nothing can be pinned."""
+    cdef unsigned int found = 0
+    cdef int device
+    cdef void* context = NULL
+    load()
+    cdef CUresult result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
+    if result == INVALID_CONTEXT:
+        device = first_active_device()
+        if device >= 0 and cu.context_retain(&context, device) == SUCCESS:
+            if cu.context_push(context) == SUCCESS:
+                result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
+                cu.context_pop(&context)
+            cu.context_release(device)
+    return not failed(result) and found == HOST_MEMORY
+
+
 # -- one device --------------------------------------------------------------------------------------------------------
 
 cdef inline void* stream_handle(uint64_t stream) noexcept nogil:
@@ -407,14 +465,26 @@ cdef class Device:
             raise failure(result, f"{_ALLOC_CALLS[self.kind]}({nbytes} bytes) on device {self.ordinal}")
         return address, nbytes
 
-    def free(self, address, nbytes):
-        """As SubAllocator.free."""
+    def alloc_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads):
+        """As SubAllocator.alloc: pages of the operating system, which so many threads touch, and cuMemHostRegister."""
+        cdef uint64_t address = 0
+        cdef CUresult result
+        with nogil:
+            result = self.allocate_registered(alignment, nbytes, threads, &address)
+        if result == OUT_OF_MEMORY:
+            return None
+        if failed(result):
+            raise failure(result, f"cuMemHostRegister({nbytes} bytes) on device {self.ordinal}")
+        return address, nbytes
+
+    def free(self, address, nbytes, bint idle=False):
+        """As SubAllocator.free, or free_idle."""
         cdef CUresult result = NOT_LIVE
         cdef uint64_t start, size
         if 0 <= address < 2**64 and 0 <= nbytes < 2**64:
             start, size = address, nbytes
             with nogil:
-                result = self.release(start, size)
+                result = self.release(start, size, idle)
         if failed(result):
             raise failure(result, f"{_FREE_CALLS[self.kind]}({address:#x}, {nbytes} bytes) on device {self.ordinal}")
 
@@ -429,18 +499,51 @@ cdef class Device:
             return result
         result = self.ask(nbytes + margin, &block.base)
         block.nbytes = nbytes
+        block.mapped = 0
         if result == SUCCESS:
             address[0] = (block.base + alignment - 1) & ~(alignment - 1)
-            self.lock.wait_and_acquire()
-            if try_store(self.live, address[0], block):
-                self.live_bytes += nbytes
-            else:
-                result = OUT_OF_MEMORY
-            self.lock.release()
-            if result != SUCCESS:
-                self.give_back(block.base)
+            result = self.keep(address[0], &block)
         self.leave(mode)
         return result
+
+    cdef CUresult allocate_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads,
+                                      uint64_t* address) noexcept nogil:
+        cdef int mode
+        cdef Block block
+        cdef uint64_t margin = alignment if alignment > PAGE else 0
+        if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 62:
+            return OUT_OF_MEMORY
+        block.nbytes = nbytes
+        block.mapped = (nbytes + margin + PAGE - 1) // PAGE * PAGE
+        cdef void* pages = map_pages(block.mapped)
+        if pages == NULL:
+            return OUT_OF_MEMORY
+        touch_pages(pages, block.mapped, threads)
+        block.base = <uint64_t>pages
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.host_register(pages, block.mapped, PORTABLE_AND_MAPPED)
+            if result == SUCCESS:
+                address[0] = (block.base + alignment - 1) & ~(alignment - 1)
+                result = self.keep(address[0], &block)
+            else:
+                unmap_pages(pages, block.mapped)
+            self.leave(mode)
+        else:
+            unmap_pages(pages, block.mapped)
+        return result
+
+    cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil:
+        """Notes a new block, or gives it back where the host has no memory for the note."""
+        cdef bint kept
+        self.lock.wait_and_acquire()
+        kept = try_store(self.live, address, block[0])
+        if kept:
+            self.live_bytes += block.nbytes
+        self.lock.release()
+        if not kept:
+            self.give_back(block, True)
+        return SUCCESS if kept else OUT_OF_MEMORY
 
     cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil:
         cdef CUresult result
@@ -458,7 +561,7 @@ cdef class Device:
             return result
         return cu.memory_alloc(address, nbytes)
 
-    cdef CUresult release(self, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef CUresult release(self, uint64_t address, uint64_t nbytes, bint idle) noexcept nogil:
         cdef int mode
         cdef CUresult result
         cdef Block block
@@ -473,8 +576,10 @@ cdef class Device:
             return NOT_LIVE
         result = self.enter(&mode)
         if result == SUCCESS:
-            result = self.give_back(block.base)
+            result = self.give_back(&block, idle)
             self.leave(mode)
+        elif is_lost(result) and block.mapped:      # the registration went with the context
+            unmap_pages(<void*>block.base, block.mapped)
         if result == SUCCESS or is_lost(result):
             return SUCCESS
         self.lock.wait_and_acquire()
@@ -483,17 +588,24 @@ cdef class Device:
         self.lock.release()
         return result
 
-    cdef CUresult give_back(self, uint64_t base) noexcept nogil:
-        """cuMemFree waits for all work on the device. For the others we do: any stream may use a region."""
-        cdef CUresult result
+    cdef CUresult give_back(self, Block* block, bint idle) noexcept nogil:
+        """cuMemFree waits for all work on the device. For the others we do, unless the block is said to be idle: any
+        stream may use a region."""
+        cdef CUresult result = SUCCESS
         if self.kind == DEVICE or self.kind == MANAGED:
-            return cu.memory_free(base)
-        result = cu.context_synchronize()
+            return cu.memory_free(block.base)
+        if not idle:
+            result = cu.context_synchronize()
         if result != SUCCESS:
             return result
+        if block.mapped:
+            result = cu.host_unregister(<void*>block.base)
+            if result == SUCCESS or is_lost(result):
+                unmap_pages(<void*>block.base, block.mapped)
+            return result
         if self.kind == PINNED:
-            return cu.host_free(<void*>base)
-        result = cu.async_free(base, self.own_stream)
+            return cu.host_free(<void*>block.base)
+        result = cu.async_free(block.base, self.own_stream)
         if result == SUCCESS:
             cu.stream_synchronize(self.own_stream)      # freed it is, whatever this says of earlier work
         return result
@@ -676,7 +788,7 @@ cdef int native_alloc(Device device, uint64_t alignment, uint64_t nbytes, uint64
 
 
 cdef int native_free(Device device, uint64_t address, uint64_t nbytes) noexcept nogil:
-    return device.release(address, nbytes)
+    return device.release(address, nbytes, False)
 
 
 cdef int native_order(Device device, uint64_t first, uint64_t then) noexcept nogil:

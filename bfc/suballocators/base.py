@@ -11,6 +11,7 @@ import ctypes
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, SupportsIndex
 
 from bfc.errors import SubAllocatorError
@@ -101,6 +102,11 @@ class SubAllocator(ABC):
         `release_free_regions()` or `close()`.
         """
 
+    def free_idle(self, address: int, nbytes: int) -> None:
+        """As `free`, for a block that no queued work uses. A source whose `free` waits for the
+        device need not wait here."""
+        self.free(address, nbytes)
+
     def fence(self, stream: int) -> Fence | None:
         """A mark behind all that is queued on the stream now; None where nothing is.
 
@@ -148,16 +154,22 @@ class SubAllocator(ABC):
 
 
 def checked_alloc(
-    sub_allocator: SubAllocator, alignment: int, nbytes: int, *, strict: bool
+    sub_allocator: SubAllocator,
+    alignment: int,
+    nbytes: int,
+    *,
+    strict: bool,
+    alloc: Callable[[int, int], tuple[int, int] | None] | None = None,
 ) -> tuple[int, int] | None:
     """Calls `alloc` and holds it to its contract: whatever is not a block or "no room" becomes
     SubAllocatorError.
 
     `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36).
+    `alloc` is another call of the same source with the same contract.
     """
     call = f"{sub_allocator!r}.alloc({alignment}, {nbytes})"
     try:
-        block = sub_allocator.alloc(alignment, nbytes)
+        block = (alloc or sub_allocator.alloc)(alignment, nbytes)
     except MemoryError:
         return None
     except SubAllocatorError:

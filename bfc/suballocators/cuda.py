@@ -94,6 +94,19 @@ class CUDASubAllocator(SubAllocator):
     def free(self, address: int, nbytes: int) -> None:
         self._driver.free(address, nbytes)
 
+    def free_idle(self, address: int, nbytes: int) -> None:
+        self._driver.free(address, nbytes, True)
+
+    def alloc_registered(
+        self, alignment: int, nbytes: int, threads: int = 1
+    ) -> tuple[int, int] | None:
+        """As `alloc` of the kind "pinned", by another way: pages of the operating system, written
+        to by so many threads, and pinned with cuMemHostRegister. `free` takes both kinds back.
+        Raises ValueError for a source of another kind."""
+        if self.kind != "pinned":
+            raise ValueError(f"only pinned memory is registered: {self!r} is of another kind")
+        return self._driver.alloc_registered(alignment, nbytes, threads)
+
     def fence(self, stream: int) -> _driver.Fence | None:
         return self._driver.fence(stream)
 

@@ -74,6 +74,15 @@ def test_a_larger_alignment_is_kept_too(source, alignment: int) -> None:
     give(source, blocks)
 
 
+def test_an_idle_block_may_go_back_without_waiting(source) -> None:
+    blocks = [take(source, nbytes) for nbytes in ODD_SIZES]
+    for address, received in blocks:
+        source.free_idle(address, received)
+    assert source.live_bytes == 0
+    with pytest.raises(bfc.SubAllocatorError):
+        source.free_idle(*blocks[0])
+
+
 def test_blocks_do_not_overlap(source) -> None:
     blocks = sorted(take(source, nbytes) for nbytes in ODD_SIZES)
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(blocks))
