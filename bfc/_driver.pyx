@@ -565,6 +565,9 @@ cdef class Device:
         cdef int mode
         cdef CUresult result
         cdef Block block
+        if forked:
+            self.live_bytes -= min(nbytes, self.live_bytes)
+            return SUCCESS      # the map may be half changed, by a thread that does not exist here
         self.lock.wait_and_acquire()
         cdef bint found = self.live.count(address) and self.live[address].nbytes == nbytes
         if found:
@@ -673,6 +676,8 @@ cdef class Device:
 
     cdef void put_event(self, void* event) noexcept nogil:
         cdef bint kept
+        if forked:
+            return              # the list may be half changed, by a thread that does not exist here
         self.lock.wait_and_acquire()
         kept = try_push_back(self.idle_events, event)
         self.lock.release()
