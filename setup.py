@@ -35,6 +35,7 @@ HEADERS = [
     "bfc/_wait.hpp",
     "bfc/_source.h",
     "bfc/_memory.hpp",
+    "bfc/_pages.hpp",
     "bfc/_nothrow.hpp",
     "bfc/_debug.h",
     "bfc/dlpack.h",
@@ -52,6 +53,8 @@ MODULES = [
     "_bfc",
     "_recorded",
     "_caching",
+    "_pinned_books",
+    "_pinned",
     "trace/_replay",
     "integrations/_torch",
 ]

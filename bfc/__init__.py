@@ -1,7 +1,7 @@
 """A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
 NumPy."""
 
-from bfc import cuda, integrations
+from bfc import cuda, integrations, pinned
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._buffer import Buffer, BufferView
@@ -20,8 +20,9 @@ from bfc.errors import (
     TraceError,
 )
 from bfc.integrations import use
+from bfc.pinned import PinnedAllocator
 from bfc.pools import MemPool, use_mem_pool
-from bfc.settings import CachingSettings
+from bfc.settings import CachingSettings, PinnedSettings
 from bfc.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (
     CUDASubAllocator,
@@ -57,6 +58,8 @@ __all__ = [
     "InvariantError",
     "MemPool",
     "OutOfMemoryError",
+    "PinnedAllocator",
+    "PinnedSettings",
     "RegionInfo",
     "Replay",
     "SettingsError",
@@ -70,6 +73,7 @@ __all__ = [
     "TraceError",
     "cuda",
     "integrations",
+    "pinned",
     "use",
     "use_mem_pool",
     "use_stream",

@@ -1,0 +1,814 @@
+"""The caching host allocator: PyTorch's policy for pinned memory (spec 4). Rules of this room:
+
+- what changes the books runs no Python and makes no call of a driver, so the GIL alone keeps it whole: no other thread,
+  collector or finaliser comes in between;
+- a source and a fence are called between two such changes, and what they find then is looked at anew.
+"""
+
+import gc
+import os
+import time
+import weakref
+from collections import deque
+
+cimport cython
+from cpython.long cimport PyLong_CheckExact
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+
+from bfc._arguments cimport address_from, size_from
+from bfc._buffer cimport NO_CONSUMER, Buffer
+from bfc._core cimport ChunkHandle
+from bfc._current cimport current_stream, scopes_open
+from bfc._frees cimport is_exiting, report_unraisable
+from bfc._ledger cimport HOST_STREAM
+from bfc._pinned_books cimport (
+    LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, bucket_of, count_time, increase, try_push_back,
+)
+
+from bfc import cuda
+from bfc._driver import device_in_use
+from bfc.errors import (
+    ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
+)
+from bfc.settings import PinnedSettings
+from bfc.streams import stream_handle
+from bfc.suballocators.base import SubAllocator, checked_alloc
+from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.suballocators.host import HostSubAllocator
+from bfc.units import format_bytes, parse_bytes
+
+cdef enum:
+    ALIGNMENT = 256
+    PIECE = 4096                # of the reserve
+
+_POLL_SECONDS = 0.001
+_VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
+_PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
+
+#: Weak references to the allocators that are open. Replaced, never changed, so that who reads it needs no lock.
+_open = ()
+
+
+def open_allocators():
+    """The allocators that are open now."""
+    return [allocator for allocator in [reference() for reference in _open] if allocator is not None]
+
+
+def _keep(allocator=None):
+    global _open
+    kept = [reference for reference in _open if reference() is not None and not reference().closed]
+    _open = (*kept, *([weakref.ref(allocator)] if allocator is not None else []))
+
+
+def _after_fork_in_child():
+    """The threads that asked a fence or the source do not exist here."""
+    cdef PinnedAllocator allocator
+    for allocator in open_allocators():
+        allocator.asked_by = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class _Over:
+    """The fence of a stream that had nothing queued. It takes its place in the queue all the same."""
+
+    def done(self):
+        return True
+
+    def wait(self):
+        pass
+
+
+_OVER = _Over()
+
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+
+cdef object _number_of(stream):
+    """A stream's handle. A queue of pyopencl has its own word for it."""
+    if hasattr(stream, "int_ptr") and not hasattr(stream, "__index__"):
+        stream = stream.int_ptr
+    return 0 if stream is None else stream_handle(stream)
+
+
+def _checked(settings, now):
+    return settings if isinstance(settings, PinnedSettings) else now.apply(settings)
+
+
+def _source_of(sub_allocator):
+    """(source, why there is no better one, or "")"""
+    if sub_allocator is None:
+        usable = cuda.is_available()
+        if usable:
+            return CUDASubAllocator(device_in_use(), kind="pinned"), ""
+        return HostSubAllocator(), str(usable)
+    if not isinstance(sub_allocator, SubAllocator):
+        raise TypeError(f"the first argument is a sub-allocator, such as bfc.CUDASubAllocator(kind=\"pinned\"), or "
+                        f"None, not {type(sub_allocator).__name__}")
+    kind = sub_allocator.device.kind
+    if not sub_allocator.host_accessible and kind != "simulated":
+        raise ValueError(f"a PinnedAllocator serves memory of the host, and {sub_allocator!r} has none")
+    return sub_allocator, ""
+
+
+# The collector must not take the source away before the blocks have gone back to it.
+@cython.no_gc_clear
+cdef class PinnedAllocator(PinnedBooks):
+    """PyTorch's caching allocator for pinned host memory, from which a device copies without waiting.
+
+    A request is rounded up to a power of two, and a freed block serves the next request of the same power: blocks are
+    never split or joined. `sub_allocator` is where they come from. None takes CUDA's pinned memory, on the device that
+    is in use (it retains that device's primary context); where there is no CUDA, pageable memory of the host, which
+    works the same and is copied more slowly. `is_pinned` says which, and `repr` says why.
+
+    `settings` is the text of PyTorch's PYTORCH_CUDA_ALLOC_CONF, of which the pinned_* keys count (`PinnedSettings`).
+
+    A device may still read or write a block when it is freed. Whoever queues such work says so, with `record_stream` or
+    `record_event`; the block is used again only when that stream has come so far. All events stand in one queue,
+    and the oldest that is not done holds back those behind it, also of other streams.
+
+    It may be used from any thread. Peaks are true peaks; PyTorch's are sums of the peaks of each size.
+    Raises SettingsError, TypeError and ValueError for arguments that it cannot take, DriverError.
+    Source: `CachingHostAllocatorImpl`, spec 4.
+
+    >>> import bfc
+    >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> ptr = allocator.allocate_raw(40_960)
+    >>> allocator.allocated_size(ptr)
+    65536
+    >>> allocator.deallocate_raw(ptr)
+    >>> allocator.allocate_raw(50_000) == ptr
+    True
+    """
+
+    cdef readonly object sub_allocator
+    cdef object applied             # the settings
+    cdef object __weakref__
+    cdef object no_cuda             # why None stands for pageable memory; "" where it does not
+    cdef object round_above         # None, or the largest request that becomes a power of two
+    cdef object cached_at_most      # None, or the largest block that is kept
+    cdef bint is_closed, is_abandoned
+
+    cdef int64_t buffers            # that own a block
+
+    cdef dict uses                  # allocation id -> {(source, stream): what the user passed, kept alive}
+    cdef dict fenced                # allocation id -> [fence], marked before the free
+    cdef object queue               # of (fence, handle), the oldest first
+    cdef list stuck                 # [(fence, handle)]: what a fence failed for
+    cdef list unfreed               # [(handle, allocation id)]: frees of finalisers that no stream could be marked for
+    cdef unsigned long asked_by     # the thread that asks the queue's fences, 0: nobody
+    cdef Range reserve              # 0 bytes: there is none yet
+    cdef uint64_t reserve_used
+
+    def __cinit__(self, *args, **kwargs):
+        self.uses = {}
+        self.fenced = {}
+        self.queue = deque()
+        self.stuck = []
+        self.unfreed = []
+        self.is_closed = True
+
+    def __init__(self, sub_allocator=None, settings=""):
+        if self.sub_allocator is not None:
+            raise RuntimeError("an allocator is set up once: make another")
+        checked = _checked(settings, PinnedSettings())
+        source, self.no_cuda = _source_of(sub_allocator)
+        if not self.no_cuda:
+            self.require_registering(source, checked)
+        self.apply(checked)
+        self.sub_allocator = source
+        self.device = source.device
+        self.host_accessible = source.host_accessible
+        self.is_closed = False
+        _keep(self)
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self):
+        """The last text of settings."""
+        return self.applied.text
+
+    cdef int require_registering(self, source, settings) except -1:
+        if settings.pinned_use_cuda_host_register and not hasattr(source, "alloc_registered"):
+            raise SettingsError(f"True is not possible: {source!r} has nothing that registers memory with CUDA",
+                                key="pinned_use_cuda_host_register", given="True", allowed="False",
+                                hint="bfc.CUDASubAllocator(kind=\"pinned\")")
+        return 0
+
+    cdef int apply(self, settings) except -1:
+        self.applied = settings
+        self.round_above = settings.pinned_max_round_threshold
+        self.cached_at_most = settings.pinned_max_cached_size
+        return 0
+
+    def set_settings(self, text):
+        """New settings from now on, in PyTorch's words; what the text does not name stays. A block goes back the way it
+        came, whatever is set by then; a reserve that was made stays as it is.
+
+        Raises SettingsError, and changes nothing then.
+
+        >>> import bfc
+        >>> allocator = bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB"))
+        >>> allocator.set_settings("pinned_max_cached_size_mb:16")
+        >>> allocator.settings
+        'pinned_max_cached_size_mb:16'
+        """
+        checked = _checked(text, self.applied)
+        if not self.no_cuda:
+            self.require_registering(self.sub_allocator, checked)
+        self.apply(checked)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_pinned(self):
+        """Whether its memory is pinned: whether a CUDA device copies from it and to it without a detour."""
+        return self.device.kind == "cuda_host"
+
+    @property
+    def closed(self):
+        """Whether `close()` has been called."""
+        return self.is_closed
+
+    def __repr__(self):
+        source = f"pageable, since {self.no_cuda}" if self.no_cuda else repr(self.sub_allocator)
+        return f"<bfc.PinnedAllocator, {format_bytes(self.allocated_bytes.current)} taken: {source}>"
+
+    # -- allocate -----------------------------------------------------------------------------------------------------
+
+    def allocate_raw(self, nbytes, stream=None):
+        """An address for `nbytes` bytes; 0 for 0 bytes. A stream that is named is recorded, as by `record_stream`.
+
+        Raises OutOfMemoryError, TypeError or ValueError for a size that is none, SubAllocatorError, ClosedError.
+        Cost: one query of the oldest event, if there is one, and no other call of a driver on a hit.
+        Source: `CachingHostAllocatorImpl::allocate`, spec 4.2.
+        """
+        cdef uint32_t handle = self.take(size_from(nbytes))
+        if handle == NO_BLOCK:
+            return 0
+        cdef uint64_t ptr = self.blocks[handle].ptr
+        if stream is not None or scopes_open:
+            self.used_first(handle, stream)
+        return ptr
+
+    def allocate(self, nbytes, stream=None):
+        """A `Buffer` of `nbytes` bytes (an int, or a text such as "3 MiB"). Errors and cost as `allocate_raw`.
+
+        >>> import bfc
+        >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+        ...     bytes(allocator.allocate(4).from_host(b"abcd"))
+        b'abcd'
+        """
+        cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
+        cdef Buffer buffer = Buffer.__new__(Buffer)
+        cdef uint32_t handle = self.take(size)
+        cdef uint64_t on = HOST_STREAM
+        if handle == NO_BLOCK:
+            buffer.become(self, 0, 0, 0, 0, on)
+            return buffer
+        buffer.become(self, handle, self.blocks[handle].allocation_id, self.blocks[handle].ptr, <Py_ssize_t>size, on)
+        self.buffers += 1
+        if stream is not None or scopes_open:
+            buffer.made_on = self.used_first(handle, stream)
+        return buffer
+
+    cdef uint64_t used_first(self, uint32_t handle, stream) except? 0:
+        """Records the stream that an allocation was asked for, if there is one, and returns it. Where it is none, the
+        block is free again."""
+        cdef int64_t allocation_id = self.blocks[handle].allocation_id
+        try:
+            if stream is None:
+                stream = current_stream()
+            if stream is None:
+                return HOST_STREAM
+            number = self.number_of(stream, self.sub_allocator)
+            self.uses.setdefault(allocation_id, {})[self.sub_allocator, number] = stream
+            return number
+        except BaseException:
+            self.free_block(handle, allocation_id)
+            raise
+
+    cdef uint32_t take(self, uint64_t nbytes) except? 0xFFFFFFFE:
+        """A live block for so many bytes, NO_BLOCK for 0."""
+        cdef uint32_t handle
+        cdef uint64_t size
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        if nbytes == 0:
+            return NO_BLOCK
+        if self.queue:
+            self.poll()
+        size = self.rounded(nbytes)
+        handle = self.pop(size, nbytes)
+        if handle == NO_BLOCK:
+            handle = self.take_after_miss(size, nbytes)
+        return handle
+
+    cdef uint64_t rounded(self, uint64_t nbytes) except 0:
+        if self.round_above is not None or self.cached_at_most is not None:
+            return min(self.applied.round_size(nbytes), <uint64_t>1 << 63)
+        return <uint64_t>1 << bucket_of(nbytes)
+
+    cdef uint32_t take_after_miss(self, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
+        """Asks the source. Where it has no room, what is cached goes back first, then what streams were still using;
+        upstream gives up at once."""
+        cdef int attempt
+        cdef uint32_t handle
+        for attempt in range(3):
+            if attempt == 2:
+                if self.buffers:
+                    gc.collect()        # buffers in reference cycles
+                fault = self.wait_for_queue()
+                if fault is not None:
+                    report_unraisable(fault, _PUT_OFF)
+                handle = self.pop(size, nbytes)
+                if handle != NO_BLOCK:
+                    return handle
+            if attempt:
+                self.give_back_cached()
+            block = None if size >= <uint64_t>1 << 63 else self.ask(size)
+            if block is not None:
+                return self.add(block, size, nbytes)
+        raise OutOfMemoryError(nbytes, self.active_bytes.current, self.allocated_bytes.current,
+                               self.sub_allocator.total_bytes, self.largest_cached(),
+                               refused=f"{self.sub_allocator!r}, asked last for {format_bytes(size)}",
+                               advice=("freeing something first, or pinned_max_round_threshold_mb: above it a request "
+                                       "is not rounded up to a power of two",))
+
+    cdef object ask(self, uint64_t size):
+        """(address, bytes received) from the reserve, with 0 bytes received, or from the source; None: no room."""
+        if self.applied.pinned_reserve_segment_size:
+            piece = self.piece_of_reserve(size)
+            if piece is not None:
+                return piece
+        return self.ask_source(size)
+
+    cdef object ask_source(self, uint64_t size):
+        way = None
+        if self.applied.pinned_use_cuda_host_register and hasattr(self.sub_allocator, "alloc_registered"):
+            threads = self.applied.pinned_num_register_threads
+
+            def way(alignment, nbytes):
+                return self.sub_allocator.alloc_registered(alignment, nbytes, threads)
+
+        start = time.perf_counter_ns()
+        block = checked_alloc(self.sub_allocator, ALIGNMENT, size, strict=False, alloc=way)
+        if block is not None:
+            count_time(&self.alloc_time, (time.perf_counter_ns() - start) // 1000)
+        return block
+
+    cdef object piece_of_reserve(self, uint64_t size):
+        """The next piece of the reserve, which is taken whole at the first allocation. None where it is used up."""
+        cdef uint64_t start
+        if self.reserve.nbytes == 0:
+            self.take_reserve(size)
+        if size > self.reserve.nbytes - self.reserve_used:
+            return None
+        start = self.reserve.ptr + self.reserve_used
+        self.reserve_used = min(self.reserve.nbytes, self.reserve_used + (size + PIECE - 1) // PIECE * PIECE)
+        return start, 0
+
+    cdef int take_reserve(self, uint64_t size) except -1:
+        cdef Range whole
+        wanted = self.applied.pinned_reserve_segment_size
+        block = self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1))
+        if block is None:
+            raise OutOfMemoryError(size, self.active_bytes.current, self.allocated_bytes.current,
+                                   self.sub_allocator.total_bytes, self.largest_cached(),
+                                   refused=f"{self.sub_allocator!r}, asked for a reserve of {format_bytes(wanted)}",
+                                   advice=("a smaller pinned_reserve_segment_size_mb",))
+        whole = Range(block[0], block[1])
+        if self.reserve.nbytes == 0 and not self.is_closed:
+            self.reserve = whole
+        else:                   # another thread was faster
+            self.give_back_block(whole)
+        if self.is_closed:
+            raise ClosedError("this allocator was closed while it asked for memory")
+        return 0
+
+    cdef uint32_t add(self, block, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
+        """A new live block."""
+        cdef uint64_t ptr = block[0], received = block[1]
+        cdef uint32_t handle = NO_BLOCK
+        cdef cbool overlaps = self.overlaps(ptr, max(received, size))
+        if not self.is_closed and not overlaps:
+            handle = self.new_record(ptr)
+        if handle != NO_BLOCK:
+            self.blocks[handle].size = size
+            self.blocks[handle].received = received
+            increase(&self.allocations, 1)
+            increase(&self.allocated_bytes, size)
+            self.begin(handle, nbytes)
+            return handle
+        if overlaps:
+            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {ptr:#x}, {received} bytes, which overlaps "
+                                    f"a block that it gave before: not used, and not given back")
+        if received:
+            self.give_back_block(Range(ptr, received))
+        if self.is_closed:
+            raise ClosedError("this allocator was closed while it asked for memory")
+        raise out_of_host_memory()
+
+    # -- free ---------------------------------------------------------------------------------------------------------
+
+    def deallocate_raw(self, ptr):
+        """Gives an address of `allocate_raw` back. 0 is a no-op.
+
+        Raises InvalidPointerError for what is no live allocation's first byte, BufferError while another object views
+        the memory, and what the device raises where a stream used it; nothing changes then.
+        Cost: an event for each stream that was recorded. Source: `CachingHostAllocatorImpl::free`, spec 4.3.
+        """
+        cdef uint64_t address = address_from(ptr)
+        if address == 0:
+            return
+        cdef uint32_t handle = self.live_at(address)
+        if self.blocks[handle].exported:
+            raise BufferError(_VIEWED)
+        self.free_block(handle, self.blocks[handle].allocation_id)
+
+    cdef int free_block(self, uint32_t handle, int64_t allocation_id) except -1:
+        """Frees a live block: at once where no stream was recorded, else behind one event for each. Where the device
+        fails the block stays live."""
+        self.blocks[handle].allocation_id = 0
+        self.blocks[handle].state = LEAVING
+        if not self.uses and not self.fenced:
+            self.retire(handle)
+            return 0
+        try:
+            entries = [(fence, handle) for fence in self.fences_for(allocation_id)]
+            if self.is_closed:
+                return 0
+            self.queue.extend(entries)
+        except BaseException:
+            if not self.is_closed:
+                self.blocks[handle].allocation_id = allocation_id
+                self.blocks[handle].state = LIVE
+            raise
+        self.blocks[handle].fences = <uint32_t>len(entries)
+        if not entries:
+            self.retire(handle)
+        self.uses.pop(allocation_id, None)
+        self.fenced.pop(allocation_id, None)
+        return 0
+
+    cdef list fences_for(self, int64_t allocation_id):
+        """Those that were marked earlier, and one for each stream that may use the memory to this moment."""
+        fences = list(self.fenced.get(allocation_id, ()))
+        for source, stream in list(self.uses.get(allocation_id, ())):
+            if source.asynchronous:
+                fences.append(source.fence(stream) or _OVER)
+        return fences
+
+    cdef void retire(self, uint32_t handle) noexcept:
+        """Nobody uses the block any more: it is kept, or goes back to the source where it is too large for that."""
+        self.shelve(handle)
+        if self.cached_at_most is not None:
+            self.give_back_too_large(handle)
+
+    cdef void give_back_too_large(self, uint32_t handle) noexcept:
+        try:
+            if self.blocks[handle].size > self.cached_at_most:
+                self.drop_cached(handle)
+                self.give_back()
+        except BaseException as error:
+            report_unraisable(error, _PUT_OFF)
+
+    cdef int give_back_block(self, Range block) except -1:
+        if not try_push_back(self.leaving, block):
+            self.sub_allocator.free(block.ptr, block.nbytes)
+        return self.give_back()
+
+    cdef int give_back(self, bint idle=True) except -1:
+        """Gives what has left the books back to the source. What that does not take is kept, and SubAllocatorError says
+        so. `idle`: no queued work uses any of it."""
+        cdef Range block
+        fault, failed = None, 0
+        free = self.sub_allocator.free_idle if idle else self.sub_allocator.free
+        while self.leaving.size():
+            block = self.leaving.back()
+            self.leaving.pop_back()
+            start = time.perf_counter_ns()
+            try:
+                free(block.ptr, block.nbytes)
+            except BaseException as error:
+                try_push_back(self.unreturned, block)
+                if not isinstance(error, Exception):
+                    raise
+                fault, failed = fault or error, failed + 1
+            else:
+                count_time(&self.free_time, (time.perf_counter_ns() - start) // 1000)
+        if fault is not None:
+            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} block(s), first with {fault!r}; "
+                                    f"empty_cache() and close() try again") from fault
+        return 0
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    cdef int poll(self) except -1:
+        """Asks the queue from its head, up to the first fence that is not done. One thread at a time: the others go on.
+
+        A fence that fails must not fail whoever comes by: it is reported as errors of finalisers are, and its block
+        stays in use until empty_cache() or close() asks again.
+        """
+        if self.asked_by:
+            return 0
+        self.asked_by = PyThread_get_thread_ident()
+        try:
+            while self.queue:
+                entry = self.queue[0]
+                fault = None
+                try:
+                    if not entry[0].done():
+                        break
+                except Exception as error:
+                    fault = error
+                if not self.queue or self.queue[0] is not entry:
+                    break       # closed meanwhile
+                if fault is not None:
+                    self.stuck.append(entry)
+                self.queue.popleft()
+                if fault is None:
+                    self.passed(entry[1])
+                else:
+                    report_unraisable(fault, _PUT_OFF)
+        finally:
+            self.asked_by = 0
+        return 0
+
+    cdef void passed(self, uint32_t handle) noexcept:
+        """A block waits for one fence less."""
+        self.blocks[handle].fences -= 1
+        if self.blocks[handle].fences == 0:
+            self.retire(handle)
+
+    cdef object wait_for_queue(self):
+        """Waits for all that is queued. Returns what a fence raised first, or None; `poll` asks that one once more."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        if self.asked_by == me:
+            return None         # inside one of its own fences
+        fault = None
+        for fence, _handle in list(self.queue):
+            try:
+                fence.wait()
+            except Exception as error:
+                fault = fault or error
+        while self.asked_by:
+            time.sleep(_POLL_SECONDS)
+        self.poll()
+        return fault
+
+    cdef int try_again(self) except -1:
+        """Asks anew what failed: fences, and the frees of finalisers."""
+        stuck, self.stuck = self.stuck, []
+        self.queue.extendleft(reversed(stuck))
+        unfreed, self.unfreed = self.unfreed, []
+        for handle, allocation_id in unfreed:
+            if self.is_live(handle, allocation_id):
+                self.free_from_finaliser(handle, allocation_id)
+        return 0
+
+    cdef object number_of(self, stream, source):
+        """A stream's handle, the one by which each stream has only one."""
+        number = _number_of(stream)
+        return 0 if number and number == source.default_stream_alias else number
+
+    def record_event(self, ptr, context, stream, *, source=None):
+        """Says that a stream uses the block: freed, it is used again only when what was queued there at the free has
+        finished. Whether there is such a block.
+
+        `context` is the block's own, which `find` gives, or its `Buffer`, and then `ptr` may lie anywhere; with
+        another, or None, `ptr` must be a live allocation's first byte. `stream` is an int or an object (also a queue of
+        pyopencl), of this allocator's device, or of the sub-allocator `source`.
+        Raises TypeError or ValueError for what is no stream. No call of a driver.
+        Source: `CachingHostAllocatorImpl::record_event`, spec 4.3.
+
+        >>> import bfc
+        >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> ptr = allocator.allocate_raw(4096)
+        >>> allocator.record_event(ptr, None, 7), allocator.record_event(ptr + 8, None, 7)
+        (True, False)
+        """
+        cdef uint64_t address
+        cdef uint32_t handle
+        cdef int64_t allocation_id
+        source = self.sub_allocator if source is None else source
+        used_on = (source, self.number_of(stream, source))
+        allocation_id = self.known_by(context)
+        if allocation_id == 0:
+            address = address_from(ptr)
+            handle = self.holder_of(address)
+            if handle == NO_BLOCK or self.blocks[handle].ptr != address:
+                return False
+            allocation_id = self.blocks[handle].allocation_id   # 0: it is not live
+        if allocation_id:
+            self.uses.setdefault(allocation_id, {})[used_on] = stream
+        return allocation_id != 0
+
+    cdef int64_t known_by(self, context) except -1:
+        """The live allocation that a context belongs to, or 0."""
+        cdef Buffer buffer
+        cdef uint32_t handle
+        if isinstance(context, Buffer):
+            buffer = (<Buffer>context).memory()
+            return buffer.allocation_id if buffer.owner is self and buffer.nbytes and self.is_live(
+                buffer.handle, buffer.allocation_id) else 0
+        if not isinstance(context, PinnedBlock):
+            return 0
+        handle = self.holder_of(context.ptr)
+        if handle == NO_BLOCK or self.blocks[handle].allocation_id != context.allocation_id:
+            return 0
+        return self.blocks[handle].allocation_id
+
+    def record_stream(self, ptr_or_buffer, stream, *, source=None):
+        """As `record_event` for an address of `allocate_raw`, or a buffer. A no-op for 0 bytes.
+
+        Raises InvalidPointerError for what is no live allocation of this allocator.
+        """
+        if isinstance(ptr_or_buffer, Buffer):
+            if len(ptr_or_buffer) == 0:
+                return
+            if not self.record_event(0, ptr_or_buffer, stream, source=source):
+                raise InvalidPointerError("this buffer was freed, or comes from another allocator")
+        elif address_from(ptr_or_buffer) and not self.record_event(ptr_or_buffer, None, stream, source=source):
+            self.live_at(address_from(ptr_or_buffer))
+
+    # -- giving back --------------------------------------------------------------------------------------------------
+
+    def empty_cache(self):
+        """Gives every block that nobody uses back to the source, and waits for no stream. Returns the bytes of these
+        blocks. Pieces of the reserve are forgotten, and lost until `close()`.
+
+        Raises SubAllocatorError, and keeps for the next time what the source did not take.
+        Source: `CachingHostAllocatorImpl::empty_cache`, spec 4.4.
+
+        >>> import bfc
+        >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.allocate(1000).free()
+        >>> allocator.empty_cache()
+        1024
+        """
+        before = self.allocated_bytes.current
+        self.try_again()
+        self.poll()
+        self.offer_again()
+        self.drop_cached()
+        given_back = before - self.allocated_bytes.current
+        self.give_back()
+        return given_back
+
+    cdef int give_back_cached(self) except -1:
+        """Before the source is asked again. What it does not take now is tried again later."""
+        try:
+            self.drop_cached()
+            self.give_back()
+        except SubAllocatorError as error:
+            report_unraisable(error, _PUT_OFF)
+        return 0
+
+    def close(self):
+        """Gives every block back, live ones and the reserve too. Their addresses and buffers are worthless afterwards.
+
+        Waits for the streams that still use freed blocks. Raises BufferError, and closes nothing, while another object
+        views the memory; when all is given back, what a stream failed with; SubAllocatorError for what the source did
+        not take: call it again. Closing twice does nothing.
+        """
+        cdef size_t handle
+        fault = None
+        if self.exports == 0 and not self.is_closed:
+            self.try_again()
+            fault = self.wait_for_queue()
+        if self.exports:
+            raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
+                              f"then close")
+        self.is_closed = True
+        for handle in range(self.blocks.size()):
+            self.abandon(<uint32_t>handle)
+        for handle in range(self.stacks.size()):
+            self.stacks[handle] = NO_BLOCK
+        if self.reserve.nbytes:
+            try_push_back(self.leaving, self.reserve)
+        self.reserve.nbytes = 0
+        self.offer_again()
+        for kept in (self.uses, self.fenced, self.queue, self.stuck, self.unfreed):
+            kept.clear()
+        _keep()
+        self.give_back(idle=False)
+        if fault is not None:
+            raise fault     # a device that fails gets its memory back all the same
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def __del__(self):
+        if is_exiting() or self.sub_allocator is None or (self.is_closed and self.unreturned.empty()):
+            return
+        if self.exports:
+            self.is_abandoned = True    # a view in the same garbage: the last of them closes
+        else:
+            self.close()
+
+    # -- what a buffer asks of its owner ------------------------------------------------------------------------------
+
+    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        return allocation_id != 0 and handle < self.blocks.size() and self.blocks[handle].allocation_id == allocation_id
+
+    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
+        cdef bint live = self.is_live(handle, allocation_id)
+        if live:
+            self.blocks[handle].exported = exports[0] > 0
+        return live
+
+    cdef void last_view_gone(self) noexcept:
+        """A finaliser of this allocator found views of its memory, and left the rest to them."""
+        if self.is_abandoned and not is_exiting():
+            self.is_abandoned = False
+            try:
+                self.close()
+            except BaseException as error:
+                report_unraisable(error, _PUT_OFF)
+
+    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        if is_exiting():
+            return 0
+        if self.is_live(handle, allocation_id):
+            self.free_block(handle, allocation_id)
+            self.buffers -= 1
+        elif not self.is_closed:
+            raise InvalidPointerError("this buffer's memory was freed already, through its address")
+        return 0
+
+    cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        if is_exiting():
+            return
+        self.buffers -= 1
+        if self.is_live(handle, allocation_id):
+            self.free_from_finaliser(handle, allocation_id)
+
+    cdef void free_from_finaliser(self, uint32_t handle, int64_t allocation_id) noexcept:
+        """Where the device fails, that is reported, and empty_cache() tries again."""
+        try:
+            self.free_block(handle, allocation_id)
+        except BaseException as error:
+            self.unfreed.append((handle, allocation_id))
+            report_unraisable(error, _PUT_OFF)
+
+    cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
+        cdef uint64_t on = self.number_of(consumer, self.sub_allocator)
+        if on == made_on or not self.is_live(handle, allocation_id):
+            return NO_CONSUMER
+        if made_on != HOST_STREAM and self.sub_allocator.asynchronous:
+            self.sub_allocator.order(made_on, on)
+        return on
+
+    cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
+        """A consumer's stream may be destroyed once it has let go of the memory, so it is marked now. Where that fails,
+        the whole device is waited for."""
+        try:
+            if self.sub_allocator.asynchronous:
+                fences = [fence for fence in self.fenced.get(allocation_id, ()) if not fence.done()]
+                self.fenced[allocation_id] = [*fences, self.sub_allocator.fence(stream) or _OVER]
+        except BaseException as error:
+            if not self.drain():
+                self.uses.setdefault(allocation_id, {})[self.sub_allocator, stream] = None
+                report_unraisable(error, _PUT_OFF)
+
+    cdef bint drain(self) noexcept:
+        """Waits until the device has nothing to do. Whether it has."""
+        try:
+            self.sub_allocator.synchronize()
+        except BaseException:
+            return False
+        return True
+
+    cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
+        self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
+        return 0
+
+    cdef int wait_for(self, uint64_t stream) except -1:
+        if stream != HOST_STREAM and self.sub_allocator.asynchronous:
+            fence = self.sub_allocator.fence(stream)
+            if fence is not None:
+                fence.wait()
+        return 0
+
+    cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
+        return self.allocate(nbytes, self.visible_stream(stream))
+
+    cdef object visible_stream(self, uint64_t stream):
+        return None if stream == HOST_STREAM else stream
+
+    cdef object interface_stream(self, uint64_t stream):
+        if stream == HOST_STREAM or not self.sub_allocator.asynchronous:
+            return None
+        # another thread may read it, whose own stream this is not: the default stream waits for all of them
+        is_default = stream == 0 or stream in self.sub_allocator.thread_streams
+        return self.sub_allocator.default_stream_alias if is_default else stream

@@ -1,0 +1,85 @@
+"""The blocks of a `PinnedAllocator`, its stacks, and its figures."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
+
+from bfc._buffer cimport Owner
+
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_back[T](vector[T]& items, T& item)
+
+cdef enum:
+    BUCKETS = 64
+    NO_BLOCK = 0xFFFFFFFF
+
+cdef enum State:
+    UNUSED                      # a record without memory
+    CACHED                      # on the stack of its bucket
+    LIVE
+    LEAVING                     # freed, and streams may still use it
+
+cdef struct Block:
+    uint64_t ptr
+    uint64_t size
+    uint64_t received           # from the source; 0: a piece of the reserve
+    uint64_t requested
+    int64_t allocation_id       # while it is live, else 0
+    uint32_t fences             # that it waits for
+    uint32_t next               # of its stack, or of the unused records
+    State state
+    cbool exported              # other objects view it
+
+cdef struct Range:
+    uint64_t ptr
+    uint64_t nbytes
+
+cdef struct Stat:
+    int64_t current
+    int64_t peak
+    int64_t allocated
+    int64_t freed
+
+cdef struct Timer:              # microseconds
+    int64_t total
+    int64_t longest
+    int64_t shortest
+    int64_t count
+
+cdef int bucket_of(uint64_t size) noexcept nogil
+cdef void increase(Stat* stat, int64_t amount) noexcept nogil
+cdef void decrease(Stat* stat, int64_t amount) noexcept nogil
+cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil
+
+
+cdef class PinnedBooks(Owner):
+    cdef vector[Block] blocks
+    cdef uint32_t unused            # the first of the records that have no memory
+    cdef vector[uint32_t] stacks    # the top of each bucket
+    cdef cmap[uint64_t, uint32_t] by_address
+    cdef int64_t last_id
+    cdef vector[Range] leaving      # out of the books, and on its way to the source
+    cdef vector[Range] unreturned   # what the source did not take back
+    cdef Stat allocations, allocated_bytes, active_requests, active_bytes
+    cdef Timer alloc_time, free_time
+
+    cdef uint32_t pop(self, uint64_t size, uint64_t nbytes) noexcept nogil
+    cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil
+    cdef cbool overlaps(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
+    cdef uint32_t new_record(self, uint64_t ptr) noexcept nogil
+    cdef uint32_t holder_of(self, uint64_t address) noexcept nogil
+    cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE
+    cdef void shelve(self, uint32_t handle) noexcept nogil
+    cdef void drop_cached(self, uint32_t only=*) noexcept nogil
+    cdef void forget_record(self, uint32_t handle) noexcept nogil
+    cdef int64_t largest_cached(self) noexcept nogil
+    cdef void abandon(self, uint32_t handle) noexcept nogil
+    cdef void offer_again(self) noexcept nogil
+    cdef object recount(self, int64_t* sums)
+
+
+cdef class PinnedBlock:
+    cdef readonly object ptr
+    cdef readonly object nbytes
+    cdef readonly object allocation_id

@@ -1,0 +1,313 @@
+"""The books of a `PinnedAllocator`: integers. What is `nogil` here calls nobody, so the GIL alone keeps it whole."""
+
+cimport cython
+from cython.operator cimport dereference, predecrement
+from libc.string cimport memset
+
+from bfc._arguments cimport address_from
+
+from bfc.errors import InvalidPointerError, InvariantError
+
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
+
+
+cdef int bucket_of(uint64_t size) noexcept nogil:
+    """ceil(log2(size))"""
+    cdef int bits = 0
+    size -= 1
+    while size:
+        size >>= 1
+        bits += 1
+    return bits
+
+
+cdef void increase(Stat* stat, int64_t amount) noexcept nogil:
+    stat.current += amount
+    stat.allocated += amount
+    stat.peak = max(stat.peak, stat.current)
+
+
+cdef void decrease(Stat* stat, int64_t amount) noexcept nogil:
+    stat.current -= amount
+    stat.freed += amount
+
+
+cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil:
+    """As upstream, for which a shortest time of 0 is none yet."""
+    timer.total += microseconds
+    timer.count += 1
+    timer.longest = max(timer.longest, microseconds)
+    timer.shortest = min(timer.shortest, microseconds) if timer.shortest else microseconds
+
+
+cdef dict stat_fields(str name, Stat stat):
+    return {f"{name}.allocated": stat.allocated, f"{name}.current": stat.current, f"{name}.freed": stat.freed,
+            f"{name}.peak": stat.peak}
+
+
+cdef dict timer_fields(str name, Timer timer):
+    average = timer.total / timer.count if timer.count else 0.0
+    return {f"{name}.avg": average, f"{name}.count": timer.count, f"{name}.max": timer.longest,
+            f"{name}.min": timer.shortest, f"{name}.total": timer.total}
+
+
+@cython.final
+cdef class PinnedBlock:
+    """A live block of a `PinnedAllocator`: `ptr`, its first byte; `nbytes`, as asked for; `allocation_id`. It is the
+    `context` that `record_event` takes. It keeps nothing alive."""
+
+    def __init__(self, ptr, nbytes, allocation_id):
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.allocation_id = allocation_id
+
+    def __repr__(self):
+        return f"<bfc.pinned.PinnedBlock {self.ptr:#x}, {self.nbytes} bytes>"
+
+
+@cython.no_gc_clear
+cdef class PinnedBooks(Owner):
+    """What a `PinnedAllocator` knows of its blocks, and counts. Make that."""
+
+    def __cinit__(self, *args, **kwargs):
+        cdef uint32_t top = NO_BLOCK
+        self.unused = NO_BLOCK
+        for _bucket in range(BUCKETS):
+            self.stacks.push_back(top)
+
+    cdef uint32_t pop(self, uint64_t size, uint64_t nbytes) noexcept nogil:
+        """Takes the block that was freed last of those in the bucket that are large enough, or NO_BLOCK.
+
+        Sizes differ in a bucket only where settings keep some from being rounded; then the search is linear in those
+        that are too small.
+        """
+        cdef uint32_t* link = &self.stacks[bucket_of(size)]
+        cdef uint32_t handle
+        while link[0] != NO_BLOCK and self.blocks[link[0]].size < size:
+            link = &self.blocks[link[0]].next
+        handle = link[0]
+        if handle != NO_BLOCK:
+            link[0] = self.blocks[handle].next
+            self.begin(handle, nbytes)
+        return handle
+
+    cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil:
+        """A block becomes live."""
+        cdef Block* block = &self.blocks[handle]
+        self.last_id += 1
+        block.allocation_id = self.last_id
+        block.requested = nbytes
+        block.state = LIVE
+        block.exported = False
+        increase(&self.active_requests, 1)
+        increase(&self.active_bytes, block.size)
+
+    cdef cbool overlaps(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
+        cdef cmap[uint64_t, uint32_t].iterator after = self.by_address.lower_bound(ptr + nbytes)
+        if after == self.by_address.begin():
+            return False
+        predecrement(after)
+        cdef Block* below = &self.blocks[dereference(after).second]
+        return below.ptr + max(below.size, below.received) > ptr
+
+    cdef uint32_t new_record(self, uint64_t ptr) noexcept nogil:
+        """A record for a block at this address; NO_BLOCK where the host has no memory for it."""
+        cdef uint32_t handle = self.unused
+        cdef Block block
+        memset(&block, 0, sizeof(Block))
+        block.ptr = ptr
+        if handle == NO_BLOCK:
+            handle = <uint32_t>self.blocks.size()
+            block.next = NO_BLOCK
+            block.state = UNUSED
+            if handle == NO_BLOCK or not try_push_back(self.blocks, block):
+                return NO_BLOCK
+            self.unused = handle
+        if not try_store(self.by_address, ptr, handle):
+            return NO_BLOCK
+        self.unused = self.blocks[handle].next
+        self.blocks[handle] = block
+        return handle
+
+    cdef uint32_t holder_of(self, uint64_t address) noexcept nogil:
+        """The block that an address lies in, or NO_BLOCK."""
+        cdef cmap[uint64_t, uint32_t].iterator after = self.by_address.upper_bound(address)
+        if after == self.by_address.begin():
+            return NO_BLOCK
+        predecrement(after)
+        cdef uint32_t handle = dereference(after).second
+        return handle if address - self.blocks[handle].ptr < self.blocks[handle].size else NO_BLOCK
+
+    cdef void shelve(self, uint32_t handle) noexcept nogil:
+        """Nobody uses the block any more: it goes on its stack."""
+        cdef Block* block = &self.blocks[handle]
+        cdef int bucket = bucket_of(block.size)
+        decrease(&self.active_requests, 1)
+        decrease(&self.active_bytes, block.size)
+        block.state = CACHED
+        block.next = self.stacks[bucket]
+        self.stacks[bucket] = handle
+
+    cdef void drop_cached(self, uint32_t only=NO_BLOCK) noexcept nogil:
+        """Takes one block, or all, from the stacks and out of the books, to be given back. A piece of the reserve is
+        lost until the allocator closes."""
+        cdef uint32_t* link
+        cdef uint32_t handle
+        cdef size_t bucket
+        cdef Range block
+        for bucket in range(self.stacks.size()):
+            link = &self.stacks[bucket]
+            while link[0] != NO_BLOCK:
+                handle = link[0]
+                block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
+                if only != NO_BLOCK and handle != only:
+                    link = &self.blocks[handle].next
+                elif block.nbytes and not try_push_back(self.leaving, block):
+                    return          # the host has no memory for the note
+                else:
+                    link[0] = self.blocks[handle].next
+                    self.forget_record(handle)
+
+    cdef void forget_record(self, uint32_t handle) noexcept nogil:
+        cdef Block* block = &self.blocks[handle]
+        decrease(&self.allocations, 1)
+        decrease(&self.allocated_bytes, block.size)
+        self.by_address.erase(block.ptr)
+        block.state = UNUSED
+        block.allocation_id = 0
+        block.next = self.unused
+        self.unused = handle
+
+    cdef int64_t largest_cached(self) noexcept nogil:
+        cdef int64_t largest = 0
+        cdef size_t handle
+        for handle in range(self.blocks.size()):
+            if self.blocks[handle].state == CACHED:
+                largest = max(largest, <int64_t>self.blocks[handle].size)
+        return largest
+
+    cdef void abandon(self, uint32_t handle) noexcept nogil:
+        """Takes any block out of the books of an allocator that closes."""
+        cdef Block* block = &self.blocks[handle]
+        cdef Range memory = Range(block.ptr, block.received)
+        if block.state in (LIVE, LEAVING):
+            decrease(&self.active_requests, 1)
+            decrease(&self.active_bytes, block.size)
+        if block.state != UNUSED:
+            if memory.nbytes:
+                try_push_back(self.leaving, memory)
+            self.forget_record(handle)
+
+    cdef void offer_again(self) noexcept nogil:
+        """What the source did not take is on its way once more."""
+        while self.unreturned.size() and try_push_back[Range](self.leaving, self.unreturned.back()):
+            self.unreturned.pop_back()
+
+    cdef object recount(self, int64_t* sums):
+        """What is wrong with the books, or None."""
+        cdef size_t bucket, handle
+        cdef uint32_t on_stack
+        cdef Block* block
+        cdef int64_t stacked = 0
+        for handle in range(self.blocks.size()):
+            block = &self.blocks[handle]
+            if (block.state == LIVE) != (block.allocation_id != 0):
+                return "a live block has no id, or another has one"
+            if block.state == UNUSED:
+                continue
+            if self.by_address.count(block.ptr) == 0 or self.by_address[block.ptr] != handle:
+                return "a block's address leads elsewhere"
+            sums[0] += 1
+            sums[1] += block.size
+            sums[2] += block.state != CACHED
+            sums[3] += block.size if block.state != CACHED else 0
+            stacked += block.state == CACHED
+        for bucket in range(self.stacks.size()):
+            on_stack = self.stacks[bucket]
+            while on_stack != NO_BLOCK:
+                stacked -= 1
+                if self.blocks[on_stack].state != CACHED:
+                    return "a stack holds a block that is in use"
+                if <size_t>bucket_of(self.blocks[on_stack].size) != bucket:
+                    return "a block is on the stack of another bucket"
+                on_stack = self.blocks[on_stack].next
+        if stacked or self.by_address.size() != <size_t>sums[0]:
+            return "a cached block is on no stack, or an address leads to no block"
+        if sums[0] != self.allocations.current or sums[1] != self.allocated_bytes.current:
+            return "the sums of all blocks are wrong"
+        if sums[2] != self.active_requests.current or sums[3] != self.active_bytes.current:
+            return "the sums of the blocks in use are wrong"
+        return None
+
+    def reset_peak_stats(self):
+        """Peaks start again from what is current; the longest and shortest times from nothing."""
+        self.allocations.peak = self.allocations.current
+        self.allocated_bytes.peak = self.allocated_bytes.current
+        self.active_requests.peak = self.active_requests.current
+        self.active_bytes.peak = self.active_bytes.current
+        self.alloc_time.longest = self.alloc_time.shortest = 0
+        self.free_time.longest = self.free_time.shortest = 0
+
+    def reset_accumulated_stats(self):
+        """What was allocated and freed so far, and the sums of times, start again from 0."""
+        self.allocations.allocated = self.allocations.freed = 0
+        self.allocated_bytes.allocated = self.allocated_bytes.freed = 0
+        self.active_requests.allocated = self.active_requests.freed = 0
+        self.active_bytes.allocated = self.active_bytes.freed = 0
+        self.alloc_time.total = self.alloc_time.count = 0
+        self.free_time.total = self.free_time.count = 0
+
+    cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE:
+        """The live block that starts there, or an error that says what is wrong."""
+        cdef uint32_t handle = self.holder_of(address)
+        if handle == NO_BLOCK:
+            raise InvalidPointerError(f"{address:#x} is no memory of this allocator")
+        if self.blocks[handle].state != LIVE:
+            raise InvalidPointerError(f"{address:#x} was freed already")
+        if self.blocks[handle].ptr != address:
+            raise InvalidPointerError(f"{address:#x} lies inside the block at {self.blocks[handle].ptr:#x}")
+        return handle
+
+    def find(self, address):
+        """The live block that an address lies in, its first byte or any other, as a `PinnedBlock`; or None."""
+        cdef uint32_t handle = self.holder_of(address_from(address))
+        if handle == NO_BLOCK or self.blocks[handle].state != LIVE:
+            return None
+        return PinnedBlock(self.blocks[handle].ptr, self.blocks[handle].requested, self.blocks[handle].allocation_id)
+
+    def requested_size(self, ptr):
+        """The bytes that were asked for. Raises InvalidPointerError."""
+        return self.blocks[self.live_at(address_from(ptr))].requested
+
+    def allocated_size(self, ptr):
+        """The bytes of the block. Raises InvalidPointerError."""
+        return self.blocks[self.live_at(address_from(ptr))].size
+
+    def host_memory_stats(self):
+        """PyTorch's figures, under its keys, as `torch.cuda.host_memory_stats()` has them: bytes, counts, microseconds.
+
+        "allocations" and "allocated_bytes" are the blocks that it owns, in use or cached; "active_requests" and
+        "active_bytes" those in use, or freed and still used by a stream. Each has "current", "peak", "allocated" and
+        "freed". The times are those of the source's calls. Nothing is asked of a device. Source: spec 4.7.
+
+        >>> import bfc
+        >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> buffer = allocator.allocate(40_960)
+        >>> stats = allocator.host_memory_stats()
+        >>> stats["active_bytes.current"], stats["num_host_alloc"]
+        (65536, 1)
+        """
+        fields = (
+            stat_fields("active_bytes", self.active_bytes) | stat_fields("active_requests", self.active_requests)
+            | stat_fields("allocated_bytes", self.allocated_bytes) | stat_fields("allocations", self.allocations)
+            | timer_fields("host_alloc_time", self.alloc_time) | timer_fields("host_free_time", self.free_time)
+        )
+        return fields | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
+
+    def check(self):
+        """Recounts the books from nothing. Raises InvariantError where they contradict themselves. Linear."""
+        cdef int64_t[4] sums = [0, 0, 0, 0]
+        fault = self.recount(sums)
+        if fault is not None:
+            raise InvariantError(fault)

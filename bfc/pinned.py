@@ -1,0 +1,53 @@
+"""Pinned host memory: the allocator, and who holds an address."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+from bfc import _driver
+from bfc._pinned import PinnedAllocator, open_allocators
+from bfc._pinned_books import PinnedBlock
+from bfc.errors import DeviceUnavailableError, DriverError
+
+__all__ = ["PinnedAllocator", "PinnedBlock", "find", "is_pinned"]
+
+
+def find(address: SupportsIndex) -> tuple[PinnedAllocator, PinnedBlock] | None:
+    """The open `PinnedAllocator` and its live block that a host address lies in, or None.
+
+    Any address of the block will do. Raises TypeError, InvalidPointerError for what no address can
+    be. Cost: O(log n) in the blocks of each allocator, no call of a driver.
+
+    >>> import bfc
+    >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+    ...     ptr = allocator.allocate_raw(4096)
+    ...     owner, block = bfc.pinned.find(ptr + 100)
+    ...     owner is allocator, block.ptr == ptr, block.nbytes
+    (True, True, 4096)
+    """
+    for allocator in open_allocators():
+        block = allocator.find(address)
+        if block is not None:
+            return allocator, block
+    return None
+
+
+def is_pinned(address: SupportsIndex) -> bool:
+    """Whether the host memory at an address is pinned, whoever pinned it.
+
+    Asks the driver (cuPointerGetAttribute) for what no `PinnedAllocator` holds. Makes no context on
+    any device, and is False where there is no CUDA. Source: spec 4.3.
+
+    >>> import bfc
+    >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+    ...     bfc.pinned.is_pinned(allocator.allocate_raw(4096))
+    False
+    """
+    found = find(address)
+    if found is not None:
+        return found[0].is_pinned
+    try:
+        return _driver.is_host_memory(operator.index(address))
+    except (DeviceUnavailableError, DriverError):
+        return False
