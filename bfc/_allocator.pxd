@@ -21,6 +21,7 @@ cdef struct Request:
     uint64_t changes            # regions that came or went on its behalf
     cbool blocked               # by bytes that are set aside for another thread's call
     cbool has_waited            # for other streams
+    cbool shared                # whether it is for a stream whose work runs in any order
     Lane lane                   # whose free chunks it may take, where a policy keeps them apart
 
 cdef struct Placement:
@@ -41,6 +42,7 @@ cdef class Allocator(Frees):
     cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> the frees on the home stream that it waits for already
 
     cdef uint64_t alignment             # of regions
+    cdef bint may_be_unordered          # whether a stream's work may run in any order: the sub-allocator is asked
 
     # Guarded by the lock.
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
@@ -68,6 +70,8 @@ cdef class Allocator(Frees):
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
+    cdef int set_granularity(self) except -1
+    cdef bint is_unordered(self, uint64_t stream) except -1
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1

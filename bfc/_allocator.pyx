@@ -113,13 +113,14 @@ cdef class Allocator(Frees):
         self.default_stream_alias = sub_allocator.default_stream_alias
         self.thread_streams = sorted(sub_allocator.thread_streams)
         self.sub_allocator = sub_allocator
+        self.may_be_unordered = sub_allocator.may_be_unordered
         try:
+            self.set_granularity()
             self.set_home_stream(stream)
         except BaseException:
             self.sub_allocator = None
             raise
         self.strict = strict
-        self.alignment = MINIMUM_SIZE
         self.joins_regions = sub_allocator.supports_coalescing
         self.device = sub_allocator.device
         self.host_accessible = sub_allocator.host_accessible
@@ -128,18 +129,34 @@ cdef class Allocator(Frees):
         _allocators.add(self)
         return 0
 
+    cdef int set_granularity(self) except -1:
+        granularity = self.sub_allocator.granularity
+        if not isinstance(granularity, int) or not 1 <= granularity <= 1 << 30 or granularity & (granularity - 1):
+            raise ValueError(f"the granularity of {self.sub_allocator!r} is {granularity!r}: it must be a power of two")
+        self.alignment = max(<uint64_t>granularity, <uint64_t>MINIMUM_SIZE)
+        self.pool.granularity = self.alignment
+        return 0
+
     cdef int set_home_stream(self, stream) except -1:
         self.home_stream = self.stream_of(stream)
         self.home_stream_object = stream    # an object that owns its stream must live as long
         if self.is_of_thread(self.home_stream):
             raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to "
                              f"one: give it stream 0, and name stream {self.home_stream} in each allocate()")
+        if self.is_unordered(self.home_stream):
+            raise ValueError(f"stream {self.home_stream:#x} runs its work in any order, and memory freed there would "
+                             f"be used again too early: give the allocator an ordered one, and name this one in "
+                             f"allocate() and record_stream()")
         if not self.sub_allocator.stream_ordered:
             if self.home_stream:
                 raise ValueError(f"memory of {self.sub_allocator!r} belongs to the host: name streams in allocate() "
                                  f"and record_stream(), not here")
             self.home_stream = HOST_STREAM
         return 0
+
+    cdef bint is_unordered(self, uint64_t stream) except -1:
+        """Whether what is freed on a stream may still be in use by work that was queued there before."""
+        return self.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
 
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
@@ -223,14 +240,16 @@ cdef class Allocator(Frees):
 
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1:
-        cdef Request request = self.request(size, on)
+        cdef bint unordered = self.by_stream and size and self.is_unordered(on)
+        cdef Request request = self.request(size, self.home_stream if unordered else on)
+        request.shared = unordered
         if freed_before is not None:
             request.freed_before = count_from(freed_before)
         cdef uint64_t seen = self.frees
         self.try_allocate(&request, placed)
         if placed.handle == NO_CHUNK and size:
             self.try_harder(&request, freed_before, seen, placed)
-        if on != self.home_stream and size and not self.by_stream:
+        if on != self.home_stream and size and (unordered or not self.by_stream):
             self.leave_home(placed, on, stream)
         return 0
 
@@ -245,7 +264,7 @@ cdef class Allocator(Frees):
             self.was_refused(request)
             refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes)}"
             raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
-                                refused_by if self.refused_bytes else "")
+                                refused_by if self.refused_bytes else "", self.sub_allocator.largest_block)
         return 0
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
@@ -328,7 +347,7 @@ cdef class Allocator(Frees):
         cdef Chunk* chunk = &self.pool.chunks[handle]
         placed.allocation_id = chunk.allocation_id
         placed.ptr = chunk.ptr
-        if request.stream != self.home_stream and not self.by_stream:
+        if request.shared or (request.stream != self.home_stream and not self.by_stream):
             chunk.state |= USED_ELSEWHERE
 
     cdef int after_miss(self, Request* request, Placement* placed) except -1:
@@ -411,6 +430,9 @@ cdef class Allocator(Frees):
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
         self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
         return 0
+
+    cdef tuple exchange_address(self, uint64_t address):
+        return self.sub_allocator.exchange_address(address)
 
     cdef int wait_for(self, uint64_t stream) except -1:
         if stream != HOST_STREAM and self.sub_allocator.asynchronous:

@@ -93,7 +93,7 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return plain_request(nbytes, round_up(nbytes, MINIMUM_SIZE), stream)
+        return plain_request(nbytes, round_up(nbytes, self.pool.granularity), stream)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied

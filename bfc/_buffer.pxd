@@ -23,6 +23,8 @@ cdef class Owner:
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept
     # Behind what is queued on the stream; done when it returns.
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1
+    # What DLPack calls data and byte_offset.
+    cdef tuple exchange_address(self, uint64_t address)
     # Done when what is queued on the stream now has finished.
     cdef int wait_for(self, uint64_t stream) except -1
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream)

@@ -90,6 +90,9 @@ cdef class Owner:
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
         raise NotImplementedError
 
+    cdef tuple exchange_address(self, uint64_t address):
+        raise NotImplementedError
+
     cdef int wait_for(self, uint64_t stream) except -1:
         raise NotImplementedError
 
@@ -204,6 +207,11 @@ cdef class Buffer:
             self.owner.sync_exported(self.handle, self.allocation_id, &self.exports)
         if self.owner.exports == 0:
             self.owner.last_view_gone()
+
+    @property
+    def allocator(self):
+        """The allocator that it came from."""
+        return self.owner
 
     @property
     def device(self):
@@ -501,7 +509,10 @@ cdef class Buffer:
                     self.owner.wait_for(self.made_on)
                 else:
                     on = self.owner.hand_to_stream(memory.handle, memory.allocation_id, self.made_on, consumer or 0)
-            return capsule_of(self, self.start, self, there, versioned, flags, on)
+            data, offset = self.start, 0
+            if there[0] == OPENCL and self.nbytes:
+                data, offset = self.owner.exchange_address(self.start)
+            return capsule_of(self, data, self, there, versioned, flags, on, offset)
         except BaseException:
             self.let_go()
             raise
@@ -675,7 +686,7 @@ def _whole_shape(shape, items):
 # One malloc holds both structures, of which the capsule names one, and behind them shape and strides.
 
 cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint versioned, uint64_t flags,
-                       uint64_t consumer=NO_CONSUMER):
+                       uint64_t consumer=NO_CONSUMER, uint64_t offset=0):
     """A capsule for `data`, which lies as the buffer does and lives as long as `keeper`. Where that is a buffer, its
     caller has held it; the capsule lets go of it."""
     cdef tuple shape = buffer.extents()
@@ -699,7 +710,7 @@ cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint version
     tensor.dtype = DLDataType(items.code, items.bits, 1)
     tensor.shape = dims
     tensor.strides = dims + ndim
-    tensor.byte_offset = 0
+    tensor.byte_offset = offset
     export.old.dl_tensor = tensor[0]
     export.versioned.version = DLPackVersion(1, 1)
     export.versioned.flags = flags

@@ -143,7 +143,10 @@ cdef class CachingAllocator(Recorded):
         self.by_stream = self.home_stream != HOST_STREAM
         self.asks_later = True
         self.joins_regions = False
-        self.alignment = MINIMUM_BLOCK
+        self.alignment = max(self.alignment, <uint64_t>MINIMUM_BLOCK)
+        self.pool.sizes.granularity = self.alignment
+        if sub_allocator.largest_block is not None:
+            self.pool.sizes.largest_segment = sub_allocator.largest_block
         self.retry_seconds = retry_seconds
         self.search_again = not strict if search_again is None else search_again
         self.collect_without_limit = not strict if collect_without_limit is None else collect_without_limit

@@ -137,6 +137,8 @@ cdef extern from "_history.hpp" namespace "bfc" nogil:
 cdef extern from "_torch_sizes.hpp" namespace "bfc" nogil:
     cdef cppclass TorchSizes:
         uint64_t large_segment
+        uint64_t granularity
+        uint64_t largest_segment
         cbool divides
         uint8_t division_bits[16]
         uint64_t round(uint64_t size)
@@ -225,6 +227,7 @@ cdef class Pool:
     cdef Chunk* chunks
     cdef size_t chunk_count
     cdef size_t chunk_capacity
+    cdef uint64_t granularity           # a power of two from MINIMUM_SIZE on: what BFC rounds sizes up to
     cdef ChunkHandle free_slot
     cdef Starts starts                  # the chunks in use, by address, but for those of a replay under way
     cdef vector[BinSet] bin_sets

@@ -148,6 +148,7 @@ cdef class Pool:
     """Regions cut into chunks. Every method that takes a handle trusts it; the allocator checks what users pass."""
 
     def __cinit__(self):
+        self.granularity = MINIMUM_SIZE
         self.free_slot = NO_CHUNK
         self.next_allocation_id = 1
         if not self.grow_chunks():
@@ -444,13 +445,14 @@ cdef class Pool:
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
         """Runs events from `start` on, up to the first that it cannot serve, whose number it returns, or `end`.
 
-        Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to 256.
+        Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
+        granularity.
         """
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
         cdef uint64_t live = tally.live, peak = tally.peak_live, size
-        cdef uint64_t rounded
+        cdef uint64_t rounded, granularity = self.granularity
         cdef uint32_t bin_set
         cdef Lane lane = events.lane
         cdef uint32_t lane_set = NO_LANE        # no lane comes or goes in this loop
@@ -475,7 +477,7 @@ cdef class Pool:
                     bin_set = lane_set + is_large(rounded)
                 else:
                     bin_set = 0
-                    rounded = round_up(size, MINIMUM_SIZE)
+                    rounded = round_up(size, granularity)
                 handle = self.allocate_chunk(bin_set, rounded, size, events.stream[i], 0, False)
                 if handle >= NO_HOST_MEMORY:
                     break

@@ -14,26 +14,32 @@ struct TorchSizes {
     static constexpr int kIntervals = 16;                               // of doublings, the first from 1 MiB
 
     uint64_t large_segment = uint64_t{20} << 20;
+    uint64_t granularity = kMinimum;                                    // a power of two: the device may want more
+    uint64_t largest_segment = ~uint64_t{0};                            // the device gives no more at a time
     bool divides = false;
     uint8_t division_bits[kIntervals] = {};                             // 0: rounded to 512
 
     uint64_t round(uint64_t size) const {
-        if (size < kMinimum) return kMinimum;
+        if (size < kMinimum) return granularity;
         if (__builtin_expect(divides, 0)) {
             const int doubling = 63 - __builtin_clzll(size);
             const int bits = division_bits[doubling < 20 ? 0 : doubling - 20 < kIntervals ? doubling - 20 : kIntervals - 1];
             const uint64_t doubled = uint64_t{1} << doubling, step = doubled >> bits;
             // from 2^55 divisions on upstream's product wraps to 0, and the step is a whole doubling
-            if (bits > 0 && size > (kMinimum << bits)) return up_to(size, step ? step : doubled);
+            if (bits > 0 && size > (kMinimum << bits)) return up_to(up_to(size, step ? step : doubled), granularity);
         }
-        return up_to(size, kMinimum);
+        return up_to(size, granularity);
     }
 
     static bool is_large(uint64_t rounded) { return rounded > kSmall; }
 
     uint64_t segment_for(uint64_t rounded) const {
-        if (rounded <= kSmall) return kSmallSegment;
-        return rounded < kOwnSegment ? large_segment : up_to(rounded, kSegmentStep);
+        const uint64_t wanted = rounded <= kSmall       ? kSmallSegment
+                                : rounded < kOwnSegment ? large_segment
+                                                        : up_to(rounded, kSegmentStep);
+        if (__builtin_expect(wanted > largest_segment, 0) && rounded <= largest_segment)
+            return largest_segment & ~(granularity - 1);
+        return wanted;
     }
 
 private:

@@ -170,9 +170,14 @@ def out_of_host_memory() -> MemoryError:
 
 
 def out_of_memory(
-    requested: int, stats: Stats, total_bytes: int, refused_by: str = ""
+    requested: int,
+    stats: Stats,
+    total_bytes: int,
+    refused_by: str = "",
+    largest_block: int | None = None,
 ) -> OutOfMemoryError:
-    """The error for a request without room, and what to try. The device has `total_bytes`."""
+    """The error for a request without room, and what to try. The device has `total_bytes`, and
+    gives at most `largest_block` at a time."""
     not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
     return OutOfMemoryError(
         requested,
@@ -182,12 +187,19 @@ def out_of_memory(
         stats.largest_free_block_bytes,
         stats.fragmentation,
         refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
-        advice=_advice(requested, stats, total_bytes),
+        advice=_advice(requested, stats, total_bytes, largest_block),
     )
 
 
-def _advice(requested: int, stats: Stats, total_bytes: int) -> tuple[str, ...]:
+def _advice(
+    requested: int, stats: Stats, total_bytes: int, largest_block: int | None
+) -> tuple[str, ...]:
     lines = []
+    if largest_block is not None and requested > largest_block:
+        lines.append(
+            f"several smaller requests: one allocation on this device holds at most "
+            f"{format_bytes(largest_block)} ({largest_block} bytes), however much is free"
+        )
     limit, waiting = format_bytes(stats.bytes_limit), stats.bytes_waiting_for_streams
     if requested > stats.bytes_limit:
         lines.append(f"a smaller request: it is above the limit of {limit}")

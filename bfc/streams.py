@@ -1,5 +1,5 @@
-"""What a user may pass as a stream: an int (a CUDA stream handle, 0 the default), or an object that
-knows its own."""
+"""What a user may pass as a stream: an int (a handle of the driver's, 0 the default), or an object
+that knows its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ class SupportsCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
-StreamLike = SupportsIndex | SupportsCudaStream
+@runtime_checkable
+class SupportsIntPtr(Protocol):
+    """What a `pyopencl.CommandQueue` has."""
+
+    @property
+    def int_ptr(self) -> int: ...
+
+    def finish(self) -> None: ...
+
+
+StreamLike = SupportsIndex | SupportsCudaStream | SupportsIntPtr
 
 
 def stream_handle(stream: object) -> int:
@@ -28,9 +38,14 @@ def stream_handle(stream: object) -> int:
             _version, stream = protocol()
         except (TypeError, ValueError):
             raise TypeError("__cuda_stream__() must return (version, handle)") from None
+    elif hasattr(stream, "int_ptr") and hasattr(stream, "finish"):
+        stream = stream.int_ptr
     index = getattr(stream, "__index__", None)
     if index is None:
-        raise TypeError(f"a stream is an int or has __cuda_stream__, not {type(stream).__name__}")
+        raise TypeError(
+            f"a stream is an int, a pyopencl.CommandQueue, or has __cuda_stream__, "
+            f"not {type(stream).__name__}"
+        )
     handle = int(index())
     if not 0 <= handle < 2**64:
         raise ValueError(f"a stream handle lies between 0 and 2**64 - 1, not {handle}")

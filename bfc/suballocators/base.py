@@ -73,6 +73,13 @@ class SubAllocator(ABC):
     #: Whether a stream is a handle that a driver gave, so that a number which stands for a stream
     #: elsewhere (in a trace) must not be passed for one.
     streams_are_handles: bool = False
+    #: Every block of an allocator starts at a multiple of it, in bytes from the region's start: a
+    #: power of two. An allocator rounds sizes up to it where it is above its own 256 or 512.
+    granularity: int = 256
+    #: The most that one `alloc` can ever give, in bytes; None: no such bound. For error messages.
+    largest_block: int | None = None
+    #: Whether there are streams whose work runs in any order, so that `is_ordered` must be asked.
+    may_be_unordered: bool = False
     #: Handles that name another stream in each thread (CUDA: 2): no allocator can belong to one.
     thread_streams: frozenset[int] = frozenset()
     #: The calls that need no GIL, as a capsule (`bfc/_source.h`), for PyTorch.
@@ -125,6 +132,16 @@ class SubAllocator(ABC):
         allocation, from a buffer's to a consumer's, and back to the allocator's at PyTorch's frees.
         """
         return
+
+    def is_ordered(self, stream: int) -> bool:
+        """Whether work on the stream runs in the order in which it was queued. Only asked where
+        `may_be_unordered`, at each allocation on a stream other than 0."""
+        return True
+
+    def exchange_address(self, address: int) -> tuple[int, int]:
+        """What DLPack calls `data` and `byte_offset` for an address inside a live block. Raises
+        BufferError where it has no such name. Asked for kinds that have handles (OpenCL)."""
+        return address, 0
 
     def stream_id(self, stream: int) -> int:
         """A number that no other stream has or will have. A driver may give the handle of a stream
