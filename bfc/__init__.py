@@ -1,7 +1,7 @@
 """A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
 NumPy."""
 
-from bfc import cuda, integrations, pinned
+from bfc import cuda, integrations, opencl, pinned
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._buffer import Buffer, BufferView
@@ -29,6 +29,7 @@ from bfc.suballocators import (
     Device,
     Fence,
     HostSubAllocator,
+    OpenCLSubAllocator,
     SimulatedSubAllocator,
     SubAllocator,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "InvalidPointerError",
     "InvariantError",
     "MemPool",
+    "OpenCLSubAllocator",
     "OutOfMemoryError",
     "PinnedAllocator",
     "PinnedSettings",
@@ -73,6 +75,7 @@ __all__ = [
     "TraceError",
     "cuda",
     "integrations",
+    "opencl",
     "pinned",
     "use",
     "use_mem_pool",

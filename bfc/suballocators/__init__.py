@@ -3,6 +3,7 @@
 from bfc.suballocators.base import Device, Fence, SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
+from bfc.suballocators.opencl import OpenCLSubAllocator
 from bfc.suballocators.simulated import SimulatedSubAllocator
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Device",
     "Fence",
     "HostSubAllocator",
+    "OpenCLSubAllocator",
     "SimulatedSubAllocator",
     "SubAllocator",
 ]

@@ -1,0 +1,257 @@
+"""OpenCL through pyopencl: devices, contexts, queues, and errors in words. Nothing is loaded before
+the first device is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
+
+INSTALL = "pip install 'bfc-allocator[opencl]'"
+DRIVERS = (
+    "for a device install its vendor's OpenCL driver, and for the processor pip install "
+    "pocl-binary-distribution"
+)
+
+#: Codes of OpenCL that say "no room", and no more.
+NO_ROOM = frozenset({-4, -5, -6, -61})
+#: The events of a wait ended with an error: ended they have.
+ENDED_BADLY = -14
+
+_HINTS = {
+    -2: "the device was lost: close this allocator, and make another on a new context",
+    -5: "a kernel touched memory that is not its own, or the device is out of memory",
+    -13: "the block does not start at the device's alignment: let an allocator place it",
+    -30: "the queue or the memory belongs to another context",
+    -34: "the context was lost, or is another one: close this allocator, and make another",
+    -36: "the queue was released, or belongs to another context",
+    -38: "the memory was released, or belongs to another context",
+}
+_FORKED = (
+    "OpenCL was used before this process was forked, and does not work in the child: start "
+    'processes with multiprocessing\'s "spawn" or "forkserver"'
+)
+
+_lock = threading.Lock()
+_contexts: dict[tuple[int, int], Any] = {}  # by process and ordinal
+
+
+def load() -> Any:
+    """pyopencl. Raises DeviceUnavailableError, which says what to install."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"OpenCL needs the package pyopencl ({error})\n  try: {INSTALL}"
+        ) from error
+    return pyopencl
+
+
+def devices() -> list[Any]:
+    """Every device of every platform, as the platforms list them. Raises DeviceUnavailableError
+    where there is none."""
+    cl = load()
+    found: list[Any] = []
+    try:
+        for platform in cl.get_platforms():
+            with contextlib.suppress(cl.Error):  # a driver without its hardware
+                found += platform.get_devices()
+    except cl.Error as error:
+        raise DeviceUnavailableError(
+            f"no OpenCL driver was found ({first_line(error)})\n  try: {DRIVERS}"
+        ) from error
+    if not found:
+        raise DeviceUnavailableError(f"the OpenCL drivers show no device\n  try: {DRIVERS}")
+    return found
+
+
+def default_context(ordinal: int) -> Any:
+    """The one context of a device that whoever names none shares. Raises DeviceUnavailableError."""
+    found = devices()
+    if not 0 <= ordinal < len(found):
+        raise DeviceUnavailableError(
+            f"there is no OpenCL device {ordinal}: the drivers show {len(found)}, counted from 0"
+        )
+    key = os.getpid(), ordinal
+    with _lock:
+        if key not in _contexts:
+            with in_words(f"clCreateContext for device {ordinal}"):
+                _contexts[key] = load().Context([found[ordinal]])
+        return _contexts[key]
+
+
+def ordinal_of(device: Any) -> int:
+    """The place of a device, or of the device that it is a part of, among all; 0 for one that is
+    not listed."""
+    whole = device
+    with contextlib.suppress(load().Error, AttributeError):
+        whole = device.parent_device or device
+    listed = devices()
+    return next((i for i, other in enumerate(listed) if other in (device, whole)), 0)
+
+
+def first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def in_words(call: str) -> Iterator[None]:
+    """What a driver's call raises becomes a DriverError that names it."""
+    cl = load()
+    try:
+        yield
+    except cl.Error as error:
+        raise failure(error, call) from error
+
+
+def failure(error: Any, call: str) -> DriverError:
+    code = int(getattr(error, "code", 0))
+    name = "CL_" + str(load().status_code.to_string(code, "unknown error %d"))
+    return DriverError(call, code, name, first_line(error), _HINTS.get(code, ""))
+
+
+def is_no_room(error: Any) -> bool:
+    return getattr(error, "code", 0) in NO_ROOM
+
+
+class Home:
+    """The process that a context was used in. OpenCL does not survive a fork."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        return os.getpid() == self._process
+
+    def check(self) -> None:
+        if not self.is_here:
+            raise SubAllocatorError(_FORKED)
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+class Queue:
+    """A command queue that was named once: `number` is its own, and no other's."""
+
+    __slots__ = ("handle", "is_ordered", "number", "queue")
+
+    def __init__(self, cl: Any, queue: Any, number: int) -> None:
+        self.queue = queue
+        self.handle = int(queue.int_ptr)
+        self.number = number
+        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        self.is_ordered = not queue.properties & out_of_order
+
+
+class Queues:
+    """The queues of one context that were named as streams, by their handles.
+
+    Each is retained: its handle is no other queue's meanwhile, and it outlives the events in it.
+    Those that nobody else holds are let go when many have come together, once they are idle.
+    """
+
+    MANY = 64
+
+    def __init__(self, context: Any, own: Any) -> None:
+        self._cl = load()
+        self._context = context
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self.own = Queue(self._cl, own, 0)
+        self._known = {0: self.own, self.own.handle: self.own}
+
+    def find(self, stream: int) -> Queue:
+        """The queue of a handle. Raises SubAllocatorError where it is none of this context."""
+        found = self._known.get(stream)
+        return self._remember(stream) if found is None else found
+
+    def _remember(self, stream: int) -> Queue:
+        if not is_object(stream, self.own.handle):
+            raise SubAllocatorError(
+                f"stream {stream:#x} is no command queue: pass the pyopencl.CommandQueue"
+            )
+        with in_words(f"reading the command queue {stream:#x}"):
+            queue = Queue(
+                self._cl,
+                self._cl.CommandQueue.from_int_ptr(stream, retain=True),
+                next(self._numbers),
+            )
+            foreign = queue.queue.context != self._context
+        if foreign:
+            raise SubAllocatorError(
+                f"the command queue {stream:#x} belongs to another context than this memory"
+            )
+        with self._lock:
+            if len(self._known) >= self.MANY:
+                self._let_idle_go()
+            return self._known.setdefault(stream, queue)
+
+    def _let_idle_go(self) -> None:
+        for handle, known in list(self._known.items()):
+            if known is self.own or known.queue.reference_count > 1:
+                continue
+            with in_words(f"clFinish of the command queue {handle:#x}"):
+                known.queue.finish()
+            del self._known[handle]
+
+    def finish(self) -> None:
+        """Waits for all work of all of them. Raises DriverError."""
+        for known in {id(queue): queue for queue in list(self._known.values())}.values():
+            with in_words(f"clFinish of the command queue {known.handle:#x}"):
+                known.queue.finish()
+
+
+def is_object(handle: int, known: int) -> bool:
+    """Whether a number leads to an object of the same driver as the known one does. Both start with
+    the driver's table of functions; asking the driver about a wrong number would end the process.
+    """
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            first, second = (os.pread(memory.fileno(), 8, place) for place in (handle, known))
+    except (OSError, OverflowError):
+        return not os.path.exists("/proc/self/mem")  # no such look elsewhere than on Linux
+    return len(first) == 8 and struct.unpack("Q", first) == struct.unpack("Q", second)
+
+
+class Fence:
+    """A marker behind what was queued. It keeps its queue."""
+
+    __slots__ = ("_event", "_home", "_queue")
+
+    def __init__(self, home: Home, queue: Queue, event: Any) -> None:
+        self._home = home
+        self._queue = queue
+        self._event = event
+
+    def done(self) -> bool:
+        """Whether everything queued before it has finished: badly, too. Does not block."""
+        event = self._event
+        if event is None or not self._home.is_here:
+            return True
+        with in_words("clGetEventInfo"):
+            status = int(event.command_execution_status)
+        if status > 0:
+            return False
+        self._event = None
+        return True
+
+    def wait(self) -> None:
+        """Blocks until it has."""
+        event = self._event
+        if event is None or not self._home.is_here:
+            return
+        cl = load()
+        try:
+            event.wait()
+        except cl.Error as error:
+            if error.code != ENDED_BADLY:
+                raise failure(error, "clWaitForEvents") from error
+        self._event = None

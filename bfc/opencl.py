@@ -1,0 +1,403 @@
+"""What OpenCL there is on this machine, and memory for a framework's OpenCL back end. Importing
+this calls no driver; asking does."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, SupportsIndex
+
+from bfc import _opencl
+from bfc._allocator import Allocator
+from bfc._bfc import BFCAllocator
+from bfc._caching import CachingAllocator
+from bfc.cuda import Availability
+from bfc.errors import (
+    ClosedError,
+    DeviceUnavailableError,
+    DriverError,
+    InvalidPointerError,
+    OutOfMemoryError,
+    SubAllocatorError,
+)
+from bfc.streams import StreamLike, stream_handle
+from bfc.suballocators.base import Device
+from bfc.suballocators.opencl import OpenCLSubAllocator
+
+Policy = Literal["caching", "bfc"]
+_POLICIES: dict[str, Callable[..., Allocator]] = {"caching": CachingAllocator, "bfc": BFCAllocator}
+
+
+def is_available() -> Availability:
+    """Whether there is pyopencl, a driver and a device. The answer prints why, or why not. Raises
+    nothing.
+
+    >>> import bfc
+    >>> usable = bfc.opencl.is_available()
+    >>> isinstance(bool(usable), bool), len(str(usable)) > 0
+    (True, True)
+    """
+    try:
+        found = _opencl.devices()
+    except (DeviceUnavailableError, DriverError) as error:
+        return Availability(False, f"OpenCL is not available: {error}")
+    devices = "1 device" if len(found) == 1 else f"{len(found)} devices"
+    return Availability(True, f"OpenCL is available: {devices}, the first {found[0].name.strip()}")
+
+
+def device_count() -> int:
+    """How many devices the drivers show, all platforms together; 0 where OpenCL is not available,
+    and `is_available()` says why."""
+    try:
+        return len(_opencl.devices())
+    except (DeviceUnavailableError, DriverError):
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """What one device's handles came to. Bytes are those of the blocks: sizes as rounded.
+
+    Peaks count from the last `reset_peak_stats`, the other counts from the last
+    `reset_accumulated_stats`; what is current is never reset.
+    """
+
+    current_bytes: int = 0
+    peak_bytes: int = 0
+    reserved_bytes: int = 0  # taken from the driver
+    peak_reserved_bytes: int = 0
+    allocations: int = 0
+    frees: int = 0
+    failures: int = 0  # allocations that were refused, or that the driver failed
+    allocated_bytes: int = 0
+    freed_bytes: int = 0
+
+
+class _Handle(NamedTuple):
+    """What is kept of a handle that is live."""
+
+    place: _Place
+    block_bytes: int
+    stream: StreamLike
+
+
+class _Place:
+    """One device: its pool, made when it is first asked for, and its counts."""
+
+    def __init__(self, ordinal: int, context: Any) -> None:
+        self.ordinal = ordinal
+        self.context = context  # None: the shared one of the device
+        self.pool: Allocator | None = None
+        self.lock = threading.Lock()
+        self.current_bytes = self.peak_bytes = 0
+        self.clear_counts()
+
+    def clear_counts(self) -> None:
+        self.allocations = self.frees = self.failures = 0
+        self.allocated_bytes = self.freed_bytes = 0
+
+    def count_allocation(self, nbytes: int) -> None:
+        with self.lock:
+            self.allocations += 1
+            self.allocated_bytes += nbytes
+            self.current_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+
+    def count_free(self, nbytes: int) -> None:
+        with self.lock:
+            self.frees += 1
+            self.freed_bytes += nbytes
+            self.current_bytes -= nbytes
+
+    def count_failure(self) -> None:
+        with self.lock:
+            self.failures += 1
+
+    def stats(self) -> DeviceStats:
+        pool = None if self.pool is None or self.pool.closed else self.pool.stats()
+        with self.lock:
+            return DeviceStats(
+                self.current_bytes,
+                self.peak_bytes,
+                0 if pool is None else pool.pool_bytes,
+                0 if pool is None else pool.peak_pool_bytes,
+                self.allocations,
+                self.frees,
+                self.failures,
+                self.allocated_bytes,
+                self.freed_bytes,
+            )
+
+
+class DeviceAllocator:
+    """What a framework's OpenCL back end asks of an allocator, in the words of PyTorch's
+    `c10::Allocator` and `c10::DeviceAllocator`: one pool a device, made when it is first used.
+
+    A handle is an opaque int, good on its own: it says which device it belongs to, `mem` makes the
+    OpenCL object of it, `locate` its buffer and byte offset, and 0 is the empty one. `policy` is
+    "caching" (PyTorch's) or "bfc" (TensorFlow's); `settings` and all other keyword arguments go to
+    `bfc.CachingAllocator` or `bfc.BFCAllocator`, for each device alike. `devices` are
+    `pyopencl.Device` or `pyopencl.Context` objects; None is every device there is.
+
+    Any thread may use it. Raises ValueError or TypeError for options that are none.
+    Source: `c10/core/Allocator.h` and `c10/core/CachingDeviceAllocator.h` of PyTorch 2.11.
+
+    >>> import bfc
+    >>> if bfc.opencl.is_available():
+    ...     with bfc.opencl.DeviceAllocator("bfc", memory_limit="64 MiB") as memory:
+    ...         handle = memory.allocate(1000)
+    ...         assert memory.device_stats().current_bytes == 1024
+    ...         memory.raw_delete(handle)
+    """
+
+    def __init__(
+        self,
+        policy: Policy = "caching",
+        *,
+        settings: str = "",
+        svm: bool = False,
+        devices: Sequence[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if policy not in _POLICIES:
+            raise ValueError(f"policy is 'caching' or 'bfc', not {policy!r}")
+        if settings and policy != "caching":
+            raise ValueError("settings are PyTorch's: they need policy='caching'")
+        if settings:
+            options["settings"] = settings
+        self.policy = policy
+        self._svm = svm
+        self._options = options
+        self._given = None if devices is None else [_context_of(device) for device in devices]
+        self._places: list[_Place] | None = None
+        self._live: dict[int, _Handle] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._deleter = self.raw_delete
+
+    def __repr__(self) -> str:
+        opened = [place for place in self._places or () if place.pool is not None]
+        return f"<bfc.opencl.DeviceAllocator, {self.policy}, {len(opened)} device(s) in use>"
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def device_count(self) -> int:
+        """How many devices it has memory of; 0 where OpenCL is not available."""
+        return len(self._known())
+
+    def initialized(self) -> bool:
+        """Whether it can be used: there is a device, and it was not closed. Opens none."""
+        return not self._closed and self.device_count() > 0
+
+    def allocator(self, device: SupportsIndex = 0) -> Allocator:
+        """The pool of a device: snapshots, traces and all else that bfc has for it."""
+        pool = self._open(device).pool
+        assert pool is not None
+        return pool
+
+    def _known(self) -> list[_Place]:
+        with self._lock:
+            if self._places is None:
+                contexts = [None] * device_count() if self._given is None else self._given
+                if not contexts:
+                    return []
+                self._places = [_Place(i, context) for i, context in enumerate(contexts)]
+            return self._places
+
+    def _at(self, device: SupportsIndex) -> _Place:
+        places, ordinal = self._known(), operator.index(device)
+        if not 0 <= ordinal < len(places):
+            why = "" if places else f" ({is_available()})"
+            raise DeviceUnavailableError(
+                f"there is no device {ordinal}: this allocator has {len(places)}, counted from 0"
+                f"{why}"
+            )
+        return places[ordinal]
+
+    def _open(self, device: SupportsIndex) -> _Place:
+        place = self._at(device)
+        if place.pool is not None:
+            return place
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this allocator is closed")
+            if place.pool is None:
+                source = OpenCLSubAllocator(place.context, svm=self._svm, index=place.ordinal)
+                source.device = Device("opencl", place.ordinal)
+                place.pool = _POLICIES[self.policy](source, **self._options)
+            return place
+
+    # -- c10::Allocator ----------------------------------------------------------------------------
+
+    def allocate(
+        self, nbytes: SupportsIndex, device: SupportsIndex = 0, stream: StreamLike | None = None
+    ) -> int:
+        """A handle for `nbytes` bytes on a device; 0 for 0 bytes, which counts nothing.
+
+        `stream` is the `pyopencl.CommandQueue` that uses it first: where its work runs in any
+        order, the memory is used again only when all that was queued there at the free has
+        finished. None is the pool's own queue. Raises as `Allocator.allocate_raw`, and
+        DeviceUnavailableError for a device that is not there. Cost: that, and some 300 ns.
+        """
+        place = self._open(device)
+        pool = place.pool
+        assert pool is not None
+        stream = 0 if stream is None else stream
+        try:
+            handle = pool.allocate_raw(nbytes, stream)
+        except (OutOfMemoryError, SubAllocatorError):
+            place.count_failure()
+            raise
+        if handle:
+            block_bytes = pool.allocated_size(handle)
+            self._live[handle] = _Handle(place, block_bytes, stream)
+            place.count_allocation(block_bytes)
+        return handle
+
+    def raw_deleter(self) -> Callable[[int], None]:
+        """The function that takes a handle alone and frees it: `raw_delete`, the same object each
+        time."""
+        return self._deleter
+
+    def raw_delete(self, handle: int) -> None:
+        """Frees a handle; 0 is a no-op. Raises InvalidPointerError for what is no live handle of
+        this allocator, and as `Allocator.deallocate_raw`: the handle stays live then."""
+        if handle == 0:
+            return
+        known = self._live.pop(handle, None)
+        if known is None:
+            raise InvalidPointerError(
+                f"{handle!r} is no live handle of this allocator: it was freed already, or is "
+                f"another's"
+            )
+        pool = known.place.pool
+        assert pool is not None
+        try:
+            pool.deallocate_raw(handle)
+        except BaseException:
+            self._live[handle] = known
+            raise
+        known.place.count_free(known.block_bytes)
+
+    def copy_data(self, destination: int, source: int, nbytes: SupportsIndex) -> None:
+        """Copies bytes between two handles of one device, behind what is queued on the queues that
+        they were allocated for. Done when it returns.
+
+        Raises InvalidPointerError for a handle that is not live, ValueError for handles of two
+        devices, for more bytes than either has and for a handle and itself, DriverError.
+        """
+        count = operator.index(nbytes)
+        to, start = self._find(destination), self._find(source)
+        if to.place is not start.place:
+            raise ValueError(
+                f"the handles are of devices {to.place.ordinal} and {start.place.ordinal}: "
+                f"copy_data stays on one"
+            )
+        pool = to.place.pool
+        assert pool is not None
+        least = min(pool.requested_size(handle) for handle in (destination, source))
+        if not 0 <= count <= least:
+            raise ValueError(f"{count} bytes cannot be copied: the handles have {least}")
+        if destination == source or count == 0:
+            return
+        device = pool.sub_allocator
+        before, after = stream_handle(start.stream), stream_handle(to.stream)
+        device.order(before, after)
+        device.copy(destination, source, count, after)
+
+    # -- c10::DeviceAllocator ----------------------------------------------------------------------
+
+    def empty_cache(self, device: SupportsIndex | None = None) -> int:
+        """Gives memory that nothing uses back to the driver, on one device or on all. Returns the
+        bytes."""
+        places = self._known() if device is None else [self._at(device)]
+        return sum(place.pool.empty_cache() for place in places if place.pool is not None)
+
+    def record_stream(self, handle: int, stream: StreamLike) -> None:
+        """Says that a queue uses this memory: freed, it is used again only when what was queued
+        there at the free has finished. A no-op for the ordered queue that it was allocated for, and
+        for the handle 0. Raises InvalidPointerError."""
+        if handle != 0:
+            pool = self._find(handle).place.pool
+            assert pool is not None
+            pool.record_stream(handle, stream)
+
+    def device_stats(self, device: SupportsIndex = 0) -> DeviceStats:
+        """The counts of a device: all 0 where it was not used yet."""
+        return self._at(device).stats()
+
+    def reset_accumulated_stats(self, device: SupportsIndex = 0) -> None:
+        """Allocations, frees, failures and their bytes count from 0 again; the peaks stay."""
+        place = self._at(device)
+        with place.lock:
+            place.clear_counts()
+        if place.pool is not None:
+            place.pool.reset_accumulated_stats()
+
+    def reset_peak_stats(self, device: SupportsIndex = 0) -> None:
+        """The peaks start again from what is current; the counts stay."""
+        place = self._at(device)
+        with place.lock:
+            place.peak_bytes = place.current_bytes
+        if place.pool is not None:
+            place.pool.reset_peak_stats()
+
+    def memory_info(self, device: SupportsIndex = 0) -> tuple[int, int]:
+        """(free, total) bytes of a device, as far as this allocator knows."""
+        return self.allocator(device).sub_allocator.memory_info()
+
+    # -- OpenCL's objects --------------------------------------------------------------------------
+
+    def device_of(self, handle: int) -> int:
+        """The number of the device that a live handle is on. Raises InvalidPointerError."""
+        return self._find(handle).place.ordinal
+
+    def locate(self, handle: int) -> tuple[Any, int]:
+        """(the pyopencl.Buffer that holds a handle's memory, the offset in bytes). No driver call.
+        Raises InvalidPointerError; SubAllocatorError with `svm`, where handles are addresses."""
+        return self._source(handle).locate(handle)
+
+    def mem(self, handle: int) -> Any:
+        """A new pyopencl.Buffer of just this memory, for kernels: one driver call. It does not keep
+        the handle from being freed. Raises as `locate`."""
+        pool = self._find(handle).place.pool
+        assert pool is not None
+        return self._source(handle).sub_buffer(handle, pool.requested_size(handle))
+
+    def _source(self, handle: int) -> OpenCLSubAllocator:
+        source = self.allocator(self._find(handle).place.ordinal).sub_allocator
+        assert isinstance(source, OpenCLSubAllocator)
+        return source
+
+    def _find(self, handle: int) -> _Handle:
+        known = self._live.get(handle)
+        if known is None:
+            raise InvalidPointerError(f"{handle!r} is no live handle of this allocator")
+        return known
+
+    def close(self) -> None:
+        """Gives everything back, live handles or not. Closing twice does nothing."""
+        with self._lock:
+            self._closed = True
+            for place in self._places or ():
+                if place.pool is not None:
+                    place.pool.close()
+            self._live.clear()
+
+    def __enter__(self) -> DeviceAllocator:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _context_of(device: Any) -> Any:
+    cl = _opencl.load()
+    if isinstance(device, cl.Context):
+        return device
+    if not isinstance(device, cl.Device):
+        raise TypeError(f"a device is a pyopencl.Device or Context, not {type(device).__name__}")
+    with _opencl.in_words("clCreateContext"):
+        return cl.Context([device])

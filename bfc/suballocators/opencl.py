@@ -1,0 +1,362 @@
+"""Memory of an OpenCL device, through pyopencl: buffers, or shared virtual memory (SVM)."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import threading
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+from bfc import _opencl
+from bfc.errors import DeviceUnavailableError, SubAllocatorError
+from bfc.suballocators.base import Device, SubAllocator
+from bfc.units import format_bytes, parse_bytes
+
+#: Where made-up addresses start: above every address that a process can have.
+MADE_UP = 1 << 60
+#: What separates two regions, so that one address is never the end of one and the start of another.
+GAP = 1 << 16
+#: Alignment of what clSVMAlloc gives when it is asked for none: the largest type, long16.
+SVM_ALIGNMENT = 128
+
+_lock = threading.Lock()
+_next_address = MADE_UP
+
+
+def _take_addresses(nbytes: int, alignment: int) -> int:
+    """A range that no other region of this process has or had."""
+    global _next_address
+    with _lock:
+        address = (_next_address + alignment - 1) // alignment * alignment
+        _next_address = address + nbytes + GAP
+    return address
+
+
+@dataclass(slots=True)
+class Region:
+    """What one `alloc` gave: `memory` is a pyopencl.Buffer or a pyopencl.SVMAllocation."""
+
+    address: int
+    nbytes: int
+    memory: Any
+
+
+class OpenCLSubAllocator(SubAllocator):
+    """Memory of one OpenCL device. A region is one buffer, or with `svm` one SVM allocation.
+
+    `context` is a `pyopencl.Context` (of several devices, its first is meant), None the shared
+    context of the first device, or of device `index`. Buffers have no addresses: a region gets a
+    range of made-up ones, which `locate` leads back to buffer and offset; with `svm` addresses are
+    real ones, good in kernels. Every region is made resident at once, so that a full device shows
+    here and not at a kernel. `capacity` (bytes, or a text) bounds what is live; None is what the
+    device has. Needs pyopencl: `pip install 'bfc-allocator[opencl]'`.
+
+    Stream 0 is `queue`, an in-order queue of its own; others are `pyopencl.CommandQueue` objects of
+    the same context, or their `int_ptr`. Each is kept as long as somebody else holds it.
+
+    Raises DeviceUnavailableError where a package, a driver or SVM is missing, and says what to
+    install; later DriverError, with OpenCL's name for what went wrong. In a forked child freeing
+    does nothing, and all else raises SubAllocatorError.
+
+    >>> import bfc
+    >>> if bfc.opencl.is_available():
+    ...     with bfc.BFCAllocator(bfc.OpenCLSubAllocator(capacity="64 MiB")) as allocator:
+    ...         buffer = allocator.allocate(4).from_host(b"abcd")
+    ...         assert bytes(buffer.to_host()) == b"abcd"
+    """
+
+    supports_coalescing = False
+    asynchronous = True
+    streams_are_handles = True
+    may_be_unordered = True
+
+    def __init__(
+        self,
+        context: Any = None,
+        *,
+        svm: bool = False,
+        index: SupportsIndex = 0,
+        capacity: SupportsIndex | str | None = None,
+    ) -> None:
+        cl = _opencl.load()
+        if context is None:
+            context = _opencl.default_context(index.__index__())
+        elif not isinstance(context, cl.Context):
+            raise TypeError(f"context is a pyopencl.Context, not {type(context).__name__}")
+        self._cl = cl
+        self.context = context
+        self.svm = bool(svm)
+        with _opencl.in_words("asking the context for its device"):
+            self.cl_device = context.devices[0]
+            self.name = str(self.cl_device.name).strip()
+            self.granularity = max(256, _power_of_two(self.cl_device.mem_base_addr_align // 8))
+            self.largest_block = int(self.cl_device.max_mem_alloc_size)
+            total = int(self.cl_device.global_mem_size)
+            self.device = Device("opencl", _opencl.ordinal_of(self.cl_device))
+        if svm:
+            self.granularity = 256
+            self._require_svm()
+        self.total_bytes = total if capacity is None else parse_bytes(capacity)
+        with _opencl.in_words("clCreateCommandQueue"):
+            self.queue = cl.CommandQueue(context, self.cl_device)
+        self._queues = _opencl.Queues(context, self.queue)
+        self._home = _opencl.Home()
+        self.default_stream_alias = self._queues.own.handle
+        self.live_bytes = 0
+        self._lock = threading.RLock()
+        # By rising address; replaced, never changed, so that look-ups need no lock.
+        self._regions: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
+
+    def _require_svm(self) -> None:
+        cl = self._cl
+        coarse = cl.device_svm_capabilities.COARSE_GRAIN_BUFFER
+        try:
+            has_svm = bool(self.cl_device.svm_capabilities & coarse)
+        except cl.Error:
+            has_svm = False  # OpenCL 1.x does not know the question
+        if not has_svm:
+            raise DeviceUnavailableError(
+                f"{self.name} has no shared virtual memory: take svm=False"
+            )
+
+    def __repr__(self) -> str:
+        live, total = format_bytes(self.live_bytes), format_bytes(self.total_bytes)
+        kind = ", SVM" if self.svm else ""
+        return f"OpenCLSubAllocator({self.device.ordinal}{kind}: {total}, {live} live)"
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes as far as this source knows: OpenCL does not tell what others use."""
+        return max(0, self.total_bytes - self.live_bytes), self.total_bytes
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self._home.check()
+        with self._lock:
+            largest = self.largest_block or 0
+            if nbytes > largest or self.live_bytes + nbytes > self.total_bytes:
+                return None
+            self.live_bytes += nbytes
+        try:
+            region = self._make(max(alignment, self.granularity), nbytes)
+        except BaseException as error:
+            self._give_up(nbytes)
+            if isinstance(error, self._cl.Error):
+                if _opencl.is_no_room(error):
+                    return None
+                call = "clSVMAlloc" if self.svm else "clCreateBuffer"
+                raise _opencl.failure(error, f"{call}({nbytes} bytes)") from error
+            raise
+        self._change_regions(add=region)
+        return region.address, nbytes
+
+    def _make(self, alignment: int, nbytes: int) -> Region:
+        cl = self._cl
+        memory: Any
+        if self.svm:
+            margin = alignment if alignment > SVM_ALIGNMENT else 0
+            flags = cl.svm_mem_flags.READ_WRITE
+            memory = cl.SVMAllocation(self.context, nbytes + margin, 0, flags)
+            address = (memory.svm_ptr + alignment - 1) // alignment * alignment
+        else:
+            memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
+            address = _take_addresses(nbytes, alignment)
+        try:
+            self._make_resident(memory)
+        except BaseException:
+            memory.release()
+            raise
+        return Region(address, nbytes, memory)
+
+    def _make_resident(self, memory: Any) -> None:
+        cl, queue = self._cl, self.queue
+        undefined = cl.mem_migration_flags.CONTENT_UNDEFINED
+        if not self.svm:
+            cl.enqueue_migrate_mem_objects(queue, [memory], undefined)
+        elif self.cl_device._get_cl_version() >= (2, 1):
+            cl.enqueue_svm_migrate_mem(queue, [memory], undefined)
+        else:
+            cl.enqueue_svm_memfill(queue, memory, b"\0")
+        queue.finish()
+
+    def free(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            region = self._region_at(address, 1)
+            if region is None or (region.address, region.nbytes) != (address, nbytes):
+                raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+            self._change_regions(remove=region)
+        try:
+            self._release(region)
+        except BaseException:
+            self._change_regions(add=region)
+            raise
+        self._give_up(nbytes)
+
+    def _change_regions(self, *, add: Region | None = None, remove: Region | None = None) -> None:
+        with self._lock:
+            regions = [region for region in self._regions[1] if region is not remove]
+            regions += [add] if add is not None else []
+            regions.sort(key=lambda region: region.address)
+            self._regions = tuple(region.address for region in regions), tuple(regions)
+
+    def _release(self, region: Region) -> None:
+        """A buffer goes when the commands that use it have finished; SVM goes at once."""
+        if not self._home.is_here:
+            return
+        if self.svm:
+            self._queues.finish()
+        with _opencl.in_words("clSVMFree" if self.svm else "clReleaseMemObject"):
+            region.memory.release()
+
+    def _give_up(self, nbytes: int) -> None:
+        with self._lock:
+            self.live_bytes -= nbytes
+
+    # -- from addresses to OpenCL's objects --------------------------------------------------------
+
+    def _region_at(self, address: int, nbytes: int) -> Region | None:
+        """The region that holds these bytes; None where the address is in no region."""
+        starts, regions = self._regions
+        place = bisect.bisect_right(starts, address) - 1
+        if place < 0:
+            return None
+        region = regions[place]
+        left = region.address + region.nbytes - address
+        if left <= 0:
+            return None
+        if not 0 <= nbytes <= left:
+            raise SubAllocatorError(f"{nbytes} bytes at {address:#x} reach past the region's end")
+        return region
+
+    def locate(self, address: int, nbytes: int = 1) -> tuple[Any, int]:
+        """(the region's pyopencl.Buffer, the byte offset) of an address inside a live region. No
+        driver call. Raises SubAllocatorError for any other address, and with `svm`, where addresses
+        are real ones."""
+        if self.svm:
+            raise SubAllocatorError(f"{self!r} has real addresses, and no buffers")
+        region = self._region_at(address, nbytes)
+        if region is None:
+            raise SubAllocatorError(f"{address:#x} lies in no region of {self!r}")
+        return region.memory, address - region.address
+
+    def sub_buffer(self, address: int, nbytes: int) -> Any:
+        """A new pyopencl.Buffer of some bytes of a live region, for kernels. One driver call, some
+        200 ns. It keeps the region's memory, but not the allocation: whoever frees that while it is
+        in use lets others write there. Raises SubAllocatorError, also for an address that the
+        device's alignment does not allow (every allocation's is fine)."""
+        starts, regions = self._regions
+        region = regions[bisect.bisect_right(starts, address) - 1] if regions else None
+        if (
+            region is None
+            or self.svm
+            or not 0 <= address - region.address <= region.nbytes - nbytes
+        ):
+            self.locate(address, nbytes)  # which says what is wrong
+        assert region is not None
+        offset = address - region.address
+        try:
+            return region.memory.get_sub_region(offset, nbytes)
+        except self._cl.Error as error:
+            call = f"clCreateSubBuffer({offset}, {nbytes})"
+            raise _opencl.failure(error, call) from error
+
+    def exchange_address(self, address: int) -> tuple[int, int]:
+        if self.svm:
+            raise BufferError("DLPack has OpenCL memory as a cl_mem, and SVM has none")
+        memory, offset = self.locate(address)
+        return int(memory.int_ptr), offset
+
+    # -- queues ------------------------------------------------------------------------------------
+
+    def is_ordered(self, stream: int) -> bool:
+        self._home.check()
+        return self._queues.find(stream).is_ordered
+
+    def stream_id(self, stream: int) -> int:
+        self._home.check()
+        return self._queues.find(stream).number
+
+    def fence(self, stream: int) -> _opencl.Fence | None:
+        if not self._home.is_here:
+            return None
+        queue = self._queues.find(stream)
+        with _opencl.in_words(f"clEnqueueMarker on the queue {queue.handle:#x}"):
+            event = self._cl.enqueue_marker(queue.queue)
+            queue.queue.flush()  # what is never submitted is never done
+        return _opencl.Fence(self._home, queue, event)
+
+    def order(self, first: int, then: int) -> None:
+        self._home.check()
+        before, after = self._queues.find(first), self._queues.find(then)
+        if before is after and before.is_ordered:
+            return
+        with _opencl.in_words(f"making queue {after.handle:#x} wait for {before.handle:#x}"):
+            event = self._cl.enqueue_marker(before.queue)
+            before.queue.flush()  # or the two would wait for ever
+            self._cl.enqueue_barrier(after.queue, wait_for=[event])
+
+    def synchronize(self) -> None:
+        """Waits for all work on the queues that were named here. Raises DriverError."""
+        self._home.check()
+        self._queues.finish()
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        self._home.check()
+        if nbytes == 0:
+            return
+        target, origin = self._region_at(destination, nbytes), self._region_at(source, nbytes)
+        for address, region in ((destination, target), (source, origin)):
+            if region is None and address >= MADE_UP:
+                raise SubAllocatorError(f"{address:#x} lies in no region of {self!r}")
+        if target is None and origin is None:
+            raise SubAllocatorError(f"neither {destination:#x} nor {source:#x} is of {self!r}")
+        queue = self._queues.find(stream)
+        with _opencl.in_words(f"a copy of {nbytes} bytes on the queue {queue.handle:#x}"):
+            if not queue.is_ordered:
+                self._cl.enqueue_barrier(queue.queue)
+            if self.svm:
+                self._copy_svm(queue.queue, destination, source, nbytes)
+            else:
+                self._copy(queue.queue, (target, destination), (origin, source), nbytes)
+
+    def _copy(
+        self,
+        queue: Any,
+        to: tuple[Region | None, int],
+        start: tuple[Region | None, int],
+        nbytes: int,
+    ) -> None:
+        (target, destination), (origin, source) = to, start
+        copy = self._cl.enqueue_copy
+        if target is None and origin is not None:
+            offset = source - origin.address
+            copy(queue, _host(destination, nbytes), origin.memory, src_offset=offset)
+        elif origin is None and target is not None:
+            offset = destination - target.address
+            copy(queue, target.memory, _host(source, nbytes), dst_offset=offset)
+        elif target is not None and origin is not None:
+            copy(
+                queue,
+                target.memory,
+                origin.memory,
+                byte_count=nbytes,
+                src_offset=source - origin.address,
+                dst_offset=destination - target.address,
+            ).wait()
+
+    def _copy_svm(self, queue: Any, destination: int, source: int, nbytes: int) -> None:
+        svm = self._cl.SVM
+        to, start = svm(_host(destination, nbytes)), svm(_host(source, nbytes))
+        # Not is_blocking: pyopencl would hold the GIL meanwhile.
+        self._cl.enqueue_copy(queue, to, start, is_blocking=False).wait()
+
+
+def _host(address: int, nbytes: int) -> Any:
+    """Memory at a real address, as what pyopencl takes."""
+    return (ctypes.c_ubyte * nbytes).from_address(address)
+
+
+def _power_of_two(number: int) -> int:
+    """The least one that is no smaller."""
+    return 1 << max(0, int(number) - 1).bit_length()

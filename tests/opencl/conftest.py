@@ -1,0 +1,97 @@
+"""The OpenCL suite, on PoCL or whatever OpenCL there is. It is skipped where there is none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pocl
+import pytest
+
+import bfc
+
+MIB = 1 << 20
+MakeOpenCL = Callable[..., bfc.Allocator]
+
+
+@pytest.fixture(scope="session")
+def cl() -> Any:
+    if not pocl.devices():
+        pytest.skip(str(bfc.opencl.is_available()))
+    import pyopencl
+
+    return pyopencl
+
+
+@pytest.fixture(scope="session")
+def context(cl: Any) -> Any:
+    return cl.Context([pocl.devices()[0]])
+
+
+@pytest.fixture
+def queue(cl: Any, context: Any) -> Any:
+    return cl.CommandQueue(context)
+
+
+@pytest.fixture
+def out_of_order(cl: Any, context: Any) -> Any:
+    properties = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    return cl.CommandQueue(context, properties=properties)
+
+
+@pytest.fixture(params=["buffers", "svm"])
+def source(request: pytest.FixtureRequest, context: Any) -> Iterator[bfc.OpenCLSubAllocator]:
+    source = bfc.OpenCLSubAllocator(context, svm=request.param == "svm", capacity=64 * MIB)
+    yield source
+    assert source.live_bytes == 0, "the test, or the source, lost a block"
+
+
+POLICIES = {"bfc": bfc.BFCAllocator, "caching": bfc.CachingAllocator}
+
+
+@pytest.fixture(params=POLICIES)
+def make(request: pytest.FixtureRequest, context: Any) -> Iterator[MakeOpenCL]:
+    """Makes allocators of one policy over 64 MiB of buffers, or over what `source` names. After the
+    test each one is checked and closed."""
+    allocators: list[bfc.Allocator] = []
+
+    def make(source: bfc.SubAllocator | None = None, **options: Any) -> bfc.Allocator:
+        if source is None:
+            source = bfc.OpenCLSubAllocator(context, capacity=64 * MIB)
+        allocators.append(POLICIES[request.param](source, **options))
+        return allocators[-1]
+
+    yield make
+    gc.collect()
+    for allocator in allocators:
+        allocator.check()
+        allocator.close()
+        assert allocator.sub_allocator.live_bytes == 0, "regions were leaked"
+
+
+class Held:
+    """A queue whose work waits: `with Held(cl, queue): ...`."""
+
+    def __init__(self, cl: Any, queue: Any) -> None:
+        self.gate = cl.UserEvent(queue.context)
+        self.complete = cl.command_execution_status.COMPLETE
+        cl.enqueue_barrier(queue, wait_for=[self.gate])
+        self.is_open = False
+
+    def let_go(self) -> None:
+        if not self.is_open:
+            self.gate.set_status(self.complete)
+            self.is_open = True
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.let_go()
+
+
+@pytest.fixture
+def hold(cl: Any) -> Callable[[Any], Held]:
+    """Holds a queue's work back until the end of a `with` block, or `let_go()`."""
+    return lambda queue: Held(cl, queue)

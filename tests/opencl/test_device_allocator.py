@@ -1,0 +1,264 @@
+"""What a framework's OpenCL back end asks for, on both policies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bfc
+from bfc.opencl import DeviceAllocator, DeviceStats
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["caching", "bfc"])
+def memory(request: pytest.FixtureRequest, cl: Any, context: Any) -> Iterator[DeviceAllocator]:
+    """Of two devices: the halves of one, or the same one twice."""
+    whole = context.devices[0]
+    try:
+        parts = whole.create_sub_devices([cl.device_partition_property.EQUALLY, 1])[:2]
+    except cl.Error:
+        parts = [whole]
+    devices = (parts * 2)[:2]
+    options = {"allow_growth": True} if request.param == "bfc" else {}
+    with DeviceAllocator(
+        request.param, devices=devices, memory_limit="64 MiB", **options
+    ) as memory:
+        yield memory
+        for device in range(memory.device_count()):
+            memory.allocator(device).check()
+
+
+def write(memory: DeviceAllocator, handle: int, content: bytes) -> None:
+    import pyopencl as cl
+
+    region, offset = memory.locate(handle)
+    queue = memory.allocator(memory.device_of(handle)).sub_allocator.queue
+    cl.enqueue_copy(queue, region, np.frombuffer(content, np.uint8), dst_offset=offset)
+
+
+def content(memory: DeviceAllocator, handle: int, nbytes: int) -> bytes:
+    import pyopencl as cl
+
+    out = np.empty(nbytes, np.uint8)
+    queue = memory.allocator(memory.device_of(handle)).sub_allocator.queue
+    cl.enqueue_copy(queue, out, memory.mem(handle))
+    return out.tobytes()
+
+
+def test_nothing_is_opened_before_it_is_used(memory) -> None:
+    assert memory.initialized()
+    assert memory.device_count() == 2
+    assert "0 device(s) in use" in repr(memory)
+    assert memory.device_stats(1) == DeviceStats()
+    assert memory.empty_cache() == 0
+    assert "0 device(s) in use" in repr(memory)
+    memory.raw_delete(memory.allocate(100, 1))
+    assert "1 device(s) in use" in repr(memory)
+
+
+def test_zero_bytes_are_an_empty_handle_and_count_nothing(memory) -> None:
+    assert memory.allocate(0) == 0
+    memory.raw_delete(0)
+    memory.raw_deleter()(0)
+    memory.record_stream(0, 0)
+    assert memory.device_stats() == DeviceStats()
+
+
+def test_the_deleter_takes_the_handle_alone(memory) -> None:
+    handles = [memory.allocate(1000, device) for device in (0, 1, 0, 1)]
+    assert len(set(handles)) == 4
+    assert [memory.device_of(handle) for handle in handles] == [0, 1, 0, 1]
+    delete = memory.raw_deleter()
+    assert delete is memory.raw_deleter()
+    for handle in handles:
+        delete(handle)
+    for device in (0, 1):
+        stats = memory.device_stats(device)
+        assert (stats.allocations, stats.frees, stats.current_bytes) == (2, 2, 0)
+
+
+def test_data_is_copied_when_it_returns(memory) -> None:
+    first, second = memory.allocate(5000), memory.allocate(6000)
+    expected = bytes(range(250)) * 20
+    write(memory, first, expected)
+    memory.copy_data(second, first, 5000)
+    assert content(memory, second, 5000) == expected
+    memory.copy_data(second, second, 5000)
+    memory.copy_data(second, first, 0)
+    for nbytes in (5001, -1):
+        with pytest.raises(ValueError, match="cannot be copied"):
+            memory.copy_data(second, first, nbytes)
+    elsewhere = memory.allocate(5000, 1)
+    with pytest.raises(ValueError, match="devices 1 and 0"):
+        memory.copy_data(elsewhere, first, 100)
+    memory.raw_delete(first)
+    with pytest.raises(bfc.InvalidPointerError):
+        memory.copy_data(second, first, 10)
+
+
+def test_a_copy_is_behind_both_handles_queues(memory, cl, hold) -> None:
+    memory.raw_delete(memory.allocate(1))
+    where = memory.allocator().sub_allocator.context
+    queues = [cl.CommandQueue(where) for _ in range(2)]
+    for held_one in queues:
+        handles = [memory.allocate(1000, 0, queue) for queue in queues]
+        with hold(held_one) as held:
+            done = threading.Event()
+
+            def copy(to: int = handles[0], start: int = handles[1], done: Any = done) -> None:
+                memory.copy_data(to, start, 1000)
+                done.set()
+
+            thread = threading.Thread(target=copy)
+            thread.start()
+            assert not done.wait(0.05)
+            held.let_go()
+            thread.join()
+            assert done.is_set()
+        for handle in handles:
+            memory.raw_delete(handle)
+
+
+def test_the_counts_are_exact_and_the_resets_independent(memory) -> None:
+    kept = memory.allocate(1000)
+    block = memory.allocator().allocated_size(kept)
+    memory.raw_delete(memory.allocate(1000))
+    with pytest.raises(bfc.OutOfMemoryError):
+        memory.allocate(65 * MIB)
+    with pytest.raises(TypeError):
+        memory.allocate("lots")
+    stats = memory.device_stats()
+    assert (stats.current_bytes, stats.peak_bytes) == (block, 2 * block)
+    assert (stats.allocations, stats.frees, stats.failures) == (2, 1, 1)
+    assert (stats.allocated_bytes, stats.freed_bytes) == (2 * block, block)
+    assert stats.reserved_bytes == memory.allocator().sub_allocator.live_bytes
+    memory.reset_accumulated_stats()
+    stats = memory.device_stats()
+    assert (stats.allocations, stats.frees, stats.failures, stats.allocated_bytes) == (0, 0, 0, 0)
+    assert (stats.current_bytes, stats.peak_bytes) == (block, 2 * block)
+    memory.raw_delete(memory.allocate(1000))
+    memory.reset_peak_stats()
+    stats = memory.device_stats()
+    assert (stats.current_bytes, stats.peak_bytes) == (block, block)
+    assert (stats.allocations, stats.frees) == (1, 1)
+    assert memory.device_stats(1) == DeviceStats()
+    memory.raw_delete(kept)
+    assert memory.empty_cache() == stats.reserved_bytes
+    assert memory.device_stats().reserved_bytes == 0
+
+
+def test_a_recorded_queue_is_waited_for_and_the_same_one_is_not(memory, cl, hold) -> None:
+    handle = memory.allocate(1000)
+    source = memory.allocator().sub_allocator
+    other = cl.CommandQueue(source.context)
+    with hold(other) as held:
+        memory.record_stream(handle, other)
+        memory.raw_delete(handle)
+        assert memory.device_stats().current_bytes == 0
+        second = memory.allocate(1000)
+        assert second != handle
+        held.let_go()
+        other.finish()
+        assert memory.allocate(1000) == handle
+    memory.record_stream(second, source.queue)
+    memory.raw_delete(second)
+    assert memory.allocate(1000) == second
+
+
+def test_an_unordered_queue_is_respected(memory, cl, hold) -> None:
+    memory.raw_delete(memory.allocate(1))
+    where = memory.allocator().sub_allocator.context
+    properties = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    unordered = cl.CommandQueue(where, properties=properties)
+    handle = memory.allocate(1000, 0, unordered)
+    with hold(unordered) as held:
+        memory.raw_delete(handle)
+        assert memory.allocate(1000, 0, unordered) != handle
+        held.let_go()
+        unordered.finish()
+        assert memory.allocate(1000, 0, unordered) == handle
+
+
+def test_what_is_no_handle_is_an_error(memory) -> None:
+    handle = memory.allocate(1000)
+    for wrong in (handle + 1, handle + 256, -1, 7, "handle", None):
+        for call in (memory.raw_delete, memory.locate, memory.mem, memory.device_of):
+            with pytest.raises(bfc.InvalidPointerError):
+                call(wrong)
+    memory.raw_delete(handle)
+    for call in (memory.raw_delete, memory.locate, memory.mem):
+        with pytest.raises(bfc.InvalidPointerError):
+            call(handle)
+    assert memory.device_stats().frees == 1
+    for device in (-1, 2):
+        with pytest.raises(bfc.DeviceUnavailableError, match="counted from 0"):
+            memory.allocate(10, device)
+
+
+def test_a_free_that_the_driver_fails_leaves_the_handle_live(memory, cl, monkeypatch) -> None:
+    handle = memory.allocate(1000)
+    other = cl.CommandQueue(memory.allocator().sub_allocator.context)
+    memory.record_stream(handle, other)
+    record = cl._cl._ErrorRecord(msg="told to", code=-36, routine="clEnqueueMarker")
+
+    def fails(*_arguments: Any) -> None:
+        raise cl.LogicError(record)
+
+    monkeypatch.setattr(cl, "enqueue_marker", fails)
+    with pytest.raises(bfc.DriverError, match="CL_INVALID_COMMAND_QUEUE"):
+        memory.raw_delete(handle)
+    stats = memory.device_stats()
+    assert (stats.frees, stats.current_bytes > 0) == (0, True)
+    monkeypatch.undo()
+    memory.raw_delete(handle)
+    assert memory.device_stats().frees == 1
+
+
+def test_threads_count_exactly(memory) -> None:
+    def work() -> None:
+        for _ in range(200):
+            memory.raw_delete(memory.allocate(1000, 1))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = memory.device_stats(1)
+    assert (stats.allocations, stats.frees, stats.current_bytes) == (1600, 1600, 0)
+
+
+def test_closed_is_closed(memory) -> None:
+    memory.allocate(1000)
+    memory.allocate(1000, 1)
+    pools = [memory.allocator(device) for device in (0, 1)]
+    memory.close()
+    memory.close()
+    assert not memory.initialized()
+    assert all(pool.sub_allocator.live_bytes == 0 for pool in pools)
+    with pytest.raises(bfc.ClosedError):
+        memory.allocate(10)
+
+
+def test_options_that_are_none_are_refused(cl) -> None:
+    with pytest.raises(ValueError, match="policy"):
+        DeviceAllocator("best")
+    with pytest.raises(ValueError, match="caching"):
+        DeviceAllocator("bfc", settings="max_split_size_mb:64")
+    with pytest.raises(TypeError, match=r"pyopencl\.Device"):
+        DeviceAllocator(devices=[0])
+    with pytest.raises(bfc.SettingsError):
+        DeviceAllocator(settings="nonsense:1").allocate(10)
+
+
+def test_svm_handles_are_addresses(cl, context) -> None:
+    with DeviceAllocator(svm=True, devices=[context]) as memory:
+        first, second = memory.allocate(1000), memory.allocate(1000)
+        memory.copy_data(second, first, 1000)
+        with pytest.raises(bfc.SubAllocatorError, match="real addresses"):
+            memory.locate(first)

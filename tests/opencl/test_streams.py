@@ -1,0 +1,110 @@
+"""When memory may be used again: one queue, a second queue, and queues without an order."""
+
+from __future__ import annotations
+
+import bfc
+
+
+def test_memory_of_one_ordered_queue_is_used_again_at_once(make, queue, hold) -> None:
+    allocator = make(stream=queue)
+    with hold(queue):
+        first = allocator.allocate_raw(1000, queue)
+        allocator.record_stream(first, queue)
+        allocator.deallocate_raw(first)
+        assert allocator.allocate_raw(1000, queue) == first
+        assert allocator.stats().bytes_waiting_for_streams == 0
+    allocator.deallocate_raw(first)
+
+
+def test_the_sources_own_queue_is_stream_0(make) -> None:
+    allocator = make()
+    own = allocator.sub_allocator.queue
+    buffer = allocator.allocate(1000, own)
+    assert buffer.stream == 0
+    allocator.record_stream(buffer, own)
+    place = buffer.ptr
+    buffer.free()
+    assert allocator.allocate(1000).ptr == place
+
+
+def test_memory_that_a_second_queue_uses_waits_for_it(make, queue, hold) -> None:
+    allocator = make()
+    first = allocator.allocate(1000)
+    place = first.ptr
+    allocator.record_stream(first, queue)
+    with hold(queue) as held:
+        first.free()
+        assert allocator.stats().bytes_waiting_for_streams > 0
+        second = allocator.allocate(1000)
+        assert second.ptr != place, "the queue still uses it"
+        held.let_go()
+        queue.finish()
+        assert allocator.allocate(1000).ptr == place
+
+
+def test_memory_of_an_unordered_queue_waits_for_its_own_work(make, out_of_order, hold) -> None:
+    """Without an order, what is queued there later may run before what was queued at the free."""
+    allocator = make()
+    first = allocator.allocate(1000, out_of_order)
+    place = first.ptr
+    with hold(out_of_order) as held:
+        first.free()
+        assert allocator.stats().bytes_waiting_for_streams > 0
+        second = allocator.allocate(1000, out_of_order)
+        assert second.ptr != place
+        held.let_go()
+        out_of_order.finish()
+        third = allocator.allocate(1000, out_of_order)
+        assert third.ptr == place
+    raw = allocator.allocate_raw(1000, out_of_order.int_ptr)
+    allocator.deallocate_raw(raw)
+    out_of_order.finish()
+
+
+def test_an_unordered_queue_waits_for_the_last_use_at_home(make, cl, out_of_order, hold) -> None:
+    allocator = make()
+    source = allocator.sub_allocator
+    allocator.allocate(1000).free()
+    with hold(source.queue) as held:
+        allocator.allocate(1000).free()
+        buffer = allocator.allocate(1000, out_of_order)
+        after = cl.enqueue_marker(out_of_order)
+        out_of_order.flush()
+        assert after.command_execution_status != cl.command_execution_status.COMPLETE
+        held.let_go()
+        after.wait()
+    buffer.free()
+
+
+def test_an_allocator_cannot_belong_to_an_unordered_queue(make, out_of_order, context) -> None:
+    import pytest
+
+    source = bfc.OpenCLSubAllocator(context)
+    for policy in (bfc.BFCAllocator, bfc.CachingAllocator):
+        with pytest.raises(ValueError, match="any order"):
+            policy(source, stream=out_of_order)
+
+
+def test_a_queue_may_go_before_the_memory_that_it_used(make, context, cl, hold) -> None:
+    allocator = make()
+    queue = cl.CommandQueue(context)
+    buffer = allocator.allocate(1000, queue)
+    place = buffer.ptr
+    with hold(queue) as held:
+        del queue
+        buffer.free()
+        assert allocator.allocate(1000).ptr != place
+        held.let_go()
+    allocator.sub_allocator.synchronize()  # it kept the queue
+    allocator.release_free_regions()
+    assert allocator.stats().bytes_in_use == 0
+
+
+def test_queues_are_streams_wherever_streams_are(make, queue) -> None:
+    allocator = make()
+    with bfc.use_stream(queue):
+        buffer = allocator.allocate(1000)
+    assert buffer.stream == queue.int_ptr
+    many = allocator.allocate_many([100, 200], stream=queue)
+    allocator.deallocate_many(many.tolist())
+    assert bytes(buffer.from_host(b"a" * 1000).to_host()) == b"a" * 1000

@@ -1,0 +1,572 @@
+"""OpenCL's own side of a source: residency, limits, alignment, queues, copies, and failures."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pocl
+import pytest
+
+import bfc
+from bfc import _opencl
+from bfc.suballocators import opencl as opencl_source
+
+MIB = 1 << 20
+HOME = Path(bfc.__file__).parent.parent
+NO_ROOM = (-4, -5, -6, -61)
+
+
+def address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([str(HOME), str(HOME / "tests")])
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": path} | environment,
+    )
+
+
+# -- regions ---------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """pyopencl's functions, of which one fails: each call of `name`, with `code`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, cl: Any) -> None:
+        self.patch, self.cl = patch, cl
+        self.calls: list[str] = []
+
+    def fail(self, name: str, code: int, owner: Any = None) -> None:
+        owner = self.cl if owner is None else owner
+        error = self.cl.Error(self.error_record(name, code))
+
+        def fails(*_arguments: Any, **_options: Any) -> None:
+            self.calls.append(name)
+            raise error
+
+        self.patch.setattr(owner, name, fails)
+
+    def error_record(self, name: str, code: int) -> Any:
+        record = self.cl._cl._ErrorRecord(msg="told to fail", code=code, routine=name)
+        assert record.code() == code
+        return record
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch, cl: Any) -> Faulty:
+    return Faulty(monkeypatch, cl)
+
+
+def test_a_region_is_resident_before_alloc_returns(source, monkeypatch, cl) -> None:
+    """Both calls, in their order: a migration that is only queued would fail later."""
+    calls: list[str] = []
+    name = "enqueue_svm_migrate_mem" if source.svm else "enqueue_migrate_mem_objects"
+    migrate = getattr(cl, name)
+
+    def noted(queue: Any, memory: list, flags: int) -> Any:
+        assert flags == cl.mem_migration_flags.CONTENT_UNDEFINED
+        calls.append("migrate")
+        return migrate(queue, memory, flags)
+
+    class Queue:
+        def __init__(self, queue: Any) -> None:
+            self.queue = queue
+
+        def finish(self) -> None:
+            calls.append("finish")
+            self.queue.finish()
+
+    own = source.queue
+    monkeypatch.setattr(cl, name, lambda queue, *rest: noted(own, *rest))
+    source.queue = Queue(own)
+    block = source.alloc(256, MIB)
+    assert calls == ["migrate", "finish"]
+    source.free(*block)
+
+
+@pytest.mark.parametrize("code", NO_ROOM)
+@pytest.mark.parametrize("call", ["make", "migrate"])
+def test_a_full_device_shows_in_alloc_as_no_room(source, faulty, cl, call, code) -> None:
+    names = ("SVMAllocation", "enqueue_svm_migrate_mem")
+    if not source.svm:
+        names = ("Buffer", "enqueue_migrate_mem_objects")
+    name = names[call == "migrate"]
+    faulty.fail(name, code)
+    assert source.alloc(256, MIB) is None
+    assert faulty.calls == [name]
+    assert source.live_bytes == 0
+    faulty.patch.undo()
+    source.free(*source.alloc(256, MIB))
+
+
+@pytest.mark.parametrize("call", ["make", "migrate"])
+def test_what_else_fails_in_alloc_is_an_error_in_words(source, faulty, call) -> None:
+    names = ("SVMAllocation", "enqueue_svm_migrate_mem")
+    if not source.svm:
+        names = ("Buffer", "enqueue_migrate_mem_objects")
+    faulty.fail(names[call == "migrate"], -34)
+    with pytest.raises(bfc.DriverError, match=r"1048576 bytes.*CL_INVALID_CONTEXT") as caught:
+        source.alloc(256, MIB)
+    assert caught.value.code == -34
+    assert "make another" in str(caught.value)
+    assert source.live_bytes == 0
+
+
+def test_a_failing_free_leaves_the_block_live(source) -> None:
+    block = source.alloc(256, MIB)
+    region = source._region_at(block[0], 1)
+    memory, region.memory = region.memory, Released()
+    with pytest.raises(bfc.DriverError, match="CL_INVALID_MEM_OBJECT"):
+        source.free(*block)
+    assert source.live_bytes == MIB
+    region.memory = memory
+    source.free(*block)
+
+
+class Released:
+    """Memory that the driver does not take back."""
+
+    def release(self) -> None:
+        import pyopencl as cl
+
+        raise cl.LogicError(cl._cl._ErrorRecord(msg="no", code=-38, routine="release"))
+
+
+def test_made_up_addresses_are_nobodys_else(context, cl) -> None:
+    """Not the process's, not another source's, not those of a region that was given back."""
+    sources = [bfc.OpenCLSubAllocator(context) for _ in range(2)]
+    seen: list[tuple[int, int]] = []
+    for _ in range(3):
+        blocks = [(source, source.alloc(256, 1000)) for source in sources]
+        seen += [block for _, block in blocks]
+        for source, block in blocks:
+            source.free(*block)
+    assert min(address for address, _ in seen) >= 1 << 56, "no process has such addresses"
+    seen.sort()
+    assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(seen))
+
+
+def test_an_address_leads_to_buffer_and_offset(context, cl) -> None:
+    source = bfc.OpenCLSubAllocator(context)
+    address, received = source.alloc(256, MIB)
+    other = source.alloc(256, MIB)
+    memory, offset = source.locate(address + 5000)
+    assert (memory.size, offset) == (MIB, 5000)
+    assert source.locate(address)[0] is source.locate(address + MIB - 1)[0]
+    assert source.locate(other[0])[0] is not memory
+    part = source.sub_buffer(address + 4096, 100)
+    assert (part.offset, part.size) == (4096, 100)
+    for wrong in (0, address - 1, address + MIB, 1 << 63, -5):
+        with pytest.raises(bfc.SubAllocatorError, match="lies in no region"):
+            source.locate(wrong)
+    with pytest.raises(bfc.SubAllocatorError, match="reach past the region's end"):
+        source.sub_buffer(address + 4096, MIB)
+    with pytest.raises(bfc.DriverError, match=r"CL_MISALIGNED_SUB_BUFFER_OFFSET[^$]*alignment"):
+        source.sub_buffer(address + 1, 100)
+    source.free(address, received)
+    source.free(*other)
+    with pytest.raises(bfc.SubAllocatorError, match="lies in no region"):
+        source.locate(address)
+
+
+def test_svm_has_addresses_and_no_buffers(context) -> None:
+    source = bfc.OpenCLSubAllocator(context, svm=True)
+    block = source.alloc(256, MIB)
+    assert block[0] < 1 << 56
+    with pytest.raises(bfc.SubAllocatorError, match="real addresses"):
+        source.locate(block[0])
+    source.free(*block)
+
+
+# -- limits and alignment --------------------------------------------------------------------------
+
+
+def test_a_request_above_the_largest_allocation_says_what_is_the_largest(make, context) -> None:
+    source = bfc.OpenCLSubAllocator(context)
+    source.largest_block = 8 * MIB
+    allocator = make(source, memory_limit="64 MiB")
+    with pytest.raises(bfc.OutOfMemoryError) as caught:
+        allocator.allocate(9 * MIB)
+    assert "several smaller requests" in str(caught.value)
+    assert "8.00 MiB (8388608 bytes)" in str(caught.value)
+    buffers = [allocator.allocate(7 * MIB) for _ in range(3)]  # growth takes what it can get
+    assert all(buffer.ptr for buffer in buffers)
+    assert allocator.stats().peak_pool_bytes >= 21 * MIB
+
+
+def test_the_drivers_own_limit_is_no_room_at_once(source) -> None:
+    source.total_bytes = 1 << 62
+    assert source.alloc(256, source.largest_block + 1) is None
+    source.largest_block = 1 << 61  # the driver is asked
+    assert source.alloc(256, 1 << 60) is None
+    assert source.live_bytes == 0
+
+
+@pytest.fixture
+def coarse(context, monkeypatch) -> bfc.OpenCLSubAllocator:
+    """A device that wants sub-buffers to start at multiples of 4096 bytes."""
+    monkeypatch.setattr(opencl_source, "_power_of_two", lambda _number: 4096)
+    return bfc.OpenCLSubAllocator(context, capacity=64 * MIB)
+
+
+def test_a_coarse_device_gets_every_block_at_its_alignment(make, coarse, dice) -> None:
+    assert coarse.granularity == 4096
+    allocator = make(coarse)
+    live: list[int] = []
+    for _ in range(500):
+        if live and dice.random() < 0.4:
+            allocator.deallocate_raw(live.pop(dice.randrange(len(live))))
+        else:
+            live.append(allocator.allocate_raw(dice.choice([1, 300, 5000, 70_000])))
+            assert coarse.locate(live[-1])[1] % 4096 == 0
+    allocator.check()
+    assert all(chunk.ptr % 4096 == 0 for chunk in allocator.snapshot().live_chunks())
+    op = [0] * 200
+    sizes = [dice.randrange(1, 9000) for _ in op]
+    replayed = bfc.Trace(op, range(200), sizes).replay(allocator)
+    assert all(coarse.locate(int(address))[1] % 4096 == 0 for address in replayed.addresses)
+    allocator.deallocate_many(replayed.addresses.tolist())
+    allocator.deallocate_many(live)
+
+
+@pytest.mark.parametrize("divisions", ["", "roundup_power2_divisions:8"])
+def test_pytorchs_rounding_keeps_the_alignment_too(coarse, divisions) -> None:
+    with bfc.CachingAllocator(coarse, settings=divisions) as allocator:
+        for size in (1, 511, 513, 4095, 4097, 5000, 1_300_000, 9_000_001):
+            block = allocator.allocated_size(allocator.allocate_raw(size))
+            assert (block >= size, block % 4096) == (True, 0)
+
+
+@pytest.mark.parametrize("granularity", [0, -256, 300, "256", None, 1 << 40])
+def test_a_granularity_that_is_none_is_refused(simulated, granularity) -> None:
+    device = simulated()
+    device.granularity = granularity
+    with pytest.raises(ValueError, match="power of two"):
+        bfc.BFCAllocator(device)
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+def test_a_fence_is_done_when_what_was_queued_has_finished(source, queue, hold) -> None:
+    with hold(queue) as held:
+        fence = source.fence(queue.int_ptr)
+        other = source.fence(0)
+        other.wait()
+        assert (fence.done(), other.done()) == (False, True)
+        held.let_go()
+        fence.wait()
+        assert fence.done()
+        assert fence.done()
+
+
+def test_a_queue_outlives_its_fence(source, context, cl, hold) -> None:
+    queue = cl.CommandQueue(context)
+    with hold(queue) as held:
+        fence = source.fence(queue.int_ptr)
+        del queue
+        gc.collect()
+        assert not fence.done()
+        held.let_go()
+        fence.wait()
+
+
+def test_one_queue_waits_for_another(source, context, queue, cl, hold) -> None:
+    other = cl.CommandQueue(context)
+    with hold(queue) as held:
+        source.order(queue.int_ptr, other.int_ptr)
+        after = source.fence(other.int_ptr)
+        assert not after.done()
+        held.let_go()
+        after.wait()
+
+
+def test_an_ordered_queue_need_not_wait_for_itself(source, queue, cl, faulty) -> None:
+    source.is_ordered(queue.int_ptr)
+    faulty.fail("enqueue_marker", -36)
+    source.order(queue.int_ptr, queue.int_ptr)
+    source.order(0, source.queue.int_ptr)
+    assert faulty.calls == []
+
+
+def test_it_knows_which_queues_run_in_any_order(source, queue, out_of_order) -> None:
+    assert source.is_ordered(0)
+    assert source.is_ordered(queue.int_ptr)
+    assert not source.is_ordered(out_of_order.int_ptr)
+
+
+def test_no_two_queues_have_one_id(source, context, cl) -> None:
+    """Also where the driver gives the handle of a queue that has gone to a new one."""
+    ids = []
+    for _ in range(3 * _opencl.Queues.MANY):
+        queue = cl.CommandQueue(context)
+        ids.append(source.stream_id(queue.int_ptr))
+    assert len(set(ids)) == len(ids)
+    assert len(source._queues._known) <= _opencl.Queues.MANY + 1, "queues are let go"
+
+
+@pytest.mark.parametrize("wrong", [7, 1, 2**64 - 1, 2**47 - 4096, 1 << 60])
+def test_a_number_that_is_no_queue_is_an_error_not_a_crash(source, make, wrong) -> None:
+    for call in (source.fence, source.is_ordered, source.stream_id):
+        with pytest.raises(bfc.SubAllocatorError, match="no command queue"):
+            call(wrong)
+    allocator = make(source)
+    with pytest.raises(bfc.SubAllocatorError, match="no command queue"):
+        allocator.allocate(1000, wrong)
+    assert allocator.stats().bytes_in_use == 0
+
+
+def test_another_contexts_queue_and_no_queue_at_all_are_errors(source, make, cl, context) -> None:
+    theirs = cl.CommandQueue(cl.Context([pocl.devices()[0]]))
+    with pytest.raises(bfc.SubAllocatorError, match="another context"):
+        source.fence(theirs.int_ptr)
+    memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, 100)
+    allocator = make(source)
+    for wrong in (memory, context, object(), "queue"):
+        with pytest.raises(TypeError, match=r"pyopencl\.CommandQueue"):
+            allocator.allocate(100, wrong)
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def test_bytes_go_to_the_device_and_back(source, make, dice) -> None:
+    allocator = make(source)
+    values = np.frombuffer(dice.randbytes(100_003), np.uint8)
+    buffers = [allocator.allocate(values.nbytes) for _ in range(2)]
+    buffers[0].from_host(values)
+    source.copy(buffers[1].ptr, buffers[0].ptr, values.nbytes, 0)
+    assert (buffers[1].to_host() == values).all()
+    part = np.zeros(1000, np.uint8)
+    source.copy(address_of(part), buffers[1].ptr + 77, 1000, 0)
+    assert (part == values[77:1077]).all()
+    source.copy(0, 0, 0, 0)
+
+
+def test_a_copy_is_behind_what_is_queued(source, make, cl, out_of_order, queue, hold) -> None:
+    """Also on a queue that runs its work in any order."""
+    import threading
+
+    for on in (queue, out_of_order):
+        allocator = make(source)
+        buffer = allocator.allocate(1000, on)
+        with hold(on) as held:
+            done = threading.Event()
+            copying = threading.Thread(target=lambda b=buffer, d=done: (b.to_host(), d.set()))
+            copying.start()
+            assert not done.wait(0.05)
+            held.let_go()
+            copying.join()
+            assert done.is_set()
+        buffer.free()
+        allocator.close()
+
+
+def test_copies_of_foreign_memory_are_errors(source, context) -> None:
+    other = bfc.OpenCLSubAllocator(context)
+    theirs, ours = other.alloc(256, MIB), source.alloc(256, MIB)
+    array = np.zeros(100, np.uint8)
+    with pytest.raises(bfc.SubAllocatorError, match="lies in no region"):
+        source.copy(address_of(array), theirs[0], 100, 0)
+    with pytest.raises(bfc.SubAllocatorError, match="reach past the region's end"):
+        source.copy(address_of(array), ours[0] + MIB - 50, 100, 0)
+    with pytest.raises(bfc.SubAllocatorError, match="neither"):
+        source.copy(address_of(array), address_of(array), 100, 0)
+    source.free(*ours)
+    other.free(*theirs)
+    with pytest.raises(bfc.SubAllocatorError):
+        source.copy(theirs[0], address_of(array), 100, 0)
+
+
+# -- every call fails once -------------------------------------------------------------------------
+
+CALLS = {
+    "enqueue_marker": lambda source, queue, block: source.fence(queue.int_ptr),
+    "enqueue_barrier": lambda source, queue, block: source.order(0, queue.int_ptr),
+    "enqueue_copy": lambda source, queue, block: source.copy(
+        block[0], address_of(np.zeros(100, np.uint8)), 100, 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("code", [-2, -5, -34, -36, -9999])
+def test_a_failing_call_is_an_error_in_words(source, queue, faulty, name, code) -> None:
+    block = source.alloc(256, MIB)
+    source.is_ordered(queue.int_ptr)
+    faulty.fail(name, code)
+    with pytest.raises(bfc.SubAllocatorError) as caught:
+        CALLS[name](source, queue, block)
+    assert caught.value.code == code
+    assert len(str(caught.value)) > 20
+    faulty.patch.undo()
+    source.free(*block)
+
+
+def test_a_fence_that_cannot_be_asked_keeps_the_memory(make, queue, faulty) -> None:
+    allocator = make()
+    kept = allocator.allocate_raw(1000)
+    allocator.record_stream(kept, queue)
+    faulty.fail("enqueue_marker", -36)
+    with pytest.raises(bfc.DriverError, match="CL_INVALID_COMMAND_QUEUE"):
+        allocator.deallocate_raw(kept)
+    assert allocator.requested_size(kept) == 1000
+    faulty.patch.undo()
+    allocator.deallocate_raw(kept)
+    allocator.sub_allocator.synchronize()
+    allocator.release_free_regions()
+    assert allocator.stats().bytes_in_use == 0
+
+
+class EndedBadly:
+    """An event whose command failed. PoCL itself ends the process over one."""
+
+    command_execution_status = -5
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def wait(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("ask", ["done", "wait"])
+def test_an_event_that_ended_badly_has_ended(source, faulty, ask) -> None:
+    error = faulty.cl.Error(faulty.error_record("clWaitForEvents", -14))
+    fence = _opencl.Fence(source._home, source._queues.own, EndedBadly(error))
+    assert getattr(fence, ask)() in (True, None)
+    assert fence.done()
+
+
+def test_a_wait_that_fails_is_an_error_in_words(source, faulty) -> None:
+    error = faulty.cl.Error(faulty.error_record("clWaitForEvents", -2))
+    fence = _opencl.Fence(source._home, source._queues.own, EndedBadly(error))
+    with pytest.raises(bfc.DriverError, match="CL_DEVICE_NOT_AVAILABLE"):
+        fence.wait()
+
+
+# -- what is not there -----------------------------------------------------------------------------
+
+
+def test_without_pyopencl_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    for call in (bfc.OpenCLSubAllocator, bfc.opencl.DeviceAllocator().allocator):
+        with pytest.raises(bfc.DeviceUnavailableError, match=r"bfc-allocator\[opencl\]"):
+            call()
+    usable = bfc.opencl.is_available()
+    assert not usable
+    assert "pip install" in str(usable)
+    assert bfc.opencl.device_count() == 0
+
+
+def test_without_a_driver_it_says_where_to_get_one(cl) -> None:
+    code = "import bfc; print(bfc.opencl.is_available(), bfc.opencl.device_count())"
+    run = run_python(code, OCL_ICD_VENDORS="/nonexistent", OCL_ICD_FILENAMES="")
+    assert run.returncode == 0, run.stderr
+    assert "pip install pocl-binary-distribution" in run.stdout
+    assert run.stdout.rstrip().endswith("0")
+
+
+def test_odd_arguments_are_refused(context, cl, monkeypatch) -> None:
+    with pytest.raises(TypeError, match=r"pyopencl\.Context"):
+        bfc.OpenCLSubAllocator("gpu")
+    for wrong in (-1, 99):
+        with pytest.raises(bfc.DeviceUnavailableError, match="counted from 0"):
+            bfc.OpenCLSubAllocator(index=wrong)
+    with pytest.raises(ValueError, match="size"):
+        bfc.OpenCLSubAllocator(context, capacity="plenty")
+    monkeypatch.setattr(cl.device_svm_capabilities, "COARSE_GRAIN_BUFFER", 0)
+    with pytest.raises(bfc.DeviceUnavailableError, match="svm=False"):
+        bfc.OpenCLSubAllocator(context, svm=True)
+
+
+def test_whoever_names_no_context_shares_one(cl) -> None:
+    first, second = bfc.OpenCLSubAllocator(), bfc.OpenCLSubAllocator()
+    assert first.context == second.context
+    assert first.queue != second.queue
+
+
+def test_a_process_ends_well_with_memory_live(cl) -> None:
+    run = run_python(
+        "import bfc, pyopencl.array, numpy as np\n"
+        "for svm in (False, True):\n"
+        "    source = bfc.OpenCLSubAllocator(svm=svm)\n"
+        "    a = bfc.CachingAllocator(source)\n"
+        "    make = bfc.integrations.pyopencl.allocator(a)\n"
+        "    array = pyopencl.array.to_device(source.queue, np.arange(9), allocator=make)\n"
+        "    buffer, raw = a.allocate(1000), a.allocate_raw(1000)\n"
+        "    globals()[f'kept{svm}'] = [source, a, make, array, buffer]\n"
+        "print('end')"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_in_a_forked_child_freeing_does_nothing_and_the_rest_says_why(cl) -> None:
+    run = run_python(
+        "import os, bfc\n"
+        "a = bfc.BFCAllocator(bfc.OpenCLSubAllocator(capacity='64 MiB'))\n"
+        "b = a.allocate(1000)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    b.free()\n"
+        "    try:\n"
+        "        a.allocate(1000).to_host()\n"
+        "    except bfc.SubAllocatorError as error:\n"
+        "        print('spawn' in str(error), flush=True)\n"
+        "    a.close()\n"
+        "    os._exit(0)\n"
+        "print(os.waitpid(child, 0)[1], flush=True)\n"
+    )
+    assert (run.returncode, run.stdout) == (0, "True\n0\n"), run.stderr
+
+
+def test_every_device_is_counted_and_has_memory_of_its_own(cl) -> None:
+    run = run_python(
+        "import pocl; pocl.devices()\n"
+        "import bfc\n"
+        "assert bfc.opencl.device_count() == 2, bfc.opencl.is_available()\n"
+        "sources = [bfc.OpenCLSubAllocator(index=i, capacity='64 MiB') for i in range(2)]\n"
+        "assert [s.device.ordinal for s in sources] == [0, 1]\n"
+        "assert sources[0].context != sources[1].context\n"
+        "m = bfc.opencl.DeviceAllocator(memory_limit='64 MiB')\n"
+        "handles = [m.allocate(1000, i) for i in range(2)]\n"
+        "assert [m.device_of(h) for h in handles] == [0, 1]\n"
+        "m.close()\n"
+        "print('end')",
+        POCL_DEVICES="pthread pthread",
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
+def test_random_blocks_keep_their_bytes(source, make) -> None:
+    """Every block is filled, and read back when it is freed: none may lie under another."""
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    allocator = make(source)
+    live: list[tuple[bfc.Buffer, bytes]] = []
+    for _ in range(300):
+        if live and dice.random() < 0.45:
+            buffer, expected = live.pop(dice.randrange(len(live)))
+            assert bytes(buffer.to_host()) == expected, f"random.Random({seed})"
+            buffer.free()
+        else:
+            content = dice.randbytes(dice.choice([1, 100, 5000, 200_000]))
+            live.append((allocator.allocate(len(content)).from_host(content), content))
+    for buffer, expected in live:
+        assert bytes(buffer.to_host()) == expected, f"random.Random({seed})"
+        buffer.free()
