@@ -279,6 +279,18 @@ def device_count():
     return count
 
 
+def describe(ordinal):
+    """(name, total bytes) of a device. Needs no context, and makes none. Raises DriverError."""
+    cdef int handle = 0
+    cdef size_t total = 0
+    cdef char text[256]
+    load()
+    check(cu.device_get(&handle, ordinal), f"cuDeviceGet({ordinal})")
+    check(cu.device_name(text, 256, handle), f"cuDeviceGetName({ordinal})")
+    check(cu.device_total(&total, handle), f"cuDeviceTotalMem({ordinal})")
+    return (<const char*>text).decode(errors="replace"), total
+
+
 def driver_version():
     """(major, minor) of the newest CUDA that the driver knows. Raises DeviceUnavailableError."""
     cdef int version = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import main, replay
+from bfc.cli import devices, main, replay
 
 TRACES = Path(__file__).parents[1] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")
@@ -217,3 +217,54 @@ def test_a_reader_that_goes_away_is_no_error():
     )
     assert "Traceback" not in done.stderr
     assert done.returncode == 0
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def test_devices_lists_what_there_is_and_what_is_missing(capsys):
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out
+    for kind in ("CUDA is", "OpenCL is", "The host is always available"):
+        assert kind in out
+    assert main(["devices", "--json"]) == 0
+    kinds = json.loads(capsys.readouterr().out)
+    assert set(kinds) == {"cuda", "opencl", "host"}
+    assert kinds["host"]["devices"][0]["total_bytes"] == bfc.HostSubAllocator().total_bytes
+    for kind, module in (("cuda", bfc.cuda), ("opencl", bfc.opencl)):
+        assert len(kinds[kind]["devices"]) == module.device_count()
+        assert kinds[kind]["reason"] == str(module.is_available())
+
+
+def test_devices_says_how_to_get_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    assert main(["devices"]) == 0
+    assert "pip install 'bfc-allocator[opencl]'" in capsys.readouterr().out
+
+
+def test_a_device_that_cannot_be_asked_hides_no_other(capsys, monkeypatch):
+    def broken(number):
+        raise RuntimeError(f"device {number} fell off the bus\nand more")
+
+    monkeypatch.setattr(devices, "_opencl_device", broken)
+    monkeypatch.setattr(devices, "_host", broken)
+    assert main(["devices"]) == 0
+    assert "cannot be asked: device 0 fell off the bus" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["opencl:64MiB", "opencl:0:64MiB", "opencl:0", "opencl"])
+def test_a_replay_runs_in_opencl_memory(capsys, tmp_path, name):
+    if not bfc.opencl.is_available():
+        pytest.skip(str(bfc.opencl.is_available()))
+    path = tmp_path / "t.npz"
+    bfc.Trace([0, 0, 1], [0, 1, 0], [1000, 300, 0]).save(path)
+    options = ["--device", name, "--memory-limit", "32MiB", "--json"]
+    assert main(["replay", str(path), *options]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["traces"]
+    assert (row["refused"], row["peak_bytes_in_use"]) == (0, 1536)
+
+
+@pytest.mark.parametrize("name", ["opencl:99", "opencl:0:plenty", "opencl:1MiB:0", "opencl:-1"])
+def test_a_replay_on_no_such_device_is_a_wrong_call(capsys, name):
+    assert main(["replay", SMALL, "--device", name]) == 2
+    assert capsys.readouterr().err.startswith("bfc: ")

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bfc.cli import replay
+from bfc.cli import devices, replay
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG = 0, 1, 2
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add_to(subparsers)
+    devices.add_to(subparsers)
     parsed = parser.parse_args(arguments)
     try:
         fits: bool = parsed.run(parsed)

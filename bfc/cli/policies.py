@@ -30,6 +30,10 @@ class CountedHost(Counted, bfc.HostSubAllocator):
     """Host memory."""
 
 
+class CountedOpenCL(Counted, bfc.OpenCLSubAllocator):
+    """Memory of an OpenCL device."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """One `--policy`: its name, as it was asked for, and what makes its allocator."""
@@ -40,13 +44,27 @@ class Policy:
 
 def device_maker(text: str) -> Callable[[], Counted]:
     """What makes the device that `--device` names. Raises ValueError."""
-    kind, _, size = text.partition(":")
-    if kind not in ("simulated", "host") or (kind == "simulated" and not size):
-        raise ValueError(f"--device {text}: it is simulated:SIZE or host[:SIZE]")
-    capacity = parse_bytes(size) if size else None
+    kind, _, rest = text.partition(":")
+    if kind == "opencl":
+        return _opencl_maker(text, rest)
+    if kind not in ("simulated", "host") or (kind == "simulated" and not rest):
+        raise ValueError(
+            f"--device {text}: it is simulated:SIZE, host[:SIZE] or opencl[:INDEX][:SIZE]"
+        )
+    capacity = parse_bytes(rest) if rest else None
     if kind == "host":
         return lambda: CountedHost(capacity)
-    return lambda: CountedSimulated(size)
+    return lambda: CountedSimulated(rest)
+
+
+def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:
+    index, _, size = rest.partition(":")
+    if not index.isdigit():
+        if size:
+            raise ValueError(f"--device {text}: it is opencl[:INDEX][:SIZE]")
+        index, size = "0", rest
+    capacity = parse_bytes(size) if size else None
+    return lambda: CountedOpenCL(index=int(index), capacity=capacity)
 
 
 def policies(arguments: argparse.Namespace) -> list[Policy]:

@@ -122,7 +122,7 @@ def _add_options_of_allocators(add: Callable[..., Any]) -> None:
     add(
         "--device",
         default="simulated:80GiB",
-        help="simulated:SIZE, or host[:SIZE] (default: simulated:80GiB)",
+        help="simulated:SIZE, host[:SIZE] or opencl[:INDEX][:SIZE] (default: simulated:80GiB)",
     )
     add(
         "--memory-limit",
