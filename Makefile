@@ -37,6 +37,7 @@ bench: $(VENV)/built ## measure, the compiled originals beside ours (downloads o
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.calls
+	$(BIN)/python -m bench.opencl
 
 bench-gpu: $(VENV)/clients ## measure a cache hit through each library, beside that library's own pool, on a GPU
 	$(BIN)/python -m bench.integrations
