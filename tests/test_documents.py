@@ -43,9 +43,11 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
     if "numba" in path.read_text():
         pytest.importorskip("numba")
         pytest.importorskip("cuda.core")
+    if "pyopencl" in path.read_text():
+        pytest.importorskip("pyopencl")
     driver = "pass" if os.environ.get("BFC_TEST_GPU") == "1" else emulator.preamble()
     run = f"from test_documents import *; run_document(Path({str(path)!r}))"
-    script = f"{driver}\n{run}"
+    script = f"{driver}\nimport pocl; pocl.devices()\n{run}"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     command = [sys.executable, "-c", script]
     ran = subprocess.run(
