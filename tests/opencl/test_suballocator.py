@@ -417,6 +417,41 @@ def test_a_failing_call_is_an_error_in_words(source, queue, faulty, name, code) 
     source.free(*block)
 
 
+@pytest.mark.parametrize("svm", [False, True])
+def test_a_source_that_cannot_be_opened_says_why(context, faulty, svm) -> None:
+    faulty.fail("CommandQueue", -2)
+    with pytest.raises(bfc.DriverError, match="clCreateCommandQueue: CL_DEVICE_NOT_AVAILABLE"):
+        bfc.OpenCLSubAllocator(context, svm=svm)
+
+
+class Dead:
+    """A queue that the driver has lost."""
+
+    handle, is_ordered = 0, True
+    queue = property(lambda self: self)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def finish(self) -> None:
+        raise self.error
+
+
+def test_a_queue_that_does_not_finish_is_an_error_in_words(source, faulty) -> None:
+    """SVM stays live then: work may still use it. A buffer goes by itself when its work ends."""
+    block = source.alloc(256, MIB)
+    error = faulty.cl.LogicError(faulty.error_record("clFinish", -36))
+    source._queues._known[9] = Dead(error)
+    with pytest.raises(bfc.DriverError, match="CL_INVALID_COMMAND_QUEUE"):
+        source.synchronize()
+    if source.svm:
+        with pytest.raises(bfc.DriverError, match="CL_INVALID_COMMAND_QUEUE"):
+            source.free(*block)
+        assert source.live_bytes == MIB
+    del source._queues._known[9]
+    source.free(*block)
+
+
 def test_a_fence_that_cannot_be_asked_keeps_the_memory(make, queue, faulty) -> None:
     allocator = make()
     kept = allocator.allocate_raw(1000)
