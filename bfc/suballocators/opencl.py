@@ -174,9 +174,9 @@ class OpenCLSubAllocator(SubAllocator):
         undefined = cl.mem_migration_flags.CONTENT_UNDEFINED
         if not self.svm:
             cl.enqueue_migrate_mem_objects(queue, [memory], undefined)
-        elif self.cl_device._get_cl_version() >= (2, 1):
+        elif self.cl_device._get_cl_version() >= (2, 1) and hasattr(cl, "enqueue_svm_migrate_mem"):
             cl.enqueue_svm_migrate_mem(queue, [memory], undefined)
-        else:
+        else:  # OpenCL 2.0, or a pyopencl before 2025
             cl.enqueue_svm_memfill(queue, memory, b"\0")
         queue.finish()
 

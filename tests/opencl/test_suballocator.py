@@ -98,6 +98,17 @@ def test_a_region_is_resident_before_alloc_returns(source, monkeypatch, cl) -> N
     source.free(*block)
 
 
+def test_svm_is_made_resident_where_it_cannot_be_migrated(context, cl, monkeypatch) -> None:
+    """OpenCL 2.0 has no such call: then it is filled."""
+    monkeypatch.delattr(cl, "enqueue_svm_migrate_mem", raising=False)
+    source = bfc.OpenCLSubAllocator(context, svm=True)
+    address, received = source.alloc(256, MIB)
+    array = np.ones(MIB, np.uint8)
+    source.copy(address_of(array), address, MIB, 0)
+    assert not array.any()
+    source.free(address, received)
+
+
 @pytest.mark.parametrize("code", NO_ROOM)
 @pytest.mark.parametrize("call", ["make", "migrate"])
 def test_a_full_device_shows_in_alloc_as_no_room(source, faulty, cl, call, code) -> None:
