@@ -28,6 +28,7 @@ if sys.platform == "linux":
 HEADERS = [
     "bfc/_bins.hpp",
     "bfc/_usage.hpp",
+    "bfc/_caching.hpp",
     "bfc/_history.hpp",
     "bfc/_torch_sizes.hpp",
     "bfc/_starts.hpp",

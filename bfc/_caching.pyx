@@ -15,43 +15,16 @@ from bfc._core cimport (
 from bfc._frees cimport PUT_OFF, Frees, report_unraisable
 from bfc._ledger cimport HOST_STREAM
 
+from dataclasses import replace
+
 from bfc.errors import out_of_host_memory
-from bfc.settings import CachingSettings
+from bfc.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
 
-cdef extern from *:
-    """
-    #include <algorithm>
-    #include <atomic>
-    #include <cstdint>
-
-    // A number for each thread that no other thread has or will have; the system's numbers come back.
-    static inline uint64_t bfc_thread_number() noexcept {
-        static std::atomic<uint64_t> last{0};
-        static thread_local const uint64_t mine = ++last;
-        return mine;
-    }
-
-    // Sets of bins in order of their streams. A program has few.
-    template <class Sets, class Numbers>
-    static inline void bfc_sort_by_stream(const Sets& sets, Numbers& numbers) noexcept {
-        std::sort(numbers.begin(), numbers.end(), [&](uint32_t a, uint32_t b) {
-            if (sets[a].lane.stream != sets[b].lane.stream) return sets[a].lane.stream < sets[b].lane.stream;
-            return sets[a].lane.thread < sets[b].lane.thread;
-        });
-    }
-
-    template <class Chunk, class Handles>
-    static inline void bfc_sort_by_falling_size(const Chunk* chunks, Handles& handles) noexcept {
-        std::sort(handles.begin(), handles.end(), [=](uint32_t a, uint32_t b) {
-            return chunks[a].size != chunks[b].size ? chunks[a].size > chunks[b].size : chunks[a].ptr < chunks[b].ptr;
-        });
-    }
-    """
-    uint64_t thread_number "bfc_thread_number"() noexcept nogil
-    void sort_by_stream "bfc_sort_by_stream"(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept nogil
-    void sort_by_falling_size "bfc_sort_by_falling_size"(
-        const Chunk* chunks, vector[ChunkHandle]& handles) noexcept nogil
+cdef extern from "_caching.hpp" namespace "bfc" nogil:
+    uint64_t thread_number() noexcept
+    void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
+    void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
@@ -63,6 +36,7 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
 
 cdef enum:
     MINIMUM_BLOCK = 512
+    INTERVALS = 16                      # of TorchSizes
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
 
 cdef PoolId DEFAULT_POOL = PoolId(0, 0)
@@ -100,7 +74,8 @@ cdef class CachingAllocator(Recorded):
 
     `settings` is the text that PyTorch takes in PYTORCH_CUDA_ALLOC_CONF; the keyword arguments of the same names are
     the same as values, and come after it. `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
-    `memory_limit` (bytes, "4 GiB", or a float up to 1.0: PyTorch's memory fraction) bounds what it takes; None: only
+    `memory_limit` (bytes, "4 GiB", or a float up to 1.0: PyTorch's memory fraction) bounds what it takes, whatever
+    `per_process_memory_fraction` the settings name; both as arguments are a ValueError. None: that fraction, or only
     the sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, the first
     two of three switches are on; each can be set on its own:
 
@@ -130,8 +105,12 @@ cdef class CachingAllocator(Recorded):
                  search_again=None, collect_without_limit=None, release_only_what_is_needed=None):
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
+        check_switches(strict=strict, search_again=search_again, collect_without_limit=collect_without_limit,
+                       release_only_what_is_needed=release_only_what_is_needed)
+        if memory_limit is not None and per_process_memory_fraction is not None:
+            raise ValueError("memory_limit and per_process_memory_fraction say the same: give one of them")
         if not isinstance(settings, CachingSettings):
-            settings = CachingSettings().apply(settings, strict=bool(strict))
+            settings = CachingSettings().apply(settings, strict=strict)
         settings = settings.with_options(
             max_split_size_mb=max_split_size_mb, max_non_split_rounding_mb=max_non_split_rounding_mb,
             garbage_collection_threshold=garbage_collection_threshold,
@@ -174,7 +153,9 @@ cdef class CachingAllocator(Recorded):
 
     def set_settings(self, text):
         """New settings from now on, in PyTorch's words. Those that each text resets fall back to their defaults, as in
-        `torch.cuda.memory._set_allocator_settings`. Raises SettingsError, and changes nothing then. Source: spec 2.18.
+        `torch.cuda.memory._set_allocator_settings`. Raises SettingsError, and changes nothing then. A new
+        `per_process_memory_fraction` is refused too, as it would not be looked at any more (in PyTorch, and if strict,
+        it is only remembered): `set_memory_fraction` sets it. Source: spec 2.18.
 
         >>> import bfc
         >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
@@ -183,9 +164,13 @@ cdef class CachingAllocator(Recorded):
         >>> allocator.allocated_size(address) >> 20
         96
         """
-        self.apply(self.applied.apply(text, strict=self.strict))
+        settings = self.applied.apply(text, strict=self.strict)
+        if not self.strict and settings.per_process_memory_fraction != self.applied.per_process_memory_fraction:
+            raise late_fraction(settings.per_process_memory_fraction)
+        self.apply(settings)
 
     cdef int apply(self, settings) except -1:
+        settings = replace(settings)    # checked again: an unpickled one was not
         cdef int i
         cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
         cdef uint64_t slack = settings.max_non_split_rounding
@@ -193,9 +178,9 @@ cdef class CachingAllocator(Recorded):
         cdef TorchSizes sizes = self.pool.sizes
         sizes.large_segment = settings.large_segment_size
         sizes.divides = False
-        for i, divisions in enumerate(settings.roundup_power2_divisions):
-            sizes.division_bits[i] = max(0, divisions.bit_length() - 1)
-            sizes.divides = sizes.divides or divisions > 1
+        for i in range(INTERVALS):
+            sizes.division_bits[i] = max(0, settings.roundup_power2_divisions[i].bit_length() - 1)
+            sizes.divides = sizes.divides or sizes.division_bits[i] > 0
         self.applied = settings
         self.acquire()
         self.pool.sizes = sizes

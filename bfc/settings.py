@@ -23,8 +23,16 @@ from bfc.errors import SettingsError
 
 VARIABLE = "BFC_ALLOC_CONF"
 MIB = 1 << 20
+#: Every block is a multiple of this, and no smaller.
 MIN_BLOCK = 512
+#: Blocks up to this stand in small segments.
+MOST_SMALL = MIB
+SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
+LEAST_LARGE_SEGMENT = 11 * MIB
+#: Blocks from this on get a segment of their own, a multiple of the step.
+OWN_SEGMENT = 10 * MIB
+SEGMENT_STEP = 2 * MIB
 #: Entry i of the divisions is for sizes from 2**(20 + i) bytes on; the first and last entry also
 #: for what is smaller and larger.
 ENTRIES = 16
@@ -36,6 +44,7 @@ _SEPARATORS = (",", ":", "[", "]")
 
 _LARGE = "large_segment_size_mb"
 _ROUNDUP = "roundup_power2_divisions"
+_FRACTION = "per_process_memory_fraction"
 _EXPANDABLE = "expandable_segments"
 _BACKEND = "backend"
 _ALIASES = {
@@ -67,12 +76,13 @@ _PLAIN_REAL = re.compile(rf"-?(?:inf|nan|{_DECIMAL})", re.ASCII | re.IGNORECASE)
 
 @dataclass(frozen=True)
 class CachingSettings:
-    """The settings in force. `apply` and `with_options` make them, with checks; one made directly
-    is not checked.
+    """The settings in force. `apply` and `with_options` make them from what a user writes.
 
-    Sizes are bytes. `text` is the last text applied. `max_split_size` is None where it is
-    unlimited. `roundup_power2_divisions` has 16 entries, for [1, 2) MiB up to 32 GiB and above.
-    The last six change nothing in this allocator.
+    Sizes are bytes, and whole MiB. `text` is the last text applied. `max_split_size` is None where
+    it is unlimited. `roundup_power2_divisions` has 16 entries, for [1, 2) MiB up to 32 GiB and
+    above. The last six change nothing in this allocator. However they are made, all fields are
+    checked as in a text: SettingsError says which one is wrong and what is allowed, TypeError is
+    raised for a wrong type.
 
     >>> settings = CachingSettings().apply("max_split_size_mb:40, roundup_power2_divisions:4")
     >>> settings.max_split_size, settings.round_size(84 << 20) >> 20
@@ -94,6 +104,11 @@ class CachingSettings:
     pinned_num_register_threads: int = 1
     pinned_use_background_threads: bool = False
     pinned_reserve_segment_size: int = 0
+
+    def __post_init__(self) -> None:
+        large = _checked("large_segment_size", self.large_segment_size, LEAST_LARGE_SEGMENT)
+        for name in _DEFAULTS:
+            object.__setattr__(self, name, _checked(name, getattr(self, name), large))
 
     @classmethod
     def from_environment(
@@ -207,24 +222,40 @@ class CachingSettings:
         >>> CachingSettings().round_size(513)
         1024
         """
-        if size < MIN_BLOCK:
-            return MIN_BLOCK
+        return _up(max(size, MIN_BLOCK), self.step_for(size))
+
+    def step_for(self, size: int) -> int:
+        """What a request of so many bytes is rounded up to a multiple of (spec 2.2).
+
+        >>> CachingSettings().apply("roundup_power2_divisions:8").step_for(9 << 20) >> 20
+        1
+        """
         divisions = self.divisions_for(size)
         # The product wraps in upstream: from 2**55 divisions on all goes to a power of two.
-        if divisions > 1 and size > MIN_BLOCK * divisions % _WORD:
+        if size >= MIN_BLOCK and divisions > 1 and size > MIN_BLOCK * divisions % _WORD:
             base = 1 << (size.bit_length() - 1)
-            if base == size:
-                return size
-            return _up(size, base // divisions or base)
-        return _up(size, MIN_BLOCK)
+            return base // divisions or base
+        return MIN_BLOCK
+
+    def segment_size(self, size: int) -> int:
+        """The bytes of the segment that is taken for a request of so many bytes where nothing is
+        free (spec 2.4).
+
+        >>> [CachingSettings().segment_size(size << 20) >> 20 for size in (1, 5, 11)]
+        [2, 20, 12]
+        """
+        rounded = self.round_size(size)
+        if rounded <= MOST_SMALL:
+            return SMALL_SEGMENT
+        return self.large_segment_size if rounded < OWN_SEGMENT else _up(rounded, SEGMENT_STEP)
 
     def _items(self) -> list[_Item]:
         """What differs from the defaults, as it would be written."""
-        default = CachingSettings(max_non_split_rounding=self.large_segment_size)
+        default = _DEFAULTS | {"max_non_split_rounding": self.large_segment_size}
         return [
             (key, kind.write(getattr(self, kind.field)))
             for key, kind in _KINDS.items()
-            if getattr(self, kind.field) != getattr(default, kind.field)
+            if getattr(self, kind.field) != default[kind.field]
         ]
 
 
@@ -280,6 +311,82 @@ no threads; each allocation asks the oldest event itself
         return _up(nbytes, MIN_BLOCK)
 
 
+_SIZES = (
+    *("max_split_size", "max_non_split_rounding"),
+    *("large_segment_size", "pinned_reserve_segment_size"),
+)
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(CachingSettings)
+}
+
+
+# Fields --------------------------------------------------------------------------------------
+
+
+def _checked(name: str, value: Any, large: int) -> Any:
+    """A field's value in the field's own type; `large` is the large segment size."""
+    default = _DEFAULTS[name]
+    try:
+        if name == _ROUNDUP:
+            return _checked_table(tuple(_number(entry) for entry in value))
+        if isinstance(default, str | bool):
+            if not isinstance(value, type(default)):
+                raise TypeError
+            return value
+        if isinstance(default, float):
+            return _checked_part(name, float(_real(value)))
+        return None if value is default is None else _checked_number(name, _number(value), large)
+    except TypeError:
+        what = {str: "a str", bool: "a bool", float: "a float", tuple: "a tuple of ints"}
+        expected = what.get(type(default), "an int of bytes" if name in _SIZES else "an int")
+        raise TypeError(f"{name} is {expected}, not {value!r:.{_SHOWN}}") from None
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _checked_table(entries: tuple[int, ...]) -> tuple[int, ...]:
+    fault = ""
+    if len(entries) != ENTRIES:
+        fault = f"has {len(entries)} entries"
+    elif not all(0 <= entry < _WORD and entry.bit_count() < 2 for entry in entries):
+        fault = "has divisions that are no power of two below 2**64, and not 0"
+    if fault:
+        allowed = f"{ENTRIES} numbers of divisions, each a power of two, or 0"
+        raise SettingsError(fault, key=_ROUNDUP, given=f"{entries!r:.{_SHOWN}}", allowed=allowed)
+    return entries
+
+
+def _checked_part(name: str, number: float) -> float:
+    is_inside = 0.0 <= number < 1.0 or (name == _FRACTION and number == 1.0)
+    if not is_inside:
+        raise _wrong_field(name, repr(number), "is out of range", 0)
+    return number
+
+
+def _checked_number(name: str, number: int, large: int) -> int:
+    shown = _whole(number)
+    if name not in _SIZES:
+        if not 0 < number <= 128 or number.bit_count() != 1:
+            raise _wrong_field(name, shown, "is out of range", large)
+        return number
+    least = {"large_segment_size": LEAST_LARGE_SEGMENT, "pinned_reserve_segment_size": 0}
+    if number % MIB:
+        raise _wrong_field(name, shown, "bytes are no whole number of MiB", large)
+    if not least.get(name, large) <= number < _WORD:
+        raise _wrong_field(name, shown, "bytes are out of range", large)
+    return number
+
+
+def _wrong_field(name: str, given: str, fault: str, large: int) -> SettingsError:
+    key = next(key for key, kind in _KINDS.items() if kind.field == name)
+    allowed = _allowed(key, large) + ("" if _DEFAULTS[name] else f", or {_DEFAULTS[name]}")
+    return SettingsError(f"{given} {fault}", key=name, given=given, allowed=allowed)
+
+
 def _up(size: int, step: int) -> int:
     return (size + step - 1) // step * step
 
@@ -287,6 +394,24 @@ def _up(size: int, step: int) -> int:
 def _entry(mib: int) -> int:
     """The index of the divisions for a size in MiB."""
     return min(max(mib.bit_length() - 1, 0), ENTRIES - 1)
+
+
+def check_switches(**switches: object) -> None:
+    """TypeError where one is neither a bool nor None: a text such as "no" would count as True."""
+    for name, value in switches.items():
+        if not isinstance(value, bool | None):
+            raise TypeError(f"{name} is True or False, not {value!r:.{_SHOWN}}")
+
+
+def late_fraction(fraction: float) -> SettingsError:
+    """The error for a memory fraction in a text that comes after an allocator was made."""
+    return SettingsError(
+        f"{fraction} comes too late: it is read where an allocator is made",
+        key=_FRACTION,
+        given=str(fraction),
+        allowed="the fraction that the allocator was made with",
+        hint=f"allocator.set_memory_fraction({fraction})",
+    )
 
 
 # Writing -------------------------------------------------------------------------------------
@@ -549,7 +674,7 @@ class _Reader:
         return self.mib(key, given, self.large // MIB)
 
     def large_segment(self, key: str, given: str) -> int:
-        return self.mib(key, given, 11)
+        return self.mib(key, given, LEAST_LARGE_SEGMENT // MIB)
 
     def pinned_reserve(self, key: str, given: str) -> int:
         return self.mib(key, given, 1)
@@ -671,8 +796,8 @@ _KINDS = {
         "(powers of two, or '>' for the sizes above) and their divisions (powers of two, or 0)",
     ),
     _LARGE: _mib("large_segment_size", _Reader.large_segment, "at least 11"),
-    "per_process_memory_fraction": _Kind(
-        "per_process_memory_fraction",
+    _FRACTION: _Kind(
+        _FRACTION,
         _Reader.fraction,
         repr,
         _real,
