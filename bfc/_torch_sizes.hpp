@@ -43,7 +43,10 @@ struct TorchSizes {
     }
 
 private:
-    static uint64_t up_to(uint64_t size, uint64_t step) { return (size + step - 1) & ~(step - 1); }
+    // Steps are powers of two. What would wrap is the largest number, which no limit and no device admits.
+    static uint64_t up_to(uint64_t size, uint64_t step) {
+        return size > ~uint64_t{0} - (step - 1) ? ~uint64_t{0} : (size + step - 1) & ~(step - 1);
+    }
 };
 
 }  // namespace bfc
