@@ -29,8 +29,11 @@ MOST_BYTES = {
     "size": 2 << 30,
     "stream": 1 << 30,
     "meta": 64 << 20,
+    "torch_addresses": 512 << 20,
 }
 MOST_BYTES_IN_ALL = (4 << 30) + MOST_BYTES["meta"]
+#: The list of `meta["torch"]` that may be as long as the trace, and is an array in a file.
+ADDRESSES = "torch_addresses"
 #: What an array's header may take on top of that.
 HEADER_BYTES = 4096
 
@@ -165,7 +168,8 @@ class Trace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Reads an `.npz` with these arrays, of any integer type that holds their numbers, and a
-        JSON text `meta` if it has one. Nothing in it is executed.
+        JSON text `meta` if it has one. An array `torch_addresses` becomes the list
+        `meta["torch"]["addresses"]`. Nothing in it is executed.
 
         Raises TraceError, in one line that names the file and the fault, and OSError where it
         cannot be opened. Files of more than 2**28 events, or that unpack to more than some 4 GiB,
@@ -179,8 +183,8 @@ class Trace:
                 with zipfile.ZipFile(raw) as archive:
                     members = _members(archive)
                     arrays = {name: _array(archive, info) for name, info in members.items()}
-            text = arrays.pop("meta", None)
-            return cls(**arrays, meta=None if text is None else _meta(text))
+            text, addresses = arrays.pop("meta", None), arrays.pop(ADDRESSES, None)
+            return cls(**arrays, meta=_joined(None if text is None else _meta(text), addresses))
         except TraceError as error:
             raise TraceError(f"{os.fspath(path)}: {error}") from None
         except OSError:
@@ -202,8 +206,10 @@ class Trace:
         Nothing in the file is executed, whatever it holds: it is not given to Python's unpickler,
         and all but numbers, texts, lists and dicts of text keys is refused. Raises TraceError, in
         one line that names the fault and where it stands, and OSError. Files of more than 1 GiB,
-        or 2**25 events of a device, are refused. Cost: O(n log n), and some ten times the file's
-        size in memory.
+        or 2**25 events of a device, are refused, and files whose lists stand for more entries,
+        segments and blocks than one for 12 bytes (they share them, which PyTorch does not do).
+        Cost: O(n log n) steps, each with a look at what is live, and for a recording some 7
+        times the file's size in memory; no file takes 100 times its size and 32 MiB.
 
         First come events that rebuild what was live before the history began: for each segment,
         every block and every hole between them is allocated by address, and then the holes are
@@ -245,9 +251,11 @@ class Trace:
         """Writes an `.npz` that `load`, or any NumPy, reads: compressed, and at `path` as it is
         given, with no ending added.
 
-        Raises TypeError or ValueError where `meta` is no JSON, TraceError where `load` would refuse
-        the file for its size, and OSError. A file that was there is replaced once the new one is
-        whole, which is written to the same folder: after an error it is as it was.
+        `meta["torch"]["addresses"]` is written as an array. Raises TypeError or ValueError where
+        `meta` is no JSON, TraceError where `load` would refuse the file for its size (2**28 events,
+        2**26 addresses, or 2**24 characters of other `meta`), and OSError. A file that was there is
+        replaced once the new one is whole, which is written to the same folder: after an error it
+        is as it was.
 
         >>> import pathlib, tempfile, bfc
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -258,15 +266,28 @@ class Trace:
         """
         import numpy as np
 
-        meta = np.array(json.dumps(self.meta))
-        if len(self) > MOST_EVENTS or meta.nbytes > MOST_BYTES["meta"]:
+        rest, addresses = _apart(self.meta)
+        meta = np.array(json.dumps(rest))
+        most = MOST_BYTES[ADDRESSES] // 8
+        numbers: dict[str, Any] = {} if addresses is None else {ADDRESSES: addresses}
+        if (
+            len(self) > MOST_EVENTS
+            or meta.nbytes > MOST_BYTES["meta"]
+            or any(len(array) > most for array in numbers.values())
+        ):
             raise TraceError(
-                f"{os.fspath(path)}: a file holds at most {MOST_EVENTS} events, and a meta of "
-                f"{MOST_BYTES['meta'] // 4} characters"
+                f"{os.fspath(path)}: a file holds at most {MOST_EVENTS} events, {most} addresses "
+                f"and a meta of {MOST_BYTES['meta'] // 4} characters"
             )
         with replacing(path) as file:
             np.savez_compressed(
-                file, op=self.op, id=self.id, size=self.size, stream=self.stream, meta=meta
+                file,
+                op=self.op,
+                id=self.id,
+                size=self.size,
+                stream=self.stream,
+                meta=meta,
+                **numbers,
             )
 
     def closed(self) -> Trace:
@@ -393,6 +414,33 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     if array.size > MOST_EVENTS:
         raise TraceError(f"{info.filename} holds {array.size} numbers: at most {MOST_EVENTS}")
     return array
+
+
+def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:
+    """The meta without the addresses of a recording, and these; None where they are no list of
+    numbers that an array can hold."""
+    import numpy as np
+
+    torch = meta.get("torch") if isinstance(meta, dict) else None
+    if not isinstance(torch, dict) or not isinstance(addresses := torch.get("addresses"), list):
+        return meta, None
+    if not all(type(address) is int and 0 <= address < 1 << 64 for address in addresses):
+        return meta, None
+    rest = {name: value for name, value in torch.items() if name != "addresses"}
+    return meta | {"torch": rest}, np.array(addresses, np.uint64)
+
+
+def _joined(meta: Any, addresses: NDArray[Any] | None) -> Any:
+    """What `_apart` took apart."""
+    import numpy as np
+
+    if addresses is None:
+        return meta
+    torch = meta.get("torch") if isinstance(meta, dict) else None
+    if not isinstance(torch, dict):
+        raise TraceError(f"it holds {ADDRESSES}, but no meta of a recording")
+    torch["addresses"] = _column(ADDRESSES, addresses, np.uint64).tolist()
+    return meta
 
 
 def _meta(text: NDArray[Any]) -> Any:
