@@ -2,8 +2,10 @@
 
 What is understood are the operations that build None, bool, int, float, str, list, tuple and dict
 with text keys, in protocols 2 to 5. Each other one is an error. There is no recursion, a length is
-compared with what the file holds before memory is taken for it, and the values that may be made
-are counted, so a hostile file takes no more than some ten times its own size.
+compared with what the file holds before memory is taken for it, and lists, tuples and dicts may
+stand no closer than one in 8 bytes: so the values of a hostile file take at most some 30 times its
+own size, and 16 MiB. Values may share parts, and stand for far more than the file holds: who walks
+through them has to count.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from bfc.errors import TraceError
 
 #: The most lists, tuples and dicts that a file may make, and the most values in all of them.
 MOST_CONTAINERS = 1 << 24
+#: And the most for its size: one for so many bytes, beside the first ones.
+BYTES_A_CONTAINER = 8
+FIRST_CONTAINERS = 1 << 12
 MOST_VALUES = 1 << 27
 #: The most values that may wait to be put into one.
 MOST_WAITING = 1 << 20
@@ -45,7 +50,7 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
     if type(value) is int and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
-    text = ascii(value)
+    text = ascii(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -69,6 +74,9 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.containers = self.values = 0
+        self.most_containers = min(
+            FIRST_CONTAINERS + len(data) // BYTES_A_CONTAINER, MOST_CONTAINERS
+        )
         self.done = False
         self.at = 0
         self.rare: list[Callable[[int], int] | None] = [None] * 256
@@ -134,7 +142,7 @@ class _Machine:
         return at
 
     def _look(self) -> None:
-        if self.containers > MOST_CONTAINERS or max(self.values, len(self.memo)) > MOST_VALUES:
+        if self.containers > self.most_containers or max(self.values, len(self.memo)) > MOST_VALUES:
             raise TraceError(f"byte {self.at}: it makes more values than are read")
         if max(len(self.stack), len(self.marks)) > MOST_WAITING:
             raise TraceError(f"byte {self.at}: too many values wait to be put somewhere")
@@ -253,7 +261,7 @@ class _Machine:
         return f"it {_REFUSED.get(code, f'holds an unknown operation ({code:#04x})')}"
 
     def _names(self, *names: object) -> str:
-        named = ascii(".".join(name for name in names if isinstance(name, str)))[1:-1]
+        named = ascii(".".join(name[:200] for name in names if isinstance(name, str)))[1:-1]
         return (
             f"it names {named[:200] or 'an object'}, which may run code: only plain values are "
             "read (numbers, texts, lists, dicts)"

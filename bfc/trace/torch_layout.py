@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-MIB = 1 << 20
-#: Every size is a multiple of this.
-GRAIN = 512
-#: Rounded sizes up to this lie in small segments, of twice the size.
-MOST_SMALL = MIB
-SMALL_SEGMENT = 2 * MIB
-#: The segment of requests below half its size; above, they get their own, in steps.
-LARGE_SEGMENT = 20 * MIB
-STEP = 2 * MIB
-INTERVALS = 16
+from bfc.errors import SettingsError
+from bfc.settings import ENTRIES, MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT, CachingSettings
+
+#: The most requests that a file's holes in expandable segments of small blocks are filled with, of
+#: 1 MiB each: a few bytes of a file can say that such a hole is as large as all memory.
+MOST_PIECES = 1 << 14
+
+_LARGE = re.compile(r"large_segment_size_mb:[^,]*")
 
 
 class Live(NamedTuple):
@@ -174,7 +173,7 @@ def _are_one(first: Span, second: Span) -> bool:
 
 
 class Sizes:
-    """How the settings of a snapshot round requests (section 2.2), and what stays unsplit.
+    """What the settings of a snapshot make of requests, and what stays unsplit.
 
     >>> Sizes({}).rounded(1000), Sizes({"roundup_power2_divisions": {"1": 4}}).rounded(5000)
     (1024, 5120)
@@ -183,57 +182,75 @@ class Sizes:
     def __init__(self, settings: dict[str, Any]) -> None:
         table = settings.get("roundup_power2_divisions")
         table = table if isinstance(table, dict) else {}
-        named = [table.get(str(1 << interval), 0) for interval in range(INTERVALS)]
-        self._divisions = [
-            value if type(value) is int and value > 1 and not value & (value - 1) else 0
-            for value in named
-        ]
+        named = [table.get(str(1 << interval), 0) for interval in range(ENTRIES)]
+        self._settings = CachingSettings(
+            roundup_power2_divisions=tuple(_divisions(value) for value in named),
+            max_non_split_rounding=(large := _large_segment(settings)),
+            large_segment_size=large,
+        )
         most = settings.get("max_split_size")
         #: From here on blocks are not split.
         self.most_split = most if type(most) is int and most > 0 else 1 << 64
+        self._pieces_left = MOST_PIECES
 
     def rounded(self, size: int) -> int:
         """The block that a request needs."""
-        step = self._step(max(size, GRAIN))
-        return max(GRAIN, -(-size // step) * step)
+        return self._settings.round_size(size)
 
     def rounded_down(self, size: int) -> int:
         """The largest request up to this that needs a block of just its own size; 0 for none."""
-        step = self._step(max(size, 1))
+        step = self._settings.step_for(size)
         return size // step * step
-
-    def _step(self, size: int) -> int:
-        top = size.bit_length() - 1
-        divisions = self._divisions[min(max(top - 20, 0), INTERVALS - 1)]
-        if divisions and size > GRAIN * divisions:
-            return (1 << top) // divisions
-        return GRAIN
 
     def segment(self, size: int) -> int:
         """The segment that a request gets where nothing is free (2.4)."""
-        rounded = self.rounded(size)
-        if rounded <= MOST_SMALL:
-            return SMALL_SEGMENT
-        if rounded < LARGE_SEGMENT // 2:
-            return LARGE_SEGMENT
-        return -(-rounded // STEP) * STEP
+        return self._settings.segment_size(size)
 
     def most_slack(self, span: Span) -> int:
         """How much a block may be larger than what it was cut for (2.10)."""
-        return GRAIN - 1 if span.is_small or span.is_expandable else MOST_SMALL
+        return MIN_BLOCK - 1 if span.is_small or span.is_expandable else MOST_SMALL
 
     def pieces(self, size: int, span: Span) -> list[int] | None:
-        """Requests whose blocks fill that many bytes of a segment; None where there are none."""
+        """Requests whose blocks fill that many bytes of a segment; None where there are none, or
+        too many (`MOST_PIECES`)."""
+        if span.is_small and not self._can_be_cut(size, span):
+            return None
         pieces = []
         while size:
             piece = self.rounded_down(min(size, MOST_SMALL) if span.is_small else size)
             if not span.is_small and 0 < size - piece <= MOST_SMALL:
-                piece = self.rounded_down(max(size - MOST_SMALL - GRAIN, 0))
+                piece = self.rounded_down(max(size - MOST_SMALL - MIN_BLOCK, 0))
             if piece == 0 or (not span.is_small and piece <= MOST_SMALL):
                 return None
             pieces.append(piece)
             size -= piece
         return pieces
+
+    def _can_be_cut(self, size: int, span: Span) -> bool:
+        """PyTorch's segments of small blocks have one size, but for expandable ones: those have a
+        number of pieces in common."""
+        if not span.is_expandable:
+            return span.size == SMALL_SEGMENT
+        needed = size // MOST_SMALL
+        can_be = needed <= self._pieces_left
+        self._pieces_left -= needed if can_be else 0
+        return can_be
+
+
+def _divisions(value: Any) -> int:
+    is_one = type(value) is int and 1 < value < 1 << 64 and value.bit_count() == 1
+    return value if is_one else 0
+
+
+def _large_segment(settings: dict[str, Any]) -> int:
+    """The large segment size that the text of the settings names; the default where it does not."""
+    text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
+    # Only this part is read: other parts may be what bfc refuses, such as expandable segments.
+    found = _LARGE.findall("".join(text.split())) if isinstance(text, str) else []
+    try:
+        return CachingSettings().apply(found[-1] if found else "", strict=True).large_segment_size
+    except SettingsError:
+        return CachingSettings().large_segment_size
 
 
 @dataclass
@@ -326,7 +343,7 @@ def _find_sizes(
             block.size = min(sizes.rounded(block.requested), room)
             if room - block.size <= slack or block.size >= sizes.most_split:
                 block.size = room
-            elif slack >= GRAIN:
+            elif slack >= MIN_BLOCK:
                 most = min(block.address + block.size + slack, limit)
                 open_ends[block.address] = (block, most, limit)
     return _watch(open_ends, history)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 30
 MOST_ENTRIES = 1 << 25
 MOST_BLOCKS = 1 << 24
+#: The most entries, segments and blocks for a file's size: one for so many bytes, beside the first
+#: ones. A file has more only where its lists share them, and PyTorch writes none in fewer bytes.
+BYTES_A_PART = 12
+FIRST_PARTS = 1 << 12
 MOST_STREAMS = 1 << 16
+#: The most settings, with the lines of their tables.
 MOST_SETTINGS = 256
 LONGEST_TEXT = 4096
 TOP = 1 << 64
@@ -38,7 +44,8 @@ def read(source: str | os.PathLike[str] | IO[bytes], device: int | None) -> Trac
     """The trace of `Trace.from_torch`."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
     try:
-        recording = _recording(loads(_content(source)), device)
+        data = _content(source)
+        recording = _recording(loads(data), device, _Parts(len(data)))
         return _converted(recording)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from None
@@ -67,7 +74,7 @@ class _Recording:
     device: int
     spans: list[Span]
     blocks: dict[int, Block]
-    entries: list[Any]
+    entries: Sequence[Any]
     settings: dict[str, Any]
 
     @property
@@ -75,7 +82,24 @@ class _Recording:
         return f"device_traces[{self.device}]"
 
 
-def _recording(content: Any, device: int | None) -> _Recording:
+class _Parts:
+    """Counts the entries, segments and blocks that are looked at, as often as they are."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self.file_bytes = file_bytes
+        self.left = FIRST_PARTS + file_bytes // BYTES_A_PART
+
+    def look_at(self, parts: Sequence[Any], where: str) -> None:
+        """TraceError before there are more than a file of this size can say one by one."""
+        self.left -= len(parts)
+        if self.left < 0:
+            raise TraceError(
+                f"{where}: its lists stand for more than the {self.file_bytes} bytes can say: they "
+                "share their parts"
+            )
+
+
+def _recording(content: Any, device: int | None, parts: _Parts) -> _Recording:
     if isinstance(content, list):  # what memory_snapshot() returns: the segments alone
         content = {"segments": content}
     if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
@@ -85,17 +109,20 @@ def _recording(content: Any, device: int | None) -> _Recording:
         )
     segments = _list(content.get("segments", []), "segments")
     traces = _list(content.get("device_traces", []), "device_traces")
+    parts.look_at(segments, "segments")
+    parts.look_at(traces, "device_traces")
     for number, trace in enumerate(traces):
         _list(trace, f"device_traces[{number}]")
     device = _device(segments, traces, device)
     entries = traces[device] if device < len(traces) else []
+    parts.look_at(entries, f"device_traces[{device}]")
     if len(entries) > MOST_ENTRIES:
         raise TraceError(f"device_traces[{device}] has {len(entries)} entries: too many")
-    spans, blocks = _segments(segments, device)
+    spans, blocks = _segments(segments, device, parts)
     return _Recording(device, spans, blocks, entries, _settings(content.get("allocator_settings")))
 
 
-def _device(segments: list[Any], traces: list[Any], wanted: int | None) -> int:
+def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) -> int:
     """The device that is asked for, or the only one that did anything."""
     recorded = {number for number, trace in enumerate(traces) if trace}
     holding = set()
@@ -105,12 +132,16 @@ def _device(segments: list[Any], traces: list[Any], wanted: int | None) -> int:
     present = sorted(recorded | holding)
     if wanted is not None:
         if wanted not in present:
-            raise TraceError(f"it holds nothing of device {wanted}, but of {present or 'none'}")
+            raise TraceError(f"it holds nothing of device {wanted}, but of {_some(present)}")
         return wanted
     choice = sorted(recorded) or present or [0]
     if len(choice) > 1:
-        raise TraceError(f"it holds the devices {choice}: choose one with device=")
+        raise TraceError(f"it holds the devices {_some(choice)}: choose one with device=")
     return choice[0]
+
+
+def _some(numbers: list[int]) -> str:
+    return f"{numbers or 'none'}" if len(numbers) <= 16 else f"{numbers[:16]} and more"
 
 
 def _device_of(segment: dict[str, Any], where: str) -> int:
@@ -118,7 +149,9 @@ def _device_of(segment: dict[str, Any], where: str) -> int:
     return _number(segment.get("device", 0), f"{where}['device']", low=-1)
 
 
-def _segments(segments: list[Any], device: int) -> tuple[list[Span], dict[int, Block]]:
+def _segments(
+    segments: Sequence[Any], device: int, parts: _Parts
+) -> tuple[list[Span], dict[int, Block]]:
     """The segments of a device by address, and what is live in them."""
     spans: list[Span] = []
     live: dict[int, Block] = {}
@@ -128,6 +161,7 @@ def _segments(segments: list[Any], device: int) -> tuple[list[Span], dict[int, B
         if _device_of(segment, where) != device:
             continue
         blocks = _list(segment.get("blocks", []), f"{where}['blocks']")
+        parts.look_at(blocks, where)
         blocks_seen += len(blocks)
         if blocks_seen > MOST_BLOCKS:
             raise TraceError(f"{where}: more than {MOST_BLOCKS} blocks")
@@ -140,7 +174,7 @@ def _segments(segments: list[Any], device: int) -> tuple[list[Span], dict[int, B
 
 
 def _segment(
-    segment: dict[str, Any], blocks: list[Any], live: dict[int, Block], where: str
+    segment: dict[str, Any], blocks: Sequence[Any], live: dict[int, Block], where: str
 ) -> Span:
     start = at = _number(segment.get("address"), f"{where}['address']")
     stream = _number(segment.get("stream", 0), f"{where}['stream']", low=-TOP)
@@ -187,9 +221,11 @@ def _settings(settings: Any) -> dict[str, Any]:
         return {}
     _dict(settings, "allocator_settings")
     kept: dict[str, Any] = {}
-    for name, value in list(settings.items())[:MOST_SETTINGS]:
+    left = MOST_SETTINGS
+    for name, value in itertools.islice(settings.items(), MOST_SETTINGS):
         if isinstance(value, dict):
-            table = list(value.items())[:MOST_SETTINGS]
+            table = list(itertools.islice(value.items(), left))
+            left -= len(table)
             kept[_text(name)] = {_text(key): item for key, item in table if _is_number(item)}
         elif value is None or _is_number(value):
             kept[_text(name)] = value
@@ -221,10 +257,10 @@ def _number(value: Any, where: str, low: int = 0) -> int:
     return value
 
 
-def _list(value: Any, where: str) -> list[Any]:
+def _list(value: Any, where: str) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise TraceError(f"{where} is {shown(value)}: a list is expected")
-    return list(value)
+    return value  # no copy: many lists may be one
 
 
 def _dict(value: Any, where: str) -> dict[str, Any]:
