@@ -14,9 +14,11 @@ Tests load it before cuda-python makes its first call, and steer it through the 
 What it does: devices, primary and created contexts, device, managed, pinned, stream-ordered and
 mapped memory that copies and fills really write, streams with the rules of the legacy and the
 per-thread default stream, events, host functions, stream capture without graphs. Work runs at once
-unless a test holds its stream. What it does not: kernels, modules, graphs, arrays, copies of more
-than one dimension, sharing with other processes; those calls give CUDA_ERROR_NOT_SUPPORTED. Nor
-does it satisfy the CUDA runtime (cudart), and hence CuPy, which test whose driver they run on.
+unless a test holds its stream. Copies of two and three dimensions work, those of arrays do not.
+Modules and libraries take any code, and a launch stands in its stream's queue but does nothing:
+what its kernel would have written is not there. What it lacks: graphs, arrays, sharing with other
+processes; those calls give CUDA_ERROR_NOT_SUPPORTED. Nor does it satisfy the CUDA runtime (cudart),
+and hence CuPy, which test whose driver they run on.
 
 Handles of primary contexts and default pools outlive a reset, for libraries keep them. A context
 that such a library uses again is alive then, though nobody has retained it; freeing what is left

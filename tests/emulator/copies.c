@@ -59,11 +59,40 @@ CUresult copy_check(const char *name, uint64_t address, size_t bytes, unsigned h
     return CUDA_SUCCESS;
 }
 
+static size_t reach(const struct work *work, size_t pitch, size_t slice)
+{
+    const struct rows *rows = &work->rows;
+    return rows->height ? (rows->depth - 1) * slice + (rows->height - 1) * pitch + work->bytes
+                        : work->bytes;
+}
+
+/* How many bytes lie between the first one written and the end of the last. */
+size_t copy_reach_to(const struct work *work)
+{
+    return reach(work, work->rows.to_pitch, work->rows.to_slice);
+}
+
+size_t copy_reach_from(const struct work *work)
+{
+    return reach(work, work->rows.from_pitch, work->rows.from_slice);
+}
+
+static void move_rows(struct work *work)
+{
+    const struct rows *rows = &work->rows;
+    char *to = memory_at(work->to);
+    const char *from = work->staged ? work->staged : memory_at(work->from);
+    for (size_t slice = 0; slice < rows->depth; slice++)
+        for (size_t row = 0; row < rows->height; row++)
+            memmove(to + slice * rows->to_slice + row * rows->to_pitch,
+                    from + slice * rows->from_slice + row * rows->from_pitch, work->bytes);
+}
+
 /* The memory may have gone while the work was waiting. */
 void copy_run(struct work *work)
 {
     int device = work->stream->context->device;
-    if (copy_check(work->name, work->to, work->bytes, work->to_how | TOUCH_NOW, device))
+    if (copy_check(work->name, work->to, copy_reach_to(work), work->to_how | TOUCH_NOW, device))
         return;
     if (work->action == FILL) {
         unsigned char *to = memory_at(work->to);
@@ -71,10 +100,14 @@ void copy_run(struct work *work)
             memcpy(to + i, &work->value, work->unit);
         return;
     }
-    if (!work->staged &&
-        copy_check(work->name, work->from, work->bytes, work->from_how | TOUCH_NOW, device))
+    if (!work->staged && copy_check(work->name, work->from, copy_reach_from(work),
+                                    work->from_how | TOUCH_NOW, device))
         return;
-    memmove(memory_at(work->to), work->staged ? work->staged : memory_at(work->from), work->bytes);
+    if (work->rows.height)
+        move_rows(work);
+    else
+        memmove(memory_at(work->to), work->staged ? work->staged : memory_at(work->from),
+                work->bytes);
 }
 
 static bool pageable(uint64_t address)
@@ -87,19 +120,19 @@ static CUresult stage(struct work *work)
 {
     if (work->action != COPY || !pageable(work->from))
         return CUDA_SUCCESS;
-    work->staged = malloc(work->bytes);
+    work->staged = malloc(copy_reach_from(work));
     if (!work->staged)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    memcpy(work->staged, memory_at(work->from), work->bytes);
+    memcpy(work->staged, memory_at(work->from), copy_reach_from(work));
     return CUDA_SUCCESS;
 }
 
 static CUresult check(const struct work *work, const struct stream *stream)
 {
     int device = stream->context->device;
-    CUresult result = copy_check(work->name, work->to, work->bytes, work->to_how, device);
+    CUresult result = copy_check(work->name, work->to, copy_reach_to(work), work->to_how, device);
     if (!result && work->action == COPY)
-        result = copy_check(work->name, work->from, work->bytes, work->from_how, device);
+        result = copy_check(work->name, work->from, copy_reach_from(work), work->from_how, device);
     return result;
 }
 
@@ -135,6 +168,7 @@ static CUresult transfer(struct call *call, CUstream handle, const struct work *
     work->to_how = model->to_how | TOUCH_WRITE;
     work->from_how = model->from_how;
     work->bytes = model->bytes;
+    work->rows = model->rows;
     work->unit = model->unit;
     work->value = model->value;
     result = check(work, stream);
@@ -275,4 +309,105 @@ API cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstrea
 API cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream)
 {
     return copy_fill("cuMemsetD32Async", to, value, 4, count, stream);
+}
+
+enum memory_type { TYPE_HOST = 1, TYPE_DEVICE, TYPE_ARRAY, TYPE_UNIFIED };
+
+/* CUDA_MEMCPY2D and CUDA_MEMCPY3D begin alike on each side; `z` and `rows` are of the second. */
+struct side {
+    size_t x, y, z;
+    enum memory_type type;
+    const void *host;
+    CUdeviceptr device;
+    size_t pitch, rows;
+};
+
+static CUresult locate(const char *name, const struct side *side, size_t width, size_t height,
+                       uint64_t *address, unsigned *how)
+{
+    if (side->type != TYPE_HOST && side->type != TYPE_DEVICE && side->type != TYPE_UNIFIED)
+        return CUDA_ERROR_NOT_SUPPORTED; /* arrays */
+    *how = side->type == TYPE_DEVICE ? ON_DEVICE : ANY;
+    *address = side->type == TYPE_HOST ? NUMBER(side->host) : side->device;
+    *address += (side->z * side->rows + side->y) * side->pitch + side->x;
+    if (height > 1 && side->pitch < side->x + width) {
+        complain("%s: rows of %zu bytes lie %zu apart", name, width, side->pitch);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_rows(const char *name, struct side to, struct side from, size_t width,
+                          size_t height, size_t depth, CUstream stream)
+{
+    struct call call = CALL(name, .stream = NUMBER(stream), .bytes = width * height * depth);
+    struct work model = {.action = COPY, .bytes = width};
+    CUresult result = locate(name, &to, width, height, &model.to, &model.to_how);
+    if (!result)
+        result = locate(name, &from, width, height, &model.from, &model.from_how);
+    if (!result && depth > 1 && (to.rows < height || from.rows < height))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result) {
+        BEGIN(call, CONTEXT);
+        return emulator_end(&call, result);
+    }
+    call.address = model.to;
+    model.rows = (struct rows){height, depth, to.pitch, from.pitch, to.rows * to.pitch,
+                               from.rows * from.pitch};
+    if (!height || !depth)
+        model.bytes = 0;
+    return transfer(&call, stream, &model, false);
+}
+
+struct flat_side {
+    size_t x, y;
+    enum memory_type type;
+    const void *host;
+    CUdeviceptr device;
+    void *array;
+    size_t pitch;
+};
+
+struct flat_copy {
+    struct flat_side from, to;
+    size_t width, height;
+};
+
+static struct side of_flat(const struct flat_side *side)
+{
+    return (struct side){.x = side->x, .y = side->y, .type = side->type, .host = side->host,
+                         .device = side->device, .pitch = side->pitch};
+}
+
+API cuMemcpy2DAsync_v2(const struct flat_copy *copy, CUstream stream)
+{
+    return copy_rows("cuMemcpy2DAsync", of_flat(&copy->to), of_flat(&copy->from), copy->width,
+                     copy->height, 1, stream);
+}
+
+struct deep_side {
+    size_t x, y, z, level;
+    enum memory_type type;
+    const void *host;
+    CUdeviceptr device;
+    void *array, *reserved;
+    size_t pitch, rows;
+};
+
+struct deep_copy {
+    struct deep_side from, to;
+    size_t width, height, depth;
+};
+
+static struct side of_deep(const struct deep_side *side)
+{
+    return (struct side){.x = side->x, .y = side->y, .z = side->z, .type = side->type,
+                         .host = side->host, .device = side->device, .pitch = side->pitch,
+                         .rows = side->rows};
+}
+
+API cuMemcpy3DAsync_v2(const struct deep_copy *copy, CUstream stream)
+{
+    return copy_rows("cuMemcpy3DAsync", of_deep(&copy->to), of_deep(&copy->from), copy->width,
+                     copy->height, copy->depth, stream);
 }

@@ -11,6 +11,7 @@
  * streams.c   streams, capture
  * events.c    events
  * copies.c    copies and fills
+ * kernels.c   libraries, modules and launches, which do nothing
  * table.c     cuGetProcAddress
  * ptds.c      the entry points of the per-thread default stream
  * stubs.c     entry points that exist but are not supported
@@ -149,7 +150,12 @@ struct record {
     double time;
 };
 
-enum action { COPY, FILL, RECORD, WAIT, CALL_HOST, ALLOC, FREE };
+enum action { COPY, FILL, RECORD, WAIT, CALL_HOST, ALLOC, FREE, LAUNCH };
+
+/* Of a copy in rows of `bytes` each. All is 0 where it is one run of bytes. */
+struct rows {
+    size_t height, depth, to_pitch, from_pitch, to_slice, from_slice;
+};
 
 struct work {
     struct work *next;
@@ -161,6 +167,7 @@ struct work {
     uint64_t to, from;
     unsigned to_how, from_how; /* TOUCH_... */
     size_t bytes;
+    struct rows rows;
     void *staged; /* a source that was taken at once */
     unsigned unit, value;
     struct record *record;
@@ -397,6 +404,8 @@ void event_gone(struct event *event, enum state state);
 enum { TOUCH_DEVICE = 1, TOUCH_WRITE = 2, TOUCH_NOW = 4 };
 CUresult copy_check(const char *name, uint64_t address, size_t bytes, unsigned how, int device);
 void copy_run(struct work *work);
+size_t copy_reach_to(const struct work *work);
+size_t copy_reach_from(const struct work *work);
 CUresult copy_any(const char *name, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream,
                   bool block);
 CUresult copy_in(const char *name, CUdeviceptr to, const void *from, size_t bytes, CUstream stream,

@@ -51,6 +51,13 @@ FORWARD(cuMemsetD8Async, (CUdeviceptr t, unsigned char v, size_t n, CUstream s),
 FORWARD(cuMemsetD16Async, (CUdeviceptr t, unsigned short v, size_t n, CUstream s), t, v, n, mine(s))
 FORWARD(cuMemsetD32Async, (CUdeviceptr t, unsigned v, size_t n, CUstream s), t, v, n, mine(s))
 
+FORWARD(cuMemcpy2DAsync_v2, (const void *c, CUstream s), c, mine(s))
+FORWARD(cuMemcpy3DAsync_v2, (const void *c, CUstream s), c, mine(s))
+FORWARD(cuLaunchKernel,
+        (const void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
+         unsigned n, CUstream s, void **p, void **e),
+        f, x, y, z, a, b, c, n, mine(s), p, e)
+
 /* What has no stream among its arguments runs on the default one all the same. */
 API cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {

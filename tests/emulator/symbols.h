@@ -61,7 +61,12 @@
     E(cuGraphDestroy, 10000, cuGraphDestroy) \
     E(cuInit, 2000, cuInit) \
     E(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle) \
+    E(cuKernelGetFunction, 12000, cuKernelGetFunction) \
     P(cuLaunchHostFunc, 10000, cuLaunchHostFunc, cuLaunchHostFunc_ptsz) \
+    P(cuLaunchKernel, 4000, cuLaunchKernel, cuLaunchKernel_ptsz) \
+    E(cuLibraryGetKernel, 12000, cuLibraryGetKernel) \
+    E(cuLibraryLoadData, 12000, cuLibraryLoadData) \
+    E(cuLibraryUnload, 12000, cuLibraryUnload) \
     E(cuMemAddressFree, 10020, cuMemAddressFree) \
     E(cuMemAddressReserve, 10020, cuMemAddressReserve) \
     E(cuMemAdvise, 8000, cuMemAdvise) \
@@ -104,6 +109,8 @@
     E(cuMemSetAccess, 10020, cuMemSetAccess) \
     E(cuMemUnmap, 10020, cuMemUnmap) \
     P(cuMemcpy, 4000, cuMemcpy, cuMemcpy_ptds) \
+    P(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz) \
+    P(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz) \
     P(cuMemcpyAsync, 4000, cuMemcpyAsync, cuMemcpyAsync_ptsz) \
     P(cuMemcpyDtoD, 3020, cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds) \
     P(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz) \
@@ -119,6 +126,9 @@
     P(cuMemsetD32Async, 3020, cuMemsetD32Async, cuMemsetD32Async_ptsz) \
     P(cuMemsetD8, 3020, cuMemsetD8_v2, cuMemsetD8_v2_ptds) \
     P(cuMemsetD8Async, 3020, cuMemsetD8Async, cuMemsetD8Async_ptsz) \
+    E(cuModuleGetFunction, 2000, cuModuleGetFunction) \
+    E(cuModuleLoadData, 2000, cuModuleLoadData) \
+    E(cuModuleUnload, 2000, cuModuleUnload) \
     E(cuPointerGetAttribute, 4000, cuPointerGetAttribute) \
     E(cuPointerGetAttributes, 7000, cuPointerGetAttributes) \
     E(cuPointerSetAttribute, 6000, cuPointerSetAttribute) \
@@ -219,16 +229,16 @@
     S(cuGreenCtxWaitEvent, 12040) S(cuImportExternalMemory, 10000) \
     S(cuImportExternalSemaphore, 10000) S(cuIpcCloseMemHandle, 4010) \
     S(cuIpcGetEventHandle, 4010) S(cuIpcOpenEventHandle, 4010) S(cuIpcOpenMemHandle, 4010) \
-    S(cuKernelGetAttribute, 12000) S(cuKernelGetFunction, 12000) S(cuKernelGetLibrary, 12050) \
+    S(cuKernelGetAttribute, 12000) S(cuKernelGetLibrary, 12050) \
     S(cuKernelGetName, 12030) S(cuKernelGetParamInfo, 12040) S(cuKernelSetAttribute, 12000) \
     S(cuKernelSetCacheConfig, 12000) S(cuLaunch, 2000) S(cuLaunchCooperativeKernel, 9000) \
     S(cuLaunchCooperativeKernelMultiDevice, 9000) S(cuLaunchGrid, 2000) \
-    S(cuLaunchGridAsync, 2000) S(cuLaunchKernel, 4000) S(cuLaunchKernelEx, 11060) \
+    S(cuLaunchGridAsync, 2000) S(cuLaunchKernelEx, 11060) \
     S(cuLibraryEnumerateKernels, 12040) S(cuLibraryGetGlobal, 12000) \
-    S(cuLibraryGetKernel, 12000) S(cuLibraryGetKernelCount, 12040) \
+    S(cuLibraryGetKernelCount, 12040) \
     S(cuLibraryGetManaged, 12000) S(cuLibraryGetModule, 12000) \
-    S(cuLibraryGetUnifiedFunction, 12000) S(cuLibraryLoadData, 12000) \
-    S(cuLibraryLoadFromFile, 12000) S(cuLibraryUnload, 12000) S(cuLinkAddData, 5050) \
+    S(cuLibraryGetUnifiedFunction, 12000) \
+    S(cuLibraryLoadFromFile, 12000) S(cuLinkAddData, 5050) \
     S(cuLinkAddFile, 5050) S(cuLinkComplete, 5050) S(cuLinkCreate, 5050) S(cuLinkDestroy, 5050) \
     S(cuLogsCurrent, 12090) S(cuLogsDumpToFile, 12090) S(cuLogsDumpToMemory, 12090) \
     S(cuLogsRegisterCallback, 12090) S(cuLogsUnregisterCallback, 12090) \
@@ -239,8 +249,8 @@
     S(cuMemPoolExportToShareableHandle, 11020) S(cuMemPoolImportFromShareableHandle, 11020) \
     S(cuMemPoolImportPointer, 11020) S(cuMemPrefetchBatchAsync, 13000) \
     S(cuMemRangeGetAttributes, 8000) S(cuMemSetMemPool, 13000) S(cuMemcpy2D, 2000) \
-    S(cuMemcpy2DAsync, 2000) S(cuMemcpy2DUnaligned, 2000) S(cuMemcpy3D, 2000) \
-    S(cuMemcpy3DAsync, 2000) S(cuMemcpy3DBatchAsync, 12080) S(cuMemcpy3DPeer, 4000) \
+    S(cuMemcpy2DUnaligned, 2000) S(cuMemcpy3D, 2000) \
+    S(cuMemcpy3DBatchAsync, 12080) S(cuMemcpy3DPeer, 4000) \
     S(cuMemcpy3DPeerAsync, 4000) S(cuMemcpyAtoA, 2000) S(cuMemcpyAtoD, 2000) \
     S(cuMemcpyAtoH, 2000) S(cuMemcpyAtoHAsync, 2000) S(cuMemcpyBatchAsync, 12080) \
     S(cuMemcpyDtoA, 2000) S(cuMemcpyHtoA, 2000) S(cuMemcpyHtoAAsync, 2000) \
@@ -249,10 +259,10 @@
     S(cuMipmappedArrayCreate, 5000) S(cuMipmappedArrayDestroy, 5000) \
     S(cuMipmappedArrayGetLevel, 5000) S(cuMipmappedArrayGetMemoryRequirements, 11060) \
     S(cuMipmappedArrayGetSparseProperties, 11010) S(cuModuleEnumerateFunctions, 12040) \
-    S(cuModuleGetFunction, 2000) S(cuModuleGetFunctionCount, 12040) S(cuModuleGetGlobal, 2000) \
+    S(cuModuleGetFunctionCount, 12040) S(cuModuleGetGlobal, 2000) \
     S(cuModuleGetLoadingMode, 11070) S(cuModuleGetSurfRef, 3000) S(cuModuleGetTexRef, 2000) \
-    S(cuModuleLoad, 2000) S(cuModuleLoadData, 2000) S(cuModuleLoadDataEx, 2010) \
-    S(cuModuleLoadFatBinary, 2000) S(cuModuleUnload, 2000) S(cuMulticastAddDevice, 12010) \
+    S(cuModuleLoad, 2000) S(cuModuleLoadDataEx, 2010) \
+    S(cuModuleLoadFatBinary, 2000) S(cuMulticastAddDevice, 12010) \
     S(cuMulticastBindAddr, 12010) S(cuMulticastBindMem, 12010) S(cuMulticastCreate, 12010) \
     S(cuMulticastGetGranularity, 12010) S(cuMulticastUnbind, 12010) \
     S(cuOccupancyAvailableDynamicSMemPerBlock, 10020) \

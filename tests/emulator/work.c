@@ -314,10 +314,10 @@ bool work_uses(uint64_t address, size_t bytes)
         for (const struct work *work = stream->head; work; work = work->next) {
             if (work->cancelled || (work->action != COPY && work->action != FILL))
                 continue;
-            if (overlaps(work->to, work->bytes, address, bytes))
+            if (overlaps(work->to, copy_reach_to(work), address, bytes))
                 return true;
             if (work->action == COPY && !work->staged &&
-                overlaps(work->from, work->bytes, address, bytes))
+                overlaps(work->from, copy_reach_from(work), address, bytes))
                 return true;
         }
     return false;
