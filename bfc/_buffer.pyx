@@ -219,6 +219,11 @@ cdef class Buffer:
         return self.owner.device
 
     @property
+    def allocator(self):
+        """The allocator that it came from."""
+        return self.owner
+
+    @property
     def ptr(self):
         """The address as an int; 0 for a buffer of 0 bytes."""
         return self.start
