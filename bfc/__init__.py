@@ -8,6 +8,7 @@ from bfc._buffer import Buffer, BufferView
 from bfc._caching import CachingAllocator
 from bfc._core import SharedCounter
 from bfc._current import use_stream
+from bfc.copy import copy
 from bfc.errors import (
     ClosedError,
     DeviceUnavailableError,
@@ -73,6 +74,7 @@ __all__ = [
     "SubAllocatorError",
     "Trace",
     "TraceError",
+    "copy",
     "cuda",
     "integrations",
     "opencl",

@@ -14,6 +14,11 @@ cdef object current_stream():
     return _stream.get()
 
 
+def chosen_stream():
+    """What `use_stream` was given last in this thread, or None."""
+    return current_stream()
+
+
 cdef class use_stream:
     """Within it, allocations that name no stream are for this one: of this thread, and of this task of asyncio.
 

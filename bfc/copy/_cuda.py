@@ -1,0 +1,585 @@
+"""The copies of CUDA devices, by the driver's calls through cuda-python."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import deque
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from bfc import _current, _driver
+from bfc._buffer import Buffer
+from bfc.copy import kernels
+from bfc.copy.layout import MAX_DIMS, Rows, in_units, is_aligned, packed_strides, pieces, walk
+from bfc.copy.views import View
+from bfc.errors import (
+    DeviceUnavailableError,
+    DriverError,
+    InvalidPointerError,
+    OutOfMemoryError,
+)
+from bfc.streams import stream_handle
+
+OUT_OF_MEMORY, INVALID_CONTEXT, DESTROYED, ALREADY_ENABLED = 2, 201, 709, 704
+CAPTURING = 900
+#: Numbers of CUdevice_attribute.
+MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR, PAGEABLE_ACCESS, MEMORY_POOLS = 11, 16, 75, 76, 88, 115
+#: Of CUpointer_attribute.
+CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
+TYPE_HOST, TYPE_UNIFIED = 1, 4
+NO_TIMING = 2  # cuEventCreate
+NOT_READY = 600
+THREADS, BLOCKS_EACH = 256, 32
+
+_cu: Any = None
+
+
+def driver() -> Any:
+    """cuda-python's module of the driver's calls. Raises DeviceUnavailableError."""
+    global _cu
+    if _cu is None:
+        _driver.load()
+        from cuda.bindings import driver as module
+
+        _cu = module
+    return _cu
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """What a call gives besides its success. Raises DriverError."""
+    error, *results = getattr(driver(), name)(*arguments)
+    if error:
+        raise failure(name, int(error))
+    return results[0] if len(results) == 1 else results
+
+
+def failure(name: str, code: int, hint: str = "") -> DriverError:
+    cu = driver()
+    named, text = (
+        function(cu.CUresult(code))[1] for function in (cu.cuGetErrorName, cu.cuGetErrorString)
+    )
+    return DriverError(name, code, (named or b"").decode(), (text or b"").decode(), hint)
+
+
+def chosen_stream(stream: Any) -> int | None:
+    """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither."""
+    stream = _current.chosen_stream() if stream is None else stream
+    if stream is None or hasattr(stream, "finish"):  # a queue of OpenCL's
+        return None
+    return stream_handle(stream) or 1
+
+
+# -- addresses and devices -------------------------------------------------------------------------
+
+
+def _attributes(address: int, *numbers: int) -> Any:
+    cu = driver()
+    wanted = [cu.CUpointer_attribute(number) for number in numbers]
+    return call("cuPointerGetAttributes", len(wanted), wanted, address)
+
+
+def kind_and_ordinal(address: int) -> tuple[str, int]:
+    """Of memory that is known by its address alone. Raises InvalidPointerError for what the driver
+    does not know: it was freed, or belongs to another process."""
+    context, kind, managed, ordinal = _attributes(
+        address, CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL
+    )
+    if not int(kind):
+        raise InvalidPointerError(
+            f"{address:#x} is no memory that the CUDA driver knows: it was freed, or never was"
+        )
+    ordinal = int(ordinal)
+    if managed:
+        return "cuda_managed", max(ordinal, 0)
+    if int(kind) == TYPE_HOST:
+        return "cuda_host", max(ordinal, 0)
+    if int(context) and int(context) != int(device(ordinal).context()):
+        raise InvalidPointerError(
+            f"{address:#x} belongs to another context than the primary one of device {ordinal}, "
+            "which bfc works in"
+        )
+    return "cuda", ordinal
+
+
+def is_pinned(address: int) -> bool:
+    """Whether the driver knows this as host memory of its own."""
+    return int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]) == TYPE_HOST
+
+
+def _is_mapped(address: int) -> bool:
+    """Whether memory belongs to no context: mapped piece by piece, or of a pool."""
+    return not int(_attributes(address, CONTEXT, MEMORY_TYPE)[0])
+
+
+class Device:
+    """What is asked of a device once."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.handle = call("cuDeviceGet", ordinal)
+        self._retained: Any = None
+        self._known: dict[int, int] = {}
+
+    def context(self) -> Any:
+        if self._retained is None:
+            self._retained = call("cuDevicePrimaryCtxRetain", self.handle)
+        return self._retained
+
+    def enter(self) -> None:
+        try:
+            call("cuCtxPushCurrent", self.context())
+        except DriverError as error:
+            if error.code not in (INVALID_CONTEXT, DESTROYED):
+                raise
+            self._retained = None  # another library has reset it
+            call("cuCtxPushCurrent", self.context())
+
+    def leave(self) -> None:
+        call("cuCtxPopCurrent")
+
+    def attribute(self, number: int) -> int:
+        if number not in self._known:
+            attribute = driver().CUdevice_attribute(number)
+            self._known[number] = call("cuDeviceGetAttribute", attribute, self.handle)
+        return self._known[number]
+
+
+_devices: dict[int, Device] = {}
+#: (source, destination): whether the first reaches the memory of the second.
+peers: dict[tuple[int, int], bool] = {}
+
+
+def device(ordinal: int) -> Device:
+    if ordinal not in _devices:
+        _devices[ordinal] = Device(ordinal)
+    return _devices[ordinal]
+
+
+def peer_access(source: int, to: int) -> bool:
+    """Whether kernels of one device reach the memory of another. Asked once a pair and remembered;
+    access is enabled then, in this direction only."""
+    if source == to:
+        return True
+    if (source, to) not in peers:
+        can = bool(call("cuDeviceCanAccessPeer", device(source).handle, device(to).handle))
+        if can:
+            device(source).enter()
+            try:
+                call("cuCtxEnablePeerAccess", device(to).context(), 0)
+            except DriverError as error:
+                if error.code != ALREADY_ENABLED:
+                    raise
+            finally:
+                device(source).leave()
+        peers[source, to] = can
+    return peers[source, to]
+
+
+def forget() -> None:
+    """Asks everything anew, as after a reset of the devices."""
+    _devices.clear()
+    peers.clear()
+    _libraries.clear()
+    _waiting.clear()
+
+
+# -- lanes -----------------------------------------------------------------------------------------
+
+#: (event, the host's memory that is kept until it): of transfers that were not waited for.
+_waiting: deque[tuple[_Event, View]] = deque()
+_waiting_lock = threading.Lock()
+
+
+def lane(view: View, stream: Any) -> Lane:
+    handle = chosen_stream(stream) or view.stream or 1
+    return Lane(device(view.ordinal), handle)
+
+
+def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
+    """Of the source's device and of the destination's. A stream that belongs to the second is its
+    own; the source's is the default one then."""
+    handle, own = chosen_stream(stream), to.stream or 1
+    there = device(to.ordinal)
+    if handle is not None and handle > 2 and _belongs(handle, there):
+        return Lane(device(source.ordinal), source.stream or 1), Lane(there, handle)
+    handle = handle or source.stream or 1
+    return Lane(device(source.ordinal), handle), Lane(there, own)
+
+
+def _belongs(handle: int, there: Device) -> bool:
+    there.enter()
+    try:
+        found = call("cuStreamGetCtx", handle)
+    finally:
+        there.leave()
+    context = found[0] if isinstance(found, list) else found
+    return int(context) == int(there.context())
+
+
+class Lane:
+    """A stream of a CUDA device. The memory that it has adopted knows at its end that the stream
+    used it. Every call is made with the device's primary context current, and leaves the caller's
+    as it was."""
+
+    def __init__(self, device: Device, handle: int) -> None:
+        self.device = device
+        self.handle = handle
+        self.held: list[object] = []
+        self._capturing: bool | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.held.clear()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        self.device.enter()
+        try:
+            return call(name, *arguments)
+        finally:
+            self.device.leave()
+
+    # -- what comes before -------------------------------------------------------------------------
+
+    def is_capturing(self) -> bool:
+        if self._capturing is None:
+            self._capturing = bool(int(self._call("cuStreamIsCapturing", self.handle)))
+        return self._capturing
+
+    def refuse_capture(self, host: int, non_blocking: bool) -> None:
+        """A graph would read the host's memory each time it runs, and nobody can wait for it."""
+        if not self.is_capturing():
+            return
+        if not non_blocking:
+            hint = "a copy that waits cannot be captured: pass non_blocking=True"
+        elif not is_pinned(host):
+            hint = "only pinned memory takes part in a capture: bfc.PinnedAllocator has it"
+        else:
+            return
+        raise failure("bfc.copy", CAPTURING, hint)
+
+    def adopt(self, *views: View) -> None:
+        """Comes after what is queued where the views' memory was last used. Raises ClosedError for
+        a buffer that was freed."""
+        for view in views:
+            if view.buffer is not None:
+                self.held.append(self._hold(view.buffer))
+            elif view.stream is not None and view.stream != self.handle:
+                self._wait_for_stream(view.stream)
+
+    def _hold(self, buffer: Buffer) -> object:
+        """A capsule for this stream: it waits for the buffer's own, and the buffer's allocator
+        learns when the capsule goes that the stream has used it."""
+        stream = -1 if self.is_capturing() else self.handle
+        return buffer.__dlpack__(stream=stream, max_version=(1, 0))
+
+    def adopt_pinned(self, host: View) -> None:
+        buffer = host.buffer or _buffer_under(host.array)
+        if buffer is not None and buffer.nbytes and buffer.device.kind == "cuda_host":
+            self.held.append(self._hold(buffer))
+
+    def wait_for(self, other: Lane) -> None:
+        event = other._record()
+        try:
+            self._call("cuStreamWaitEvent", self.handle, event, 0)
+        finally:
+            call("cuEventDestroy", event)
+
+    def _record(self) -> Any:
+        event = self._call("cuEventCreate", NO_TIMING)
+        try:
+            self._call("cuEventRecord", event, self.handle)
+        except DriverError:
+            call("cuEventDestroy", event)
+            raise
+        return event
+
+    def _wait_for_stream(self, stream: int) -> None:
+        self.wait_for(Lane(self.device, stream))
+
+    # -- what comes after --------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        self._call("cuStreamSynchronize", self.handle)
+
+    def keep(self, host: View) -> None:
+        """Pageable memory the driver has taken when its call returns, unless the device reads it in
+        place; pinned memory of ours is known to its allocator."""
+        ours = host.buffer is not None
+        in_place = host.kind == "cuda_host" or self.device.attribute(PAGEABLE_ACCESS)
+        if ours or not in_place or self.is_capturing():
+            return
+        event = _Event(self._record())
+        with _waiting_lock:
+            while _waiting and _is_done(_waiting[0][0]):
+                _waiting.popleft()
+            _waiting.append((event, host))
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
+        strides = packed_strides(shape, dtype.itemsize)
+        view = View("cuda", self.device.ordinal, 0, dtype, shape, strides)
+        try:
+            if self.device.attribute(MEMORY_POOLS):
+                address = self._call("cuMemAllocAsync", view.nbytes, self.handle)
+            else:
+                address = self._call("cuMemAlloc", view.nbytes)
+        except DriverError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            free, total = self._call("cuMemGetInfo")
+            raise OutOfMemoryError(
+                view.nbytes, total - free, total, total, free,
+                refused=f"device {self.device.ordinal}, for a temporary of bfc.copy",
+                advice=("copying in pieces, or between sides of one dtype without gaps",),
+            ) from error  # fmt: skip
+        view.address = int(address)
+        return view
+
+    def release(self, view: View) -> None:
+        if self.device.attribute(MEMORY_POOLS):
+            self._call("cuMemFreeAsync", view.address, self.handle)
+        else:
+            self._call("cuMemFree", view.address)
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def move(self, to: View, source: View) -> None:
+        self._call("cuMemcpyAsync", to.address, source.address, to.nbytes, self.handle)
+
+    def move_between(self, to: View, source: View, peers: bool, there: Lane) -> None:
+        """To another device. Memory that is mapped without access for both needs the peer copy."""
+        if peers or not (_is_mapped(to.address) or _is_mapped(source.address)):
+            self.move(to, source)
+        else:
+            self._call(
+                "cuMemcpyPeerAsync", to.address, there.device.context(), source.address,
+                self.device.context(), to.nbytes, self.handle,
+            )  # fmt: skip
+
+    def move_rows(self, to: View, source: View, rows: Rows) -> bool:
+        limit = self.device.attribute(MAX_PITCH) or 2**31 - 1
+        if max(rows.to_pitch, rows.source_pitch) > limit:
+            return False
+        cu = driver()
+        flat = rows.depth == 1
+        what = cu.CUDA_MEMCPY2D() if flat else cu.CUDA_MEMCPY3D()
+        _name_side(what, "src", source, rows.source_pitch)
+        _name_side(what, "dst", to, rows.to_pitch)
+        what.WidthInBytes, what.Height = rows.width, rows.height
+        if not flat:
+            what.Depth = rows.depth
+            what.srcHeight = rows.source_slice // rows.source_pitch
+            what.dstHeight = rows.to_slice // rows.to_pitch
+        self._call("cuMemcpy2DAsync" if flat else "cuMemcpy3DAsync", what, self.handle)
+        return True
+
+    # -- kernels -----------------------------------------------------------------------------------
+
+    def prepare(self, to: np.dtype[Any], source: np.dtype[Any]) -> bool:
+        codes = kernels.code_of(source), kernels.code_of(to)
+        if codes[0] is None or codes[1] is None:
+            return False
+        self._function(codes[0], codes[1])
+        return True
+
+    def _function(self, source: str, to: str) -> Any:
+        arch = self.device.attribute(MAJOR) * 10 + self.device.attribute(MINOR)
+        kernel = library_of(arch, source, to)
+        return self._call("cuKernelGetFunction", kernel)
+
+    def launch(self, to: View, source: View, change: int) -> None:
+        way = walk(to.shape, to.strides, source.strides)
+        if not change and to.dtype == source.dtype:
+            unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)
+            codes = kernels.UNITS[unit], kernels.UNITS[unit]
+        else:
+            codes = str(kernels.code_of(source.dtype)), str(kernels.code_of(to.dtype))
+            sizes = [kernels.component_size(code) for code in codes]
+            if not is_aligned(way, to.address, sizes[1], source.address, sizes[0]):
+                return self._launch_aligned(to, source, change)
+        function = self._function(*codes)
+        most = BLOCKS_EACH * max(self.device.attribute(MULTIPROCESSORS), 1)
+        for piece in pieces(way):
+            arguments = _Arguments(to.address, source.address, piece, change)
+            blocks = min(-(-piece.items // THREADS), most)
+            self._call(
+                "cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, self.handle,
+                arguments.pointers, 0,
+            )  # fmt: skip
+        return None
+
+    def _launch_aligned(self, to: View, source: View, change: int) -> None:
+        """By way of memory where items lie at multiples of their size: both sides go through it as
+        plain bytes."""
+        packed = self.temporary(source.dtype, source.shape)
+        try:
+            cast = self.temporary(to.dtype, to.shape)
+            try:
+                self.launch(packed, source, 0)
+                self.launch(cast, packed, change)
+                self.launch(to, cast, 0)
+            finally:
+                self.release(cast)
+        finally:
+            self.release(packed)
+
+
+class _Event:
+    """An event of its own, destroyed with this object."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+        weakref.finalize(self, _destroy, event).atexit = False
+
+
+def _destroy(event: Any) -> None:
+    driver().cuEventDestroy(event)
+
+
+def _is_done(event: _Event) -> bool:
+    error = int(driver().cuEventQuery(event.event)[0])
+    return error != NOT_READY  # what has failed is not worth keeping either
+
+
+def _buffer_under(array: np.ndarray[Any, Any] | None) -> Buffer | None:
+    """The buffer whose memory an array shows, if it is one of ours."""
+    under: Any = array
+    while isinstance(under, np.ndarray):
+        under = under.base
+    if isinstance(under, memoryview):
+        under = under.obj
+    while hasattr(under, "base") and isinstance(under, Buffer):
+        under = under.base
+    return under if isinstance(under, Buffer) else None
+
+
+def _name_side(what: Any, side: str, view: View, pitch: int) -> None:
+    memory = driver().CUmemorytype(TYPE_HOST if view.on_host else TYPE_UNIFIED)
+    setattr(what, f"{side}MemoryType", memory)
+    setattr(what, f"{side}Host" if view.on_host else f"{side}Device", view.address)
+    setattr(what, f"{side}Pitch", pitch)
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (
+        ("to", ctypes.c_int64 * MAX_DIMS),
+        ("source", ctypes.c_int64 * MAX_DIMS),
+        ("shape", ctypes.c_uint32 * MAX_DIMS),
+    )
+
+
+class _Arguments:
+    """A launch's arguments, and the array of pointers to them."""
+
+    def __init__(self, to: int, source: int, piece: Any, change: int) -> None:
+        layout = _Layout()
+        for index, dim in enumerate(piece.dims):
+            layout.shape[index], layout.to[index] = dim.steps, dim.to
+            layout.source[index] = dim.source
+        self.values = (
+            ctypes.c_uint64(to),
+            ctypes.c_int64(piece.to),
+            ctypes.c_uint64(source),
+            ctypes.c_int64(piece.source),
+            layout,
+            ctypes.c_uint32(piece.items),
+            ctypes.c_int32(len(piece.dims)),
+            ctypes.c_int32(change),
+        )
+        self._array = (ctypes.c_void_p * len(self.values))(
+            *(ctypes.addressof(value) for value in self.values)
+        )
+        self.pointers = ctypes.addressof(self._array)
+
+
+# -- NVRTC -----------------------------------------------------------------------------------------
+
+#: By architecture and dtypes; a library is loaded into every context that launches from it.
+_libraries: dict[tuple[int, str, str], tuple[Any, Any]] = {}
+_libraries_lock = threading.Lock()
+
+
+def library_of(arch: int, source: str, to: str) -> Any:
+    """The kernel of a pair of dtypes, compiled when first asked for. Raises
+    DeviceUnavailableError."""
+    key = arch, source, to
+    with _libraries_lock:
+        if key not in _libraries:
+            image = compiled(kernels.text_of([(source, to)]), arch)
+            library = call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+            name = kernels.kernel_name(source, to).encode()
+            _libraries[key] = library, call("cuLibraryGetKernel", library, name)
+        return _libraries[key][1]
+
+
+def compiled(text: str, arch: int) -> bytes:
+    """A program for a device of compute capability `arch` (90 for 9.0): its own code, or where
+    NVRTC is older than the device PTX that the driver finishes."""
+    nvrtc = _nvrtc()
+    error, known = nvrtc.nvrtcGetSupportedArchs()
+    _check_nvrtc(error, "nvrtcGetSupportedArchs")
+    older = [number for number in known if number <= arch]
+    if not older:
+        raise DeviceUnavailableError(
+            f"this NVRTC compiles for compute capability {min(known) / 10} and later, and the "
+            f"device has {arch / 10}: install an older one"
+        )
+    exact = arch in known
+    target = f"sm_{arch}" if exact else f"compute_{max(older)}"
+    return compiled_for(text, target)
+
+
+def compiled_for(text: str, target: str) -> bytes:
+    nvrtc = _nvrtc()
+    error, program = nvrtc.nvrtcCreateProgram(text.encode(), b"bfc_copy.cu", 0, [], [])
+    _check_nvrtc(error, "nvrtcCreateProgram")
+    try:
+        options = [f"--gpu-architecture={target}".encode()]
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if int(error):
+            length = nvrtc.nvrtcGetProgramLogSize(program)[1]
+            log = b" " * length
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise RuntimeError(f"NVRTC does not compile the copy kernel:\n{log.decode()}")
+        size, get = (
+            (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            if target.startswith("sm_")
+            else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        )
+        image = bytes(size(program)[1])
+        _check_nvrtc(get(program, image)[0], "nvrtcGetPTX")
+        return image
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc() -> Any:
+    """cuda-python's module of NVRTC's calls. Raises DeviceUnavailableError."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # cuda-python has a class of its own for a missing library
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DeviceUnavailableError(
+            f"this copy compiles a kernel, and NVRTC was not found ({reason}): "
+            "pip install nvidia-cuda-nvrtc (for CUDA 12: nvidia-cuda-nvrtc-cu12)"
+        ) from error
+    return nvrtc
+
+
+def _check_nvrtc(error: Any, name: str) -> None:
+    if int(error):
+        raise RuntimeError(f"{name}: {error}")

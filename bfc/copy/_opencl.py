@@ -1,0 +1,366 @@
+"""The copies of OpenCL devices, through pyopencl."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from bfc.copy import kernels
+from bfc.copy.layout import (
+    MAX_DIMS,
+    Rows,
+    Walk,
+    in_units,
+    is_aligned,
+    packed_strides,
+    pieces,
+    span,
+    walk,
+)
+from bfc.copy.views import View
+from bfc.errors import DriverError, OutOfMemoryError
+
+#: Contexts whose queue and kernels are remembered.
+REMEMBERED = 8
+GPU_THREADS, GPU_GROUPS = 256, 1024
+#: Of errors that mean a lack of memory.
+NO_MEMORY = (-4, -5, -6, -61)  # of a buffer, of resources, of the host; a size above the largest
+
+LAYOUT: Any = np.dtype(
+    [("to", "<i8", MAX_DIMS), ("source", "<i8", MAX_DIMS), ("shape", "<u4", MAX_DIMS)], align=True
+)
+
+
+class Context:
+    """The queue of a context that nobody has named one for, and its kernels."""
+
+    def __init__(self, context: Any, device: Any) -> None:
+        self.context = context
+        self.device = device
+        self.lock = threading.Lock()
+        self.on_cpu = bool(device.type & cl.device_type.CPU)
+        self.has_double = "cl_khr_fp64" in device.extensions.split()
+        self._queue: Any = None
+        self._programs: dict[tuple[str, str], Any] = {}
+
+    def queue(self) -> Any:
+        with self.lock:
+            if self._queue is None:
+                self._queue = cl.CommandQueue(self.context, self.device)
+            return self._queue
+
+    def kernel(self, source: str, to: str) -> Any:
+        """A kernel of one's own: its arguments are set in it."""
+        with self.lock:
+            if (source, to) not in self._programs:
+                text = kernels.text_of([(source, to)])
+                options = ["-DONE_AFTER_THE_OTHER"] if self.on_cpu else []
+                self._programs[source, to] = cl.Program(self.context, text).build(
+                    options, [self.device]
+                )
+            program = self._programs[source, to]
+        return cl.Kernel(program, kernels.kernel_name(source, to))
+
+
+_contexts: OrderedDict[tuple[int, int], Context] = OrderedDict()
+_contexts_lock = threading.Lock()
+#: (event, what is kept until it) of transfers that were not waited for.
+_waiting: deque[tuple[Any, tuple[object, ...]]] = deque()
+_waiting_lock = threading.Lock()
+
+
+def context_of(context: Any, device: Any) -> Context:
+    key = context.int_ptr, device.int_ptr
+    with _contexts_lock:
+        found = _contexts.pop(key, None) or Context(context, device)
+        _contexts[key] = found
+        while len(_contexts) > REMEMBERED:
+            _contexts.popitem(last=False)
+        return found
+
+
+def lane(view: View, stream: Any) -> Lane:
+    """On the queue that the user named, or the memory does, or the context's own."""
+    if view.context is None and view.stream is None and stream is None:
+        raise TypeError("this memory names no OpenCL context: pass its queue as stream")
+    queue: Any = _as_queue(stream) if stream is not None else None
+    context = view.context or (view.stream or queue).context
+    if queue is not None and queue.context != context:
+        raise ValueError("the queue belongs to another OpenCL context than the memory")
+    queue = queue or view.stream
+    device = queue.device if queue is not None else context.devices[0]
+    known = context_of(context, device)
+    return Lane(known, queue)
+
+
+def _as_queue(stream: Any) -> Any:
+    if isinstance(stream, cl.CommandQueue):
+        return stream
+    if isinstance(stream, int) and stream:
+        return cl.CommandQueue.from_int_ptr(stream, True)
+    raise TypeError(
+        f"the stream of a copy in OpenCL is a pyopencl.CommandQueue, not {type(stream).__name__}"
+    )
+
+
+class Lane:
+    """A queue of an OpenCL device. Each command waits for the one before, whatever the queue."""
+
+    def __init__(self, known: Context, queue: Any) -> None:
+        self.known = known
+        self.queue = known.queue() if queue is None else queue
+        #: Whether nobody but us knows the queue, and can wait for it.
+        self.is_private = queue is None
+        self.last: list[Any] = []
+        self.kept: list[object] = []
+
+    # -- what comes before and after ---------------------------------------------------------------
+
+    def adopt(self, *views: View) -> None:
+        """Comes after what is queued where the views' memory was last used."""
+        for view in views:
+            if view.stream is not None and view.stream != self.queue:
+                self.wait_for(view.stream)
+            if view.events is not None:
+                self.last.extend(view.events.events)
+
+    def settle(self, *views: View) -> None:
+        """Tells the views' owners that the queue uses their memory."""
+        if self.is_private:
+            self.synchronize()
+            return
+        for view in views:
+            if view.on_host:
+                continue
+            if view.events is not None and self.last:
+                view.events.add_event(self.last[-1])
+            elsewhere = view.stream is not None and view.stream != self.queue
+            if elsewhere and self.last:
+                cl.enqueue_barrier(view.stream, wait_for=self.last)
+                self.queue.flush()
+            if elsewhere and view.buffer is not None:
+                view.buffer.allocator.record_stream(view.buffer, self.queue.int_ptr)
+            self.kept.append(view.owner)
+        if not self.kept or not self.last:
+            return
+        self.queue.flush()
+        with _waiting_lock:
+            while _waiting and _is_done(_waiting[0][0]):
+                _waiting.popleft()
+            _waiting.append((self.last[-1], tuple(self.kept)))
+
+    def wait_for(self, other: Any) -> None:
+        self.last.append(cl.enqueue_marker(other))
+        other.flush()
+
+    def synchronize(self) -> None:
+        self.queue.finish()
+        self.kept.clear()
+
+    def keep(self, host: View) -> None:
+        self.kept.append((host.array, host.owner))
+
+    def _after(self, event: Any) -> None:
+        self.last = [event]
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
+        strides = packed_strides(shape, dtype.itemsize)
+        view = View("opencl", 0, 0, dtype, shape, strides, context=self.known.context)
+        with _told(view.nbytes, self.known.device):
+            memory = cl.Buffer(self.known.context, cl.mem_flags.READ_WRITE, view.nbytes)
+            # Made resident now: a lack of memory shows here, and not at the kernel.
+            self._after(
+                cl.enqueue_migrate_mem_objects(
+                    self.queue,
+                    [memory],
+                    cl.mem_migration_flags.CONTENT_UNDEFINED,
+                    wait_for=self.last,
+                )
+            )
+        view.memory = memory
+        return view
+
+    def release(self, view: View) -> None:
+        """OpenCL keeps what its queued commands use."""
+        view.memory.release()
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def move(self, to: View, source: View) -> None:
+        nbytes = to.nbytes
+        if to.memory is not None and source.memory is not None:
+            options = {
+                "byte_count": nbytes, "src_offset": source.address, "dst_offset": to.address
+            }  # fmt: skip
+            if to.overlaps(source):
+                return self._move_overlapping(to, source)
+            arguments = to.memory, source.memory
+        else:
+            arguments = _end(to, nbytes), _end(source, nbytes)
+            options = {}
+            if to.memory is not None:
+                options["dst_offset"] = to.address
+            if source.memory is not None:
+                options["src_offset"] = source.address
+            if to.on_host or source.on_host or to.memory is None or source.memory is None:
+                options["is_blocking"] = False
+        if to.memory is None and source.memory is None:
+            options.pop("is_blocking", None)
+        self._enqueue(cl.enqueue_copy, *arguments, **options)
+        return None
+
+    def _move_overlapping(self, to: View, source: View) -> None:
+        """OpenCL refuses it. By way of a temporary the result is as if they did not overlap."""
+        between = self.temporary(source.dtype, to.shape)
+        try:
+            self.move(between, source)
+            self.move(to, between)
+        finally:
+            self.release(between)
+
+    def move_rows(self, to: View, source: View, rows: Rows) -> bool:
+        if (to.memory is None and not to.on_host) or (source.memory is None and not source.on_host):
+            return False  # shared virtual memory has no copies of rows
+        region = rows.width, rows.height, rows.depth
+        pitches = (
+            (rows.to_pitch, rows.to_slice), (rows.source_pitch, rows.source_slice)
+        )  # fmt: skip
+        if to.on_host or source.on_host:
+            device = source if to.on_host else to
+            of_device, of_host = pitches[::-1] if to.on_host else pitches
+            ends = [view.memory if view is device else _bytes_at(view) for view in (to, source)]
+            self._enqueue(
+                cl.enqueue_copy, *ends, is_blocking=False, region=region, host_origin=(0, 0, 0),
+                buffer_origin=(device.address, 0, 0), buffer_pitches=of_device,
+                host_pitches=of_host,
+            )  # fmt: skip
+            return True
+        if to.overlaps(source):
+            return False
+        self._enqueue(
+            cl.enqueue_copy, to.memory, source.memory, region=region,
+            dst_origin=(to.address, 0, 0), src_origin=(source.address, 0, 0),
+            dst_pitches=pitches[0], src_pitches=pitches[1],
+        )  # fmt: skip
+        return True
+
+    def _enqueue(self, function: Any, *arguments: Any, **options: Any) -> None:
+        with _told(0, self.known.device):
+            event = function(self.queue, *arguments, wait_for=self.last, **options)
+        self._after(event)
+        self.kept.append(event)  # whose end would wait for the transfer
+
+    # -- kernels -----------------------------------------------------------------------------------
+
+    def prepare(self, to: np.dtype[Any], source: np.dtype[Any]) -> bool:
+        codes = kernels.code_of(source), kernels.code_of(to)
+        if codes[0] is None or codes[1] is None:
+            return False
+        if kernels.needs_double(codes[0], codes[1]) and not self.known.has_double:
+            return False
+        self.known.kernel(codes[0], codes[1])
+        return True
+
+    def launch(self, to: View, source: View, change: int) -> None:
+        way = walk(to.shape, to.strides, source.strides)
+        if to.overlaps(source) and not to.is_same(source):
+            return self._launch_by(to, source, change)
+        if not change and to.dtype == source.dtype:
+            unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)
+            codes = kernels.UNITS[unit], kernels.UNITS[unit]
+        else:
+            codes = str(kernels.code_of(source.dtype)), str(kernels.code_of(to.dtype))
+            sizes = [kernels.component_size(code) for code in codes]
+            if not is_aligned(way, to.address, sizes[1], source.address, sizes[0]):
+                return self._launch_by(to, source, change)
+        kernel = self.known.kernel(*codes)
+        for piece in pieces(way):
+            self._launch_piece(kernel, to, source, piece, change)
+        return None
+
+    def _launch_by(self, to: View, source: View, change: int) -> None:
+        """By way of memory of its own, where items lie at multiples of their size."""
+        packed = self.temporary(source.dtype, source.shape)
+        cast = self.temporary(to.dtype, to.shape)
+        try:
+            self.launch(packed, source, 0)
+            self.launch(cast, packed, change)
+            self.launch(to, cast, 0)
+        finally:
+            self.release(packed)
+            self.release(cast)
+
+    def _launch_piece(self, kernel: Any, to: View, source: View, piece: Walk, change: int) -> None:
+        layout = np.zeros((), LAYOUT)
+        for index, dim in enumerate(piece.dims):
+            layout["shape"][index] = dim.steps
+            layout["to"][index], layout["source"][index] = dim.to, dim.source
+        kernel.set_args(
+            *_place(to, piece.to), *_place(source, piece.source), layout,
+            np.uint32(piece.items), np.int32(len(piece.dims)), np.int32(change),
+        )  # fmt: skip
+        if self.known.on_cpu:
+            groups, threads = min(piece.items, 2 * self.known.device.max_compute_units), 1
+        else:
+            groups, threads = min(-(-piece.items // GPU_THREADS), GPU_GROUPS), GPU_THREADS
+        self._enqueue(cl.enqueue_nd_range_kernel, kernel, (groups * threads,), (threads,))
+
+
+def _place(view: View, offset: int) -> tuple[Any, Any]:
+    """A kernel's arguments for a side: memory, and where in it the walk starts."""
+    if view.memory is not None:
+        return view.memory, np.int64(view.address + offset)
+    low, high = span(view.shape, view.strides, view.dtype.itemsize)
+    return cl.SVM(_array_at(view.address + low, high - low)), np.int64(offset - low)
+
+
+def _end(view: View, nbytes: int) -> Any:
+    """What pyopencl copies from or to: a buffer, or so many bytes at an address."""
+    if view.memory is not None:
+        return view.memory
+    array = _array_at(view.address, nbytes)
+    return array if view.on_host else cl.SVM(array)
+
+
+def _bytes_at(view: View) -> Any:
+    low, high = span(view.shape, view.strides, view.dtype.itemsize)
+    return _array_at(view.address, high - max(low, 0))
+
+
+def _array_at(address: int, nbytes: int) -> np.ndarray[Any, Any]:
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _is_done(event: Any) -> bool:
+    return bool(event.command_execution_status <= cl.command_execution_status.COMPLETE)
+
+
+class _told:  # noqa: N801 - it reads as a statement
+    """Raises pyopencl's errors as ours."""
+
+    def __init__(self, nbytes: int, device: Any) -> None:
+        self.nbytes, self.device = nbytes, device
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, cl.Error):
+            return
+        code = int(error.code)
+        if code in NO_MEMORY and self.nbytes:
+            total = self.device.global_mem_size
+            raise OutOfMemoryError(
+                self.nbytes, 0, 0, total, min(total, self.device.max_mem_alloc_size),
+                refused=f"{self.device.name}, for a temporary of bfc.copy",
+                advice=("copying in pieces, or between sides of one dtype without gaps",),
+            ) from error  # fmt: skip
+        raise DriverError(error.routine or "OpenCL", code, f"OpenCL error {code}", str(error))

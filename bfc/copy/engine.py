@@ -1,0 +1,406 @@
+"""What a copy does, in the order in which PyTorch's `copy_` does it: the early exits, the way that
+two kinds of memory take, and when temporaries are needed.
+
+The ways are the same for every kind of device. A `Lane` is a device and a stream of it, CUDA's in
+`_cuda.py` and OpenCL's in `_opencl.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from bfc.copy import _host, kernels
+from bfc.copy.layout import Rows, is_one_run, packed_strides, rows_of, stands_still, walk
+from bfc.copy.views import CUDA, View, of_array, view_of
+
+#: Rows of so many bytes cross the border of the host without a temporary.
+WIDE_ROW = 256
+
+
+class Lane(Protocol):
+    """A device, and the stream of it that a copy is queued on."""
+
+    def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
+        """Packed memory on the device. Raises OutOfMemoryError."""
+
+    def release(self, view: View) -> None:
+        """Gives a temporary back once what is queued here now is done."""
+
+    def move(self, to: View, source: View) -> None:
+        """Queues a copy of bytes: both sides lie alike in one run, one of them on this device."""
+
+    def move_rows(self, to: View, source: View, rows: Rows) -> bool:
+        """Queues a copy of rows, or answers that the driver has none for these."""
+
+    def launch(self, to: View, source: View, change: int) -> None:
+        """Queues the kernel. Both sides are memory that it can reach."""
+
+    def prepare(self, to: np.dtype[Any], source: np.dtype[Any]) -> bool:
+        """Compiles the kernel for a cast. False: there is none, and the host has to cast."""
+
+    def synchronize(self) -> None:
+        """Waits for what is queued here."""
+
+    def wait_for(self, other: Any) -> None:
+        """Lets what is queued here from now on wait for what is queued on another lane now."""
+
+    def keep(self, host: View) -> None:
+        """Keeps the host's memory until what is queued here now is done."""
+
+
+def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bool) -> None:
+    """`bfc.copy`, but for two plain arrays of NumPy's."""
+    handle = _told(stream)
+    to, source = view_of(dst, writes=True, stream=handle), view_of(src, stream=handle)
+    _host.refuse_objects(to.dtype, source.dtype)
+    conj = conj and source.dtype.kind == "c"
+    if neg and source.dtype.kind not in "iufc":
+        raise TypeError(f"{source.dtype} is not negated")
+    if not conj and not neg and to.is_same(source):
+        return
+    if to.readonly:
+        raise ValueError("the destination is read-only")
+    source = source.expanded(to.shape)
+    if to.items == 0:
+        return
+    if stands_still(to.shape, to.strides):
+        _host.refuse_shared_places()
+    if source.dtype.kind == "c" and to.dtype.kind in _host.REAL:
+        _host.warn_of_imaginary(4)
+        conj = False
+    change = kernels.CONJUGATE * conj | kernels.NEGATE * neg
+    _route(to, source, change, non_blocking, stream)
+
+
+def _told(stream: Any) -> int:
+    """The CUDA stream that a DLPack producer is told to come before."""
+    from bfc.copy import _cuda
+
+    return _cuda.chosen_stream(stream) or 1
+
+
+def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+    if to.on_host and source.on_host:
+        assert to.array is not None
+        assert source.array is not None
+        _host.copy(to.array, source.array, *_flags(change))
+    elif not _on_cuda(to) and not _on_cuda(source):
+        _opencl_way(to, source, change, non_blocking, stream)
+    elif "opencl" in (to.kind, source.kind):
+        _through_host(to, source, change, stream)
+    else:
+        _cuda_way(to, source, change, non_blocking, stream)
+
+
+def _on_cuda(view: View) -> bool:
+    return view.kind in CUDA
+
+
+def _flags(change: int) -> tuple[bool, bool]:
+    return bool(change & kernels.CONJUGATE), bool(change & kernels.NEGATE)
+
+
+# -- the ways --------------------------------------------------------------------------------------
+
+
+def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+    from bfc.copy import _cuda
+
+    with ExitStack() as open_lanes:
+        if to.on_host or source.on_host:
+            device, host = (source, to) if to.on_host else (to, source)
+            lane = open_lanes.enter_context(_cuda.lane(device, stream))
+            lane.refuse_capture(host.address, non_blocking)
+            lane.adopt(device)
+            with _held(lane, host, non_blocking):
+                _across(lane, to, source, change, non_blocking)
+            return
+        if to.ordinal == source.ordinal:
+            lane = open_lanes.enter_context(_cuda.lane(source, stream))
+            lane.adopt(to, source)
+            _within(lane, to, source, change)
+            return
+        first, second = _cuda.lanes(source, to, stream)
+        open_lanes.enter_context(second)
+        open_lanes.enter_context(first)
+        first.adopt(source)
+        second.adopt(to)
+        peers = _cuda.peer_access(source.ordinal, to.ordinal)
+        _between(first, second, to, source, change, peers, non_blocking)
+
+
+def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+    from bfc.copy import _opencl
+
+    if to.on_host or source.on_host:
+        device = source if to.on_host else to
+        lane = _opencl.lane(device, stream)
+        lane.adopt(device)
+        _across(lane, to, source, change, non_blocking and not lane.is_private)
+        lane.settle(to, source)
+    elif to.context != source.context:
+        _through_host(to, source, change, stream)
+    else:
+        lane = _opencl.lane(source, stream)
+        lane.adopt(to, source)
+        _within(lane, to, source, change)
+        lane.settle(to, source)
+
+
+@contextmanager
+def _held(lane: Any, host: View, non_blocking: bool) -> Iterator[None]:
+    """Pinned memory of ours is not used again before a queued transfer is done."""
+    if not non_blocking:
+        yield
+        return
+    lane.adopt_pinned(host)
+    yield
+    pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
+    found = pinned.find(host.address) if pinned is not None else None
+    if found is not None:
+        allocator, block = found
+        allocator.record_event(host.address, block, lane.handle)
+
+
+def _through_host(to: View, source: View, change: int, stream: Any) -> None:
+    """Between devices that have nothing in common. Done when it returns."""
+    between = of_array(np.empty(source.shape, source.dtype))
+    first, second = (stream, None) if _takes(source, stream) else (None, stream)
+    _route(between, source, 0, False, first)
+    _route(to, between, change, False, second)
+
+
+def _takes(view: View, stream: Any) -> bool:
+    is_queue = stream is not None and hasattr(stream, "int_ptr") and hasattr(stream, "finish")
+    return is_queue == (view.kind == "opencl")
+
+
+def _is_alike(to: View, source: View) -> bool:
+    """Whether the copy is one of bytes: same dtype, and one run of items on both sides."""
+    if to.dtype != source.dtype:
+        return False
+    return is_one_run(walk(to.shape, to.strides, source.strides), to.dtype.itemsize)
+
+
+def _within(lane: Lane, to: View, source: View, change: int) -> None:
+    """A copy on one device, or to where its kernels reach."""
+    if to.dtype == source.dtype and not change:
+        way = walk(to.shape, to.strides, source.strides)
+        if is_one_run(way, to.dtype.itemsize):
+            if (to.address, to.place) != (source.address, source.place):
+                lane.move(_from_below(to, way.to), _from_below(source, way.source))
+            return
+        rows = rows_of(way, to.dtype.itemsize)
+        if rows is not None and lane.move_rows(
+            _from_below(to, way.to), _from_below(source, way.source), rows
+        ):
+            return
+        lane.launch(to, source, 0)
+    elif lane.prepare(to.dtype, source.dtype):
+        lane.launch(to, source, change)
+    else:
+        _cast_on_host(lane, to, source, change)
+
+
+def _from_below(view: View, offset: int) -> View:
+    """The same memory, seen from its first byte on."""
+    return view if offset == 0 else replace(view, address=view.address + offset)
+
+
+def _cast_on_host(lane: Lane, to: View, source: View, change: int) -> None:
+    """Dtypes that no kernel has arithmetic for."""
+    between = of_array(np.empty(source.shape, source.dtype))
+    _from_device(lane, between, source, 0, False)
+    lane.synchronize()
+    _to_device(lane, to, between, change, False)
+    lane.synchronize()
+
+
+def requires_temporaries(
+    to: View, source: View, *, same_device: bool, peers: bool, alike: bool
+) -> bool:
+    """PyTorch's table: whether a copy goes by way of packed memory in one dtype."""
+    if same_device or alike:
+        return False
+    return not peers
+
+
+def _across(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
+    """Between the host and a device. Blocking waits for the stream exactly once."""
+    if to.on_host:
+        _from_device(lane, to, source, change, non_blocking)
+    else:
+        _to_device(lane, to, source, change, non_blocking)
+        if not non_blocking:
+            lane.synchronize()
+
+
+def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
+    """Queues rows that are long enough to go without a temporary; answers whether it did."""
+    if change or to.dtype != source.dtype:
+        return False
+    way = walk(to.shape, to.strides, source.strides)
+    rows = rows_of(way, to.dtype.itemsize)
+    if rows is None or rows.width < WIDE_ROW:
+        return False
+    return lane.move_rows(_from_below(to, way.to), _from_below(source, way.source), rows)
+
+
+def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
+    """Queues it all."""
+    if _is_alike(to, source) and (not change or lane.prepare(to.dtype, to.dtype)):
+        way = walk(to.shape, to.strides, source.strides)
+        lane.move(_from_below(to, way.to), _from_below(source, way.source))
+        if change:
+            lane.launch(to, to, change)
+        if non_blocking:
+            lane.keep(source)
+        return
+    if _rows_across(lane, to, source, change):
+        if non_blocking:
+            lane.keep(source)
+        return
+    on_device = non_blocking and (to.dtype != source.dtype or bool(change))
+    on_device = on_device and lane.prepare(to.dtype, source.dtype)
+    ready = _packed(source) if on_device else _changed(source, to.dtype, change)
+    if to.is_packed and not on_device:
+        lane.move(to, ready)
+    else:
+        temporary = lane.temporary(ready.dtype, to.shape)
+        try:
+            lane.move(temporary, ready)
+            _within(lane, to, temporary, change if on_device else 0)
+        finally:
+            lane.release(temporary)
+    if non_blocking:
+        lane.keep(ready)
+
+
+def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
+    """Queues it, and waits where the host has still to do something, or where it is asked to."""
+    assert to.array is not None
+    if _is_alike(to, source) and not (change and non_blocking):
+        way = walk(to.shape, to.strides, source.strides)
+        lane.move(_from_below(to, way.to), _from_below(source, way.source))
+        _wait_or_keep(lane, to, non_blocking)
+        if change:
+            _host.copy(to.array, to.array, *_flags(change))
+        return
+    if _rows_across(lane, to, source, change):
+        _wait_or_keep(lane, to, non_blocking)
+        return
+    on_device = non_blocking and (to.dtype != source.dtype or bool(change))
+    on_device = on_device and lane.prepare(to.dtype, source.dtype)
+    packed, temporary = source, None
+    if on_device or not source.is_packed:
+        packed = temporary = lane.temporary(to.dtype if on_device else source.dtype, source.shape)
+    try:
+        if temporary is not None:
+            _within(lane, temporary, source, change if on_device else 0)
+        arrives = to
+        if not to.is_packed or to.dtype != packed.dtype or (change and not on_device):
+            arrives = of_array(np.empty(to.shape, packed.dtype))
+        lane.move(arrives, packed)
+    finally:
+        if temporary is not None:
+            lane.release(temporary)
+    if arrives is to:
+        _wait_or_keep(lane, to, non_blocking)
+        return
+    lane.synchronize()  # the host is to read what arrives
+    assert arrives.array is not None
+    _host.copy(to.array, arrives.array, *_flags(0 if on_device else change))
+
+
+def _wait_or_keep(lane: Lane, to: View, non_blocking: bool) -> None:
+    if non_blocking:
+        lane.keep(to)
+    else:
+        lane.synchronize()
+
+
+def _packed(source: View) -> View:
+    """Host memory without gaps: the view itself, or a copy."""
+    if source.is_packed:
+        return source
+    assert source.array is not None
+    return of_array(np.ascontiguousarray(source.array).reshape(source.shape))
+
+
+def _changed(source: View, dtype: np.dtype[Any], change: int) -> View:
+    """Host memory without gaps, cast and changed."""
+    if source.dtype == dtype and not change:
+        return _packed(source)
+    assert source.array is not None
+    array = np.empty(source.shape, dtype)
+    _host.copy(array, source.array, *_flags(change))
+    return of_array(array)
+
+
+def _between(
+    first: Any, second: Any, to: View, source: View, change: int, peers: bool, non_blocking: bool
+) -> None:
+    """From one CUDA device to another: on the source's stream, which comes after what is queued on
+    the destination's, and before what will be."""
+    alike = _is_alike(to, source) and not change
+    if not requires_temporaries(to, source, same_device=False, peers=peers, alike=alike):
+        casts = bool(change) or to.dtype != source.dtype
+        if casts and not first.prepare(to.dtype, source.dtype):
+            return _through_host(to, source, change, None)
+        first.wait_for(second)
+        if alike:
+            way = walk(to.shape, to.strides, source.strides)
+            below = _from_below(to, way.to), _from_below(source, way.source)
+            first.move_between(*below, peers, second)
+        else:
+            _within(first, to, source, change)
+        second.wait_for(first)
+        return None
+    return _by_temporaries(first, second, to, source, change, non_blocking)
+
+
+def _by_temporaries(
+    first: Any, second: Any, to: View, source: View, change: int, non_blocking: bool
+) -> None:
+    """Packed on the source's device, moved, spread on the destination's. What casts is the source's
+    device where the copy is non-blocking, else the destination's."""
+    casts = bool(change) or to.dtype != source.dtype
+    caster = first if non_blocking else second
+    if casts and not caster.prepare(to.dtype, source.dtype):
+        return _through_host(to, source, change, None)
+    at_source = casts and non_blocking
+    leaves, arrives = source, to
+    with ExitStack() as temporaries:
+        if at_source or not source.is_packed:
+            dtype = to.dtype if at_source else source.dtype
+            leaves = temporaries.enter_context(_borrowed(first, dtype, source.shape))
+        if (casts and not at_source) or not to.is_packed:
+            arrives = temporaries.enter_context(_borrowed(second, leaves.dtype, to.shape))
+        if leaves is not source:
+            _within(first, leaves, source, change if at_source else 0)
+        first.wait_for(second)
+        first.move_between(arrives, leaves, False, second)
+        second.wait_for(first)
+        if arrives is not to:
+            _within(second, to, arrives, 0 if at_source else change)
+    return None
+
+
+@contextmanager
+def _borrowed(lane: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[View]:
+    view = lane.temporary(dtype, shape)
+    try:
+        yield view
+    finally:
+        lane.release(view)
+
+
+def packed_view(kind: str, ordinal: int, address: int, dtype: Any, shape: tuple[int, ...]) -> View:
+    """New memory that lies without gaps."""
+    return View(kind, ordinal, address, dtype, shape, packed_strides(shape, dtype.itemsize))

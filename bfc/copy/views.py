@@ -1,0 +1,371 @@
+"""What memory an object stands for: `view_of` reads every protocol that leads to memory."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bfc._buffer import Buffer, BufferView
+from bfc.copy.layout import expanded_strides, packed_strides, span
+
+HOST = ("cpu", "cuda_host")
+CUDA = ("cuda", "cuda_managed")
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """Items in some memory: `address` is where the first one lies, or in OpenCL buffers its offset
+    in `memory`. Strides are in bytes."""
+
+    kind: str  # "cpu", "cuda_host", "cuda", "cuda_managed" or "opencl"
+    ordinal: int
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    readonly: bool = False
+    array: np.ndarray[Any, Any] | None = None  # of the host's memory
+    memory: Any = None  # the pyopencl.Buffer; None for shared virtual memory
+    context: Any = None  # pyopencl's
+    stream: Any = None  # what is queued there comes first: a handle, for OpenCL a queue
+    buffer: Buffer | None = None  # whose allocator is to know which streams use it
+    events: Any = None  # the pyopencl.Array that keeps a list of events
+    owner: Any = None  # kept until the copy is done
+
+    @property
+    def items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.items * self.dtype.itemsize
+
+    @property
+    def on_host(self) -> bool:
+        return self.kind in HOST
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The same for two views where an address means the same memory."""
+        if self.on_host or self.kind in CUDA:
+            return ("unified",)
+        return ("opencl", self.memory.int_ptr if self.memory is not None else None)
+
+    @property
+    def is_packed(self) -> bool:
+        packed = packed_strides(self.shape, self.dtype.itemsize)
+        pairs = zip(self.shape, self.strides, packed, strict=True)
+        return all(count == 1 or stride == wanted for count, stride, wanted in pairs)
+
+    def is_same(self, other: View) -> bool:
+        """Whether both show the same items of the same memory."""
+        return (
+            self.address == other.address
+            and self.shape == other.shape
+            and self.strides == other.strides
+            and self.dtype == other.dtype
+            and self.place == other.place
+        )
+
+    def overlaps(self, other: View) -> bool:
+        """Whether the ranges of memory that both reach have a byte in common."""
+        if self.place != other.place:
+            return False
+        low, high = span(self.shape, self.strides, self.dtype.itemsize)
+        first, last = span(other.shape, other.strides, other.dtype.itemsize)
+        return self.address + low < other.address + last and other.address + first < (
+            self.address + high
+        )
+
+    def expanded(self, shape: tuple[int, ...]) -> View:
+        """As broadcast to a shape. Raises ValueError."""
+        if shape == self.shape:
+            return self
+        strides = expanded_strides(self.shape, self.strides, shape)
+        array = self.array
+        if array is not None:
+            array = array.reshape(array.shape[max(array.ndim - len(shape), 0) :])
+            array = np.broadcast_to(array, shape)
+        return replace(self, shape=shape, strides=strides, array=array)
+
+
+def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
+    """The memory of an object. `stream` is told to a DLPack producer on CUDA.
+
+    Raises TypeError for what has no memory that can be read (written), ClosedError for a buffer
+    that was freed, InvalidPointerError for CUDA memory that the driver does not know.
+    """
+    if isinstance(thing, np.ndarray):
+        return of_array(np.asarray(thing))
+    if isinstance(thing, Buffer):
+        return _of_buffer(thing)
+    if (view := _of_pyopencl(thing)) is not None:
+        return view
+    interface = getattr(thing, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_cuda_interface(interface, thing)
+    try:
+        return of_array(np.asarray(memoryview(thing)), thing)
+    except (TypeError, BufferError):
+        pass
+    if hasattr(thing, "__dlpack__") and hasattr(thing, "__dlpack_device__"):
+        return _of_dlpack(thing, stream)
+    if writes and not (hasattr(thing, "__array_interface__") or hasattr(thing, "__array_struct__")):
+        raise TypeError(
+            f"a {type(thing).__name__} has no memory to copy into: a destination is a NumPy array "
+            "or speaks the buffer protocol, __cuda_array_interface__ or DLPack, or is OpenCL's"
+        )
+    return of_array(np.asarray(thing), thing)
+
+
+def of_array(array: np.ndarray[Any, Any], owner: Any = None) -> View:
+    """The host's memory under an array."""
+    return View(
+        "cpu",
+        0,
+        array.__array_interface__["data"][0],
+        array.dtype,
+        array.shape,
+        array.strides,
+        not array.flags.writeable,
+        array=array,
+        owner=owner,
+    )
+
+
+def _of_memory(kind: str, ordinal: int, address: int, like: View) -> View:
+    """Host memory that is known by its address."""
+    low, high = span(like.shape, like.strides, like.dtype.itemsize)
+    memory: Any = (ctypes.c_char * (high - low if like.items else 0)).from_address(address + low)
+    array = np.ndarray(like.shape, like.dtype, memory, -low if like.items else 0, like.strides)
+    array.flags.writeable = not like.readonly
+    return replace(like, kind=kind, ordinal=ordinal, address=address, array=array)
+
+
+# -- ours ------------------------------------------------------------------------------------------
+
+
+def _of_buffer(buffer: Buffer) -> View:
+    root = buffer
+    while isinstance(root, BufferView):
+        root = root.base
+    typed = isinstance(buffer, BufferView)
+    dtype = buffer.dtype if isinstance(buffer, BufferView) else np.dtype(np.uint8)
+    shape = buffer.shape if isinstance(buffer, BufferView) else (buffer.nbytes,)
+    device = buffer.device
+    view = View(
+        device.kind,
+        device.ordinal,
+        buffer.ptr,
+        dtype,
+        shape,
+        packed_strides(shape, dtype.itemsize),
+        buffer.read_only,
+        stream=buffer.stream,
+        buffer=root if root.nbytes else None,
+        owner=buffer,
+    )
+    if device.kind in HOST:
+        memory: Any = root
+        flat = (
+            np.frombuffer(memory, np.uint8)[: buffer.nbytes] if root.nbytes else np.empty(0, "u1")
+        )
+        view.array = flat.view(dtype).reshape(shape) if typed else flat
+        if view.readonly:
+            view.array.flags.writeable = False
+        return view
+    if device.kind not in ("cuda", "cuda_managed", "opencl"):
+        raise TypeError(f"memory on {device} has no bytes that could be copied")
+    if device.kind == "opencl" and root.nbytes:
+        _find_in_opencl(view, root)
+    return view
+
+
+def _find_in_opencl(view: View, root: Buffer) -> None:
+    """Where in which buffer of OpenCL the made-up address of one of ours lies."""
+    view.owner = (view.owner, root.__dlpack__(max_version=(1, 0)))  # raises once it is freed
+    source = root.allocator.sub_allocator
+    view.context = source.context
+    if hasattr(source, "locate"):
+        view.memory, view.address = source.locate(view.address)
+    view.stream = source.queue
+    if root.stream:
+        import pyopencl
+
+        view.stream = pyopencl.CommandQueue.from_int_ptr(root.stream, True)
+
+
+# -- pyopencl --------------------------------------------------------------------------------------
+
+
+def _of_pyopencl(thing: Any) -> View | None:
+    """Of an array or a buffer of pyopencl's, whose module is loaded where there is one."""
+    cl = sys.modules.get("pyopencl")
+    if cl is None:
+        return None
+    arrays = sys.modules.get("pyopencl.array")
+    if arrays is not None and isinstance(thing, arrays.Array):
+        memory = thing.base_data
+        if memory is None:
+            return View("opencl", 0, 0, thing.dtype, thing.shape, thing.strides)
+        view = _of_cl_memory(memory, thing.dtype, thing.shape, thing.strides, thing.offset)
+        view.context, view.stream = thing.context, thing.queue
+        view.events = view.owner = thing
+        return view
+    if isinstance(thing, (cl.Buffer, cl.SVMAllocation)):
+        return _of_cl_memory(thing, np.dtype(np.uint8), (thing.size,), (1,), 0)
+    return None
+
+
+def _of_cl_memory(
+    memory: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> View:
+    view = View("opencl", 0, offset, dtype, shape, strides, owner=memory)
+    if hasattr(memory, "svm_ptr"):
+        view.address += memory.svm_ptr
+        view.context = getattr(memory, "context", None)
+    else:
+        import pyopencl as cl
+
+        view.memory, view.context = memory, memory.context
+        view.readonly = bool(memory.flags & cl.mem_flags.READ_ONLY)
+    return view
+
+
+# -- __cuda_array_interface__ ----------------------------------------------------------------------
+
+
+def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
+    from bfc.copy import _cuda
+
+    if interface.get("mask") is not None:
+        raise TypeError("__cuda_array_interface__ with a mask is not copied: copy data and mask")
+    stream = interface.get("stream")
+    if stream == 0:
+        raise ValueError("__cuda_array_interface__ names stream 0, which could mean two streams")
+    address, readonly = interface["data"]
+    typestr, shape = interface["typestr"], tuple(interface["shape"])
+    plain = typestr[1:2] != "V" or not interface.get("descr")
+    dtype = np.dtype(typestr if plain else [tuple(field) for field in interface["descr"]])
+    strides = interface.get("strides")
+    strides = packed_strides(shape, dtype.itemsize) if strides is None else tuple(strides)
+    view = View("cuda", 0, address, dtype, shape, strides, bool(readonly), owner=thing)
+    if not view.items:
+        return view
+    view.kind, view.ordinal = _cuda.kind_and_ordinal(address)
+    view.stream = stream
+    if view.kind == "cuda_host":
+        return _of_memory("cuda_host", view.ordinal, address, view)
+    return view
+
+
+# -- DLPack ----------------------------------------------------------------------------------------
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_READ_ONLY = 1
+_CPU, _CUDA, _CUDA_HOST, _OPENCL, _CUDA_MANAGED = 1, 2, 3, 4, 13
+_KINDS = {
+    _CPU: "cpu", _CUDA: "cuda", _CUDA_HOST: "cuda_host", _OPENCL: "opencl",
+    _CUDA_MANAGED: "cuda_managed",
+}  # fmt: skip
+#: NumPy's kind by DLPack's code, and the codes that need ml_dtypes.
+_CODES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_EXTRA = {
+    4: "bfloat16", 7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz",
+    10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+}  # fmt: skip
+
+
+def _of_dlpack(thing: Any, stream: int) -> View:
+    """A capsule that is not consumed: its own destructor gives the memory back."""
+    device, ordinal = (int(number) for number in thing.__dlpack_device__())
+    if device not in _KINDS:
+        raise TypeError(f"memory on DLPack's device {device} is none that can be copied")
+    on_cuda = device in (_CUDA, _CUDA_MANAGED)
+    extra = {"stream": stream} if on_cuda else {}
+    try:
+        capsule = thing.__dlpack__(max_version=(1, 0), **extra)
+    except TypeError:
+        capsule = thing.__dlpack__(**extra)
+    tensor, readonly = _tensor_in(capsule)
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    dtype = _dtype_of(tensor)
+    strides = packed_strides(shape, dtype.itemsize)
+    if tensor.strides:
+        strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
+    start = tensor.byte_offset + (0 if device == _OPENCL else tensor.data or 0)
+    view = View(_KINDS[device], ordinal, start, dtype, shape, strides, readonly)
+    view.owner = (thing, capsule)
+    if on_cuda:
+        view.stream = stream
+    elif not view.items:
+        view.array = np.empty(shape, dtype) if view.on_host else None
+    elif device == _OPENCL:
+        import pyopencl as cl
+
+        view.memory = cl.Buffer.from_int_ptr(tensor.data, True)
+        view.context = view.memory.context
+    else:
+        return _of_memory(view.kind, ordinal, start, view)
+    return view
+
+
+def _tensor_in(capsule: Any) -> tuple[_Tensor, bool]:
+    """(tensor, whether it may only be read). The capsule must outlive the tensor."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    valid = ctypes.pythonapi.PyCapsule_IsValid
+    valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    if valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
+        return managed.tensor, bool(managed.flags & _READ_ONLY)
+    return _Tensor.from_address(pointer(capsule, b"dltensor")), False
+
+
+def _dtype_of(tensor: _Tensor) -> np.dtype[Any]:
+    code, bits, lanes = tensor.code, tensor.bits, tensor.lanes
+    if lanes != 1 or bits % 8:
+        raise TypeError(f"items of {lanes} times {bits} bits are not copied")
+    if code in _CODES:
+        return np.dtype(f"{_CODES[code]}{bits // 8}")
+    name = _EXTRA.get(code)
+    if name is None:
+        raise TypeError(f"DLPack's dtype with the code {code} is none that NumPy has")
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise TypeError(f"copies of {name} need the package ml_dtypes ({error})") from error
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
