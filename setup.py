@@ -56,6 +56,7 @@ MODULES = [
     "_caching",
     "_pinned_books",
     "_pinned",
+    "copy/_fast",
     "trace/_replay",
     "integrations/_torch",
 ]

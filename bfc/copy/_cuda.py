@@ -179,6 +179,12 @@ def peer_access(source: int, to: int) -> bool:
     return peers[source, to]
 
 
+def reaches(source: View, to: View) -> bool:
+    """Whether the source's device may write the destination's memory. Enabling peer access does not
+    cover memory that belongs to no context."""
+    return peer_access(source.ordinal, to.ordinal) and not _is_mapped(to.address)
+
+
 def forget() -> None:
     """Asks everything anew, as after a reset of the devices."""
     _devices.clear()

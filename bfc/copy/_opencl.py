@@ -130,7 +130,8 @@ class Lane:
                 self.last.extend(view.events.events)
 
     def settle(self, *views: View) -> None:
-        """Tells the views' owners that the queue uses their memory."""
+        """Tells the views' owners that the queue uses their memory. OpenCL keeps buffers until its
+        commands are done, and pyopencl frees shared virtual memory behind what is queued."""
         if self.is_private:
             self.synchronize()
             return
@@ -145,7 +146,6 @@ class Lane:
                 self.queue.flush()
             if elsewhere and view.buffer is not None:
                 view.buffer.allocator.record_stream(view.buffer, self.queue.int_ptr)
-            self.kept.append(view.owner)
         if not self.kept or not self.last:
             return
         self.queue.flush()
@@ -255,7 +255,8 @@ class Lane:
         with _told(0, self.known.device):
             event = function(self.queue, *arguments, wait_for=self.last, **options)
         self._after(event)
-        self.kept.append(event)  # whose end would wait for the transfer
+        if isinstance(event, cl.NannyEvent):
+            self.kept.append(event)  # its end would wait for the transfer
 
     # -- kernels -----------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class Lane(Protocol):
 
 
 def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bool) -> None:
-    """`bfc.copy`, but for two plain arrays of NumPy's."""
+    """`bfc.copy`, but for what `_fast.pyx` has done already."""
     handle = _told(stream)
     to, source = view_of(dst, writes=True, stream=handle), view_of(src, stream=handle)
     _host.refuse_objects(to.dtype, source.dtype)
@@ -72,7 +72,7 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
     if stands_still(to.shape, to.strides):
         _host.refuse_shared_places()
     if source.dtype.kind == "c" and to.dtype.kind in _host.REAL:
-        _host.warn_of_imaginary(4)
+        _host.warn_of_imaginary(3)
         conj = False
     change = kernels.CONJUGATE * conj | kernels.NEGATE * neg
     _route(to, source, change, non_blocking, stream)
@@ -131,26 +131,27 @@ def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: A
         open_lanes.enter_context(first)
         first.adopt(source)
         second.adopt(to)
-        peers = _cuda.peer_access(source.ordinal, to.ordinal)
-        _between(first, second, to, source, change, peers, non_blocking)
+        _between(first, second, to, source, change, _cuda.reaches(source, to), non_blocking)
 
 
 def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
     from bfc.copy import _opencl
 
-    if to.on_host or source.on_host:
-        device = source if to.on_host else to
-        lane = _opencl.lane(device, stream)
-        lane.adopt(device)
-        _across(lane, to, source, change, non_blocking and not lane.is_private)
-        lane.settle(to, source)
-    elif to.context != source.context:
+    if not to.on_host and not source.on_host and to.context != source.context:
         _through_host(to, source, change, stream)
-    else:
-        lane = _opencl.lane(source, stream)
-        lane.adopt(to, source)
-        _within(lane, to, source, change)
-        lane.settle(to, source)
+        return
+    device = source if to.on_host or not source.on_host else to
+    lane = _opencl.lane(device, stream)
+    lane.adopt(*(view for view in (to, source) if not view.on_host))
+    try:
+        if to.on_host or source.on_host:
+            _across(lane, to, source, change, non_blocking and not lane.is_private)
+        else:
+            _within(lane, to, source, change)
+    except BaseException:
+        lane.synchronize()  # what is queued may read memory that goes now
+        raise
+    lane.settle(to, source)
 
 
 @contextmanager
@@ -217,9 +218,7 @@ def _cast_on_host(lane: Lane, to: View, source: View, change: int) -> None:
     """Dtypes that no kernel has arithmetic for."""
     between = of_array(np.empty(source.shape, source.dtype))
     _from_device(lane, between, source, 0, False)
-    lane.synchronize()
     _to_device(lane, to, between, change, False)
-    lane.synchronize()
 
 
 def requires_temporaries(
@@ -237,8 +236,6 @@ def _across(lane: Lane, to: View, source: View, change: int, non_blocking: bool)
         _from_device(lane, to, source, change, non_blocking)
     else:
         _to_device(lane, to, source, change, non_blocking)
-        if not non_blocking:
-            lane.synchronize()
 
 
 def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
@@ -253,18 +250,16 @@ def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
 
 
 def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
-    """Queues it all."""
+    """Queues it all. The host's memory stays while the device may read it."""
     if _is_alike(to, source) and (not change or lane.prepare(to.dtype, to.dtype)):
         way = walk(to.shape, to.strides, source.strides)
         lane.move(_from_below(to, way.to), _from_below(source, way.source))
         if change:
             lane.launch(to, to, change)
-        if non_blocking:
-            lane.keep(source)
+        _wait_or_keep(lane, source, non_blocking)
         return
     if _rows_across(lane, to, source, change):
-        if non_blocking:
-            lane.keep(source)
+        _wait_or_keep(lane, source, non_blocking)
         return
     on_device = non_blocking and (to.dtype != source.dtype or bool(change))
     on_device = on_device and lane.prepare(to.dtype, source.dtype)
@@ -278,8 +273,7 @@ def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bo
             _within(lane, to, temporary, change if on_device else 0)
         finally:
             lane.release(temporary)
-    if non_blocking:
-        lane.keep(ready)
+    _wait_or_keep(lane, ready, non_blocking)
 
 
 def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
@@ -318,9 +312,9 @@ def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: 
     _host.copy(to.array, arrives.array, *_flags(0 if on_device else change))
 
 
-def _wait_or_keep(lane: Lane, to: View, non_blocking: bool) -> None:
+def _wait_or_keep(lane: Lane, host: View, non_blocking: bool) -> None:
     if non_blocking:
-        lane.keep(to)
+        lane.keep(host)
     else:
         lane.synchronize()
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from bfc._buffer import Buffer, BufferView
 from bfc.copy.layout import expanded_strides, packed_strides, span
+from bfc.errors import ClosedError
 
 HOST = ("cpu", "cuda_host")
 CUDA = ("cuda", "cuda_managed")
@@ -154,6 +155,8 @@ def _of_buffer(buffer: Buffer) -> View:
     root = buffer
     while isinstance(root, BufferView):
         root = root.base
+    if root.freed:
+        raise ClosedError("this buffer was freed: its memory belongs to others now")
     typed = isinstance(buffer, BufferView)
     dtype = buffer.dtype if isinstance(buffer, BufferView) else np.dtype(np.uint8)
     shape = buffer.shape if isinstance(buffer, BufferView) else (buffer.nbytes,)

@@ -1,0 +1,165 @@
+"""`bfc.copy`, and the fast way between two arrays of NumPy's own: no Python call is made on it.
+
+NumPy's function is found in its table when the first copy is made, so that neither building nor importing this needs
+NumPy; the layout of an array is part of NumPy's ABI.
+"""
+
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.string cimport memmove
+
+cdef extern from *:
+    """
+    typedef struct {
+        PyObject_HEAD
+        char *data;
+        int nd;
+        Py_ssize_t *shape, *strides;
+        PyObject *base, *dtype;
+        int flags;
+    } bfc_array;
+    typedef struct {
+        PyObject_HEAD
+        PyObject *type;
+        char kind, letter, byteorder, old_flags;
+        int number;
+    } bfc_dtype;
+    typedef int (*bfc_copy_into)(PyObject *, PyObject *);
+    """
+    ctypedef struct Array "bfc_array":
+        char* data
+        int nd
+        Py_ssize_t* shape
+        Py_ssize_t* strides
+        PyObject* dtype
+        int flags
+    ctypedef struct Dtype "bfc_dtype":
+        char kind
+        int number
+    ctypedef int (*CopyInto "bfc_copy_into")(PyObject*, PyObject*) except -1
+
+cdef enum:
+    CONTIGUOUS = 1              # an array's flags
+    WRITEABLE = 0x400
+    COPY_INTO = 50              # PyArray_CopyInto in NumPy's table
+    NUMBERS = 24                # of dtypes, up to half
+    LONG_COPY = 1 << 16         # bytes above which others may run meanwhile
+
+#: By the number of a dtype: the bytes of an item, 0 for all that is no plain number.
+cdef int[NUMBERS] SIZES = [1, 1, 1, 2, 2, 4, 4, sizeof(long), sizeof(long), 8, 8, 4, 8, sizeof(long double),
+                           8, 16, 2 * sizeof(long double), 0, 0, 0, 0, 0, 0, 2]
+
+cdef object array_type = None
+cdef object run_any = None
+cdef CopyInto copy_into = NULL
+
+
+cdef int load() except -1:
+    global array_type, run_any, copy_into
+    import numpy
+
+    from bfc.copy import engine
+
+    try:
+        from numpy._core import _multiarray_umath
+    except ImportError:
+        from numpy.core import _multiarray_umath    # before NumPy 2
+    cdef void** table = <void**>PyCapsule_GetPointer(_multiarray_umath._ARRAY_API, NULL)
+    copy_into = <CopyInto>table[COPY_INTO]
+    run_any = engine.run
+    array_type = numpy.ndarray
+    return 0
+
+
+cdef bint are_equal(const Py_ssize_t* one, const Py_ssize_t* other, int count) noexcept:
+    cdef int i
+    for i in range(count):
+        if one[i] != other[i]:
+            return False
+    return True
+
+
+cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
+    """Copies between two arrays of numbers, or answers False: where they are none, and where something is wrong."""
+    cdef Array* to = <Array*>first
+    cdef Array* source = <Array*>second
+    cdef Dtype* kind = <Dtype*>to.dtype
+    cdef Dtype* given = <Dtype*>source.dtype
+    cdef bint alike = to.dtype == source.dtype
+    cdef int i
+    if not 0 <= kind.number < NUMBERS or not 0 <= given.number < NUMBERS:
+        return False
+    if SIZES[kind.number] == 0 or SIZES[given.number] == 0:
+        return False
+    cdef bint same_shape = to.nd == source.nd and are_equal(to.shape, source.shape, to.nd)
+    if alike and same_shape and to.data == source.data and are_equal(to.strides, source.strides, to.nd):
+        return True
+    if not to.flags & WRITEABLE or (given.kind == c'c' and kind.kind != c'c'):
+        return False
+    cdef Py_ssize_t nbytes = SIZES[kind.number]
+    for i in range(to.nd):
+        nbytes *= to.shape[i]
+        if to.strides[i] == 0 and to.shape[i] > 1:
+            return False
+    if alike and same_shape and to.flags & source.flags & CONTIGUOUS:
+        if nbytes < LONG_COPY:
+            memmove(to.data, source.data, nbytes)
+        else:
+            move_long(to.data, source.data, nbytes)
+        return True
+    copy_into(first, second)
+    return True
+
+
+cdef void move_long(char* to, const char* source, Py_ssize_t nbytes) noexcept:
+    with nogil:
+        memmove(to, source, nbytes)
+
+
+def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
+    """Copies `src` into `dst`, cast to its dtype and broadcast to its shape. Returns `dst`.
+
+    Either side is a NumPy array, a `bfc.Buffer` or a view of one, an array or a buffer of
+    pyopencl's, or speaks the buffer protocol, `__cuda_array_interface__` or DLPack; `src` may also
+    be whatever NumPy makes an array of. `conj` and `neg` conjugate and negate the values that were
+    read, before they are cast.
+
+    Between the host and a device it is done when this returns; with `non_blocking` it is queued,
+    and the host's memory must stay as it is until the stream is done. Between devices it is queued
+    in any case, on the stream of the source. `stream` is a CUDA stream (a handle, or with
+    `__cuda_stream__`) or a `pyopencl.CommandQueue`; None is that of `bfc.use_stream`, else the one
+    that the device's side names, else the default stream. Work on other streams is ordered only
+    where the memory names its stream, and is waited for then. A buffer of OpenCL's that names no
+    queue is copied before this returns.
+
+    As in C, a float that the destination's integers cannot hold becomes any number. A complex
+    source loses its imaginary part in a real destination, with one `ComplexWarning` a copy. Source
+    and destination on the host may overlap; elsewhere the result is any mixture then.
+
+    Raises ValueError for shapes that do not broadcast, a read-only destination, or one whose items
+    share places; TypeError for Python objects and for what is no memory; ClosedError or
+    InvalidPointerError for memory that was freed; OutOfMemoryError where a device has no room for a
+    temporary; DeviceUnavailableError where a package is missing; DriverError. `dst` is as it was
+    then, but after a DriverError.
+
+    Cost: one pass over the memory, two with a temporary: across the host's border where dtypes
+    differ or one side is not contiguous, and between devices without peer access. The first copy
+    that casts a pair of dtypes on a device compiles a kernel, in about a tenth of a second.
+    Source: PyTorch's `Tensor.copy_`.
+
+    >>> import bfc, numpy
+    >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(24)
+    >>> doubled = bfc.copy(buffer.view("f4", (2, 3)), numpy.arange(3))
+    >>> bfc.copy(numpy.zeros((3, 2), "i2").T, doubled, neg=True)
+    array([[ 0, -1, -2],
+           [ 0, -1, -2]], dtype=int16)
+    """
+    if array_type is None:
+        load()
+    if not conj and not neg:
+        if dst is src:
+            return dst
+        if type(dst) is array_type and type(src) is array_type and copy_arrays(<PyObject*>dst, <PyObject*>src):
+            return dst
+    run_any(dst, src, non_blocking, stream, conj, neg)
+    return dst
