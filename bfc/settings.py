@@ -383,7 +383,7 @@ def _checked_number(name: str, number: int, large: int) -> int:
 
 def _wrong_field(name: str, given: str, fault: str, large: int) -> SettingsError:
     key = next(key for key, kind in _KINDS.items() if kind.field == name)
-    allowed = _allowed(key, large) + ("" if _DEFAULTS[name] else f", or {_DEFAULTS[name]}")
+    allowed = _CACHING.allowed(key, large) + ("" if _DEFAULTS[name] else f", or {_DEFAULTS[name]}")
     return SettingsError(f"{given} {fault}", key=name, given=given, allowed=allowed)
 
 

@@ -6,10 +6,12 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 #: What a processor can be called that is newer than PoCL's compiler, and what it then is.
 UNKNOWN, PLAIN = b"generic\0", ctypes.create_string_buffer(b"x86-64")
+CACHE = Path(__file__).resolve().parent.parent / "build" / "pocl"
 #: The words of PoCL's record of a device that are looked through.
 WORDS = 200
 
@@ -57,3 +59,9 @@ def readable() -> Iterator[tuple[int, int]]:
 
 def is_readable(ranges: list[tuple[int, int]], address: int) -> bool:
     return any(first <= address and address + 8 <= last for first, last in ranges)
+
+
+def start() -> None:
+    """To be called before OpenCL is used otherwise. Compiled kernels are kept for the next run."""
+    os.environ.setdefault("POCL_CACHE_DIR", str(CACHE))
+    devices()

@@ -1,0 +1,67 @@
+"""The kernels as CUDA gets them: NVRTC compiles them all, which needs no GPU."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from copy_cases import DTYPES, PAIRS, switched
+
+import bfc
+from bfc.copy import _cuda, kernels
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def found(machine) -> None:
+    try:
+        _cuda._nvrtc()
+    except bfc.DeviceUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_nvrtc_compiles_every_kernel_for_an_old_device():
+    """Each as it is launched: a program for every pair of dtypes, here a destination's in one."""
+
+    def compile_all(to: str) -> bytes:
+        return _cuda.compiled_for(
+            kernels.text_of((source, to) for source in kernels.CODES), "compute_75"
+        )
+
+    with ThreadPoolExecutor(4) as workers:
+        images = list(workers.map(compile_all, kernels.CODES))
+    for to, image in zip(kernels.CODES, images, strict=True):
+        for source in kernels.CODES:
+            assert f".entry {kernels.kernel_name(source, to)}(".encode() in image
+
+
+def test_nvrtc_compiles_every_conversion_for_the_newest_device():
+    newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
+    text = kernels.HEADER + "".join(map(switched, kernels.CODES))
+    assert _cuda.compiled(text, newest).startswith(b"\x7fELF")
+
+
+def test_a_device_newer_than_nvrtc_gets_text_that_its_driver_finishes():
+    text = kernels.text_of([("f4", "i4")])
+    newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
+    image = _cuda.compiled(text, newest + 70)
+    assert f".target sm_{newest}".encode() in image
+    assert image.endswith(b"\0")
+    with pytest.raises(bfc.DeviceUnavailableError, match="install an older one"):
+        _cuda.compiled(text, 35)
+
+
+def test_both_languages_get_the_same_layout():
+    _opencl = pytest.importorskip("bfc.copy._opencl")
+    ours = {name: getattr(_cuda._Layout, name).offset for name, _ in _cuda._Layout._fields_}
+    assert ours == {name: offset for name, (_, offset) in _opencl.LAYOUT.fields.items()}
+    assert _opencl.LAYOUT.itemsize % 8 == 0
+
+
+def test_every_dtype_with_arithmetic_has_a_name_and_no_other():
+    assert [kernels.code_of(dtype) for dtype in DTYPES] == list(kernels.CODES)
+    for dtype in ("g", "G", ">f4", "M8[s]", "S4", "V8", "U2", "i4,i4"):
+        assert kernels.code_of(np.dtype(dtype)) is None
+    assert len(PAIRS) == 14 * 14

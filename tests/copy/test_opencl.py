@@ -1,0 +1,383 @@
+"""Copies through OpenCL's memory, on PoCL: the kernels are the ones that CUDA gets."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+
+import numpy as np
+import pytest
+from copy_cases import CHANGES, DTYPES, PAIRS, Case, Side, case, seeds, switched
+
+import bfc
+from bfc.copy import kernels, layout, views
+from bfc.copy.layout import walk
+from bfc.copy.views import view_of
+
+cl = pytest.importorskip("pyopencl")
+pytest.importorskip("pyopencl.array")
+from bfc.copy import _opencl  # noqa: E402 - it imports pyopencl
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the imaginary part", "ignore:overflow encountered", "ignore:invalid value"
+)
+
+
+class OnDevice:
+    """A side's block in a buffer, and the array of pyopencl's that shows its items."""
+
+    def __init__(self, queue, side: Side) -> None:
+        self.queue, self.side = queue, side
+        self.memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, side.block.nbytes)
+        cl.enqueue_copy(queue, self.memory, side.block)
+        self.array = cl.array.Array(
+            queue, side.shape, side.dtype, strides=side.strides, data=self.memory,
+            offset=side.offset,
+        )  # fmt: skip
+
+    def block(self) -> np.ndarray:
+        found = np.empty_like(self.side.block)
+        cl.enqueue_copy(self.queue, found, self.memory)
+        return found
+
+
+def run(queue, made: Case, to_device: bool, from_device: bool, **options) -> np.ndarray:
+    """The destination's block after a copy between those kinds of memory."""
+    to, source = made.to.twin(), made.source.twin()
+    target = OnDevice(queue, to) if to_device else to
+    given = OnDevice(queue, source) if from_device else source
+    bfc.copy(target.array, given.array, conj=made.conj, neg=made.neg, **options)
+    if not to_device:
+        queue.finish()
+        return to.block
+    return target.block()
+
+
+PLACES = [(True, True), (True, False), (False, True)]
+
+
+@seeds(60)
+def test_random_copies_of_bytes(opencl, seed: int):
+    """One dtype on both sides, any of those that NumPy has, wherever items lie."""
+    rng = random.Random(seed)
+    dtype = np.dtype(rng.choice([*DTYPES, "g", "M8[s]", "S3", "i4,f8", "V5", ">f4", "U2"]))
+    made = case(f"bytes {seed}", dtype, dtype, (False, False), aligned=seed % 3 > 0)
+    for places, non_blocking in itertools.product(PLACES, (False, True)):
+        made.check(run(opencl, made, *places, non_blocking=non_blocking), (places, non_blocking))
+
+
+@seeds(25)
+def test_random_copies_with_casts(opencl, seed: int):
+    made = case(f"casts {seed}", aligned=seed % 4 > 0)
+    for places, non_blocking in itertools.product(PLACES, (False, True)):
+        made.check(run(opencl, made, *places, non_blocking=non_blocking), (places, non_blocking))
+
+
+@pytest.fixture(scope="module")
+def every_conversion(opencl):
+    text = kernels.HEADER + "".join(map(switched, kernels.CODES))
+    return cl.Program(opencl.context, text).build("-DONE_AFTER_THE_OTHER")
+
+
+def test_every_pair_of_dtypes_and_every_change(opencl, every_conversion):
+    lane = _opencl.Lane(_opencl.context_of(opencl.context, opencl.device), opencl)
+    for source, to in PAIRS:
+        number = kernels.CODES.index(kernels.code_of(source))
+        kernel = cl.Kernel(every_conversion, f"to_{kernels.code_of(to)}")
+        for change in CHANGES:
+            made = case(f"pair {source} {to} {change}", source, to, change)
+            target, given = OnDevice(opencl, made.to.twin()), OnDevice(opencl, made.source)
+            view = view_of(target.array)
+            other = view_of(given.array).expanded(view.shape)
+            way = walk(view.shape, view.strides, other.strides)
+            asked = kernels.CONJUGATE * change[0] | kernels.NEGATE * made.neg | number << 8
+            lane._launch_piece(kernel, view, other, way, asked)
+            made.check(target.block())
+
+
+def test_every_half_becomes_the_same_number_and_comes_back(opencl):
+    halves = np.arange(1 << 16, dtype=np.uint16).view("f2")
+    there = bfc.copy(cl.array.empty(opencl, 1 << 16, "f4"), bfc.copy(empty(opencl, halves), halves))
+    assert np.array_equal(there.get(), halves.astype("f4"), equal_nan=True)
+    back = bfc.copy(empty(opencl, halves), there)
+    assert np.array_equal(back.get(), halves, equal_nan=True)
+
+
+def test_numbers_between_two_halves_go_to_the_nearest(opencl):
+    """Each half, and what lies just below, on and above the middle to the next."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view("f2").astype("f8")
+    with np.errstate(over="ignore"):
+        middle = (halves[:-1] + halves[1:]) / 2
+    near = np.concatenate([middle, np.nextafter(middle, 0), np.nextafter(middle, 1e9)])
+    near = np.concatenate([near, -near, [65519.99, 65520, 1e300, 2.0**-25, 2.0**-26]])
+    for dtype in ("f8", "f4"):
+        given = near.astype(dtype) if dtype == "f8" else near.clip(-1e30, 1e30).astype(dtype)
+        there = bfc.copy(empty(opencl, given), given)
+        with np.errstate(over="ignore"):
+            wanted = given.astype("f2")
+        found = bfc.copy(cl.array.empty(opencl, len(given), "f2"), there).get()
+        assert np.array_equal(found.view("u2"), wanted.view("u2")), dtype
+
+
+def empty(queue, like: np.ndarray):
+    return cl.array.empty(queue, like.shape, like.dtype)
+
+
+def on_device(queue, array: np.ndarray):
+    return cl.array.to_device(queue, array)
+
+
+def test_more_items_and_dimensions_than_a_launch_takes(opencl, monkeypatch):
+    """Launches of at most 50 items: the same loop that serves more than 2**31."""
+    monkeypatch.setattr(layout.pieces, "__defaults__", (3, 50))
+    source = np.arange(2 * 3 * 4 * 2 * 3 * 2).reshape(2, 3, 4, 2, 3, 2).astype("i4")
+    to = np.zeros((2, 3, 2, 2, 4, 3), "f8")
+    given = source.transpose(0, 1, 5, 3, 2, 4)
+    there = bfc.copy(empty(opencl, source), source).transpose((0, 1, 5, 3, 2, 4))
+    out = bfc.copy(on_device(opencl, to), there, neg=True)
+    assert np.array_equal(out.get(), -given)
+
+
+def test_eight_dimensions(opencl):
+    source = np.arange(3**8, dtype="i2").reshape((3,) * 8)
+    order = (7, 2, 5, 0, 3, 6, 1, 4)
+    out = bfc.copy(empty(opencl, source), on_device(opencl, source).transpose(order))
+    assert np.array_equal(out.get(), source.transpose(order))
+
+
+def test_views_that_overlap_are_copied_as_if_they_did_not(opencl):
+    base = np.arange(64, dtype="i4")
+    for to, source in (
+        (slice(8, 40), slice(0, 32)),
+        (slice(0, 32), slice(8, 40)),
+        (slice(0, 32), slice(31, None, -1)),
+        (slice(0, 64, 2), slice(16, 48)),
+    ):
+        there = on_device(opencl, base)
+        wanted = base.copy()
+        source = slice(31, None, -1) if source.step == -1 else source
+        wanted[to] = base[source][: len(wanted[to])]
+        bfc.copy(there[to], there[source][: len(wanted[to])])
+        assert np.array_equal(there.get(), wanted), (to, source)
+    there = on_device(opencl, np.array([1 + 2j, 3j], "c8"))
+    assert bfc.copy(there, there, conj=True).get().tolist() == [1 - 2j, -3j]
+
+
+def test_shared_virtual_memory_takes_part(opencl):
+    if not opencl.device.svm_capabilities:
+        pytest.skip("no shared virtual memory")
+    memory = cl.SVMAllocation(
+        opencl.context, 256, 64, cl.svm_mem_flags.READ_WRITE, queue=opencl
+    )  # fmt: skip
+    bfc.copy(memory, np.arange(256, dtype="u1"), stream=opencl)
+    out = bfc.copy(np.zeros(256, "u1"), memory, stream=opencl)
+    assert np.array_equal(out, np.arange(256))
+    shown = cl.array.Array(opencl, (16,), np.int32, strides=(8,), data=memory, offset=64)
+    doubles = bfc.copy(cl.array.empty(opencl, 16, "f8"), shown)
+    wanted = np.arange(256, dtype="u1")[64:192].view("i4")[::2]
+    assert np.array_equal(doubles.get(), wanted)
+    bfc.copy(shown, doubles, neg=True)
+    assert np.array_equal(bfc.copy(np.zeros(16, "i4"), shown), -wanted)
+    assert np.array_equal(bfc.copy(empty(opencl, wanted[:4]), shown[:4]).get(), -wanted[:4])
+
+
+def test_another_context_is_reached_by_way_of_the_host(opencl):
+    other = cl.CommandQueue(cl.Context(opencl.context.devices))
+    source = on_device(opencl, np.arange(6, dtype="i4"))
+    to = cl.array.zeros(other, (2, 6), "f4")
+    assert bfc.copy(to, source, neg=True).get().tolist() == [[0, -1, -2, -3, -4, -5]] * 2
+    with pytest.raises(ValueError, match="another OpenCL context"):
+        bfc.copy(to, np.zeros(6, "f4"), stream=opencl)
+
+
+def test_queues_wait_for_each_other(opencl):
+    """The destination's queue is held back by an event of the host's: the copy comes after what
+    waits there, and what is queued there later comes after the copy."""
+    other = cl.CommandQueue(opencl.context)
+    gate = cl.UserEvent(opencl.context)
+    source, to = on_device(opencl, np.full(8, 2.0)), cl.array.zeros(other, 8, "f8")
+    other.finish()
+    cl.enqueue_barrier(other, wait_for=[gate])
+    cl.enqueue_fill_buffer(other, to.base_data, np.float64(1), 0, 64)
+    bfc.copy(to, source)
+    after = np.zeros(8)
+    last = cl.enqueue_copy(other, after, to.base_data, is_blocking=False)
+    other.flush()
+    opencl.flush()
+    assert to.events[-1].command_execution_status != cl.command_execution_status.COMPLETE
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    last.wait()
+    assert after.tolist() == [2.0] * 8
+
+
+def test_events_of_an_array_come_first(opencl):
+    gate = cl.UserEvent(opencl.context)
+    out_of_order = cl.CommandQueue(
+        opencl.context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    )
+    source = cl.array.zeros(out_of_order, 8, "i4")
+    out_of_order.finish()
+    filled = cl.enqueue_fill_buffer(
+        out_of_order, source.base_data, np.int32(5), 0, 32, wait_for=[gate]
+    )
+    source.add_event(filled)
+    out = np.zeros(8, "i2")
+    to = cl.array.zeros(out_of_order, 8, "i2")
+    out_of_order.flush()
+    bfc.copy(to, source)
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    bfc.copy(out, to)
+    assert out.tolist() == [5] * 8
+
+
+class Sub(bfc.SubAllocator):
+    """Buffers of OpenCL's under made-up addresses."""
+
+    device = bfc.Device("opencl")
+
+    def __init__(self, queue) -> None:
+        self.queue, self.context = queue, queue.context
+        self.total_bytes, self.regions, self.next = 1 << 24, {}, 1 << 44
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
+        address, self.next = self.next, self.next + (nbytes + (1 << 21) & -(1 << 20))
+        self.regions[address] = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
+        return address, nbytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        self.regions.pop(address).release()
+
+    def locate(self, address: int):
+        start = max(start for start in self.regions if start <= address)
+        return self.regions[start], address - start
+
+
+def sub_allocator(queue):
+    """The package's own, where this version of it has one."""
+    try:
+        return bfc.OpenCLSubAllocator(queue.context)
+    except AttributeError:
+        return Sub(queue)
+
+
+def test_buffers_of_an_allocator_take_part(opencl):
+    with bfc.BFCAllocator(sub_allocator(opencl), memory_limit=1 << 22) as allocator:
+        allocator.allocate(1000).free()
+        keep = allocator.allocate(4096)
+        view = allocator.allocate(96).view("f4", (4, 6))
+        source = np.arange(24, dtype="i8").reshape(4, 6)
+        bfc.copy(view, source)
+        assert np.array_equal(bfc.copy(np.zeros((4, 6), "i2"), view), source)
+        bfc.copy(keep.view("i4", (4, 6)), view, neg=True)
+        assert np.array_equal(bfc.copy(np.zeros((4, 6)), keep.view("i4", (4, 6))), -source)
+        part = keep.view("u1", (24,), read_only=True)
+        with pytest.raises(ValueError, match="read-only"):
+            bfc.copy(part, np.zeros(24))
+        keep.free()
+        with pytest.raises(bfc.ClosedError):
+            bfc.copy(np.zeros(24), part)
+        with pytest.raises(bfc.ClosedError):
+            bfc.copy(keep, np.zeros(4096))
+
+
+def test_a_buffer_without_a_queue_is_copied_when_the_call_returns(opencl):
+    memory = cl.Buffer(opencl.context, cl.mem_flags.READ_WRITE, 64)
+    other = cl.Buffer(opencl.context, cl.mem_flags.READ_WRITE, 64)
+    bfc.copy(memory, np.arange(64, dtype="u1"), non_blocking=True)
+    bfc.copy(other, memory)
+    found = np.zeros(64, "u1")
+    cl.enqueue_copy(opencl, found, other)
+    assert found.tolist() == list(range(64))
+
+
+def test_what_dlpack_calls_opencl_takes_part(opencl):
+    """A capsule with a cl_mem and a byte offset, as no package but ours exports one."""
+    memory = cl.Buffer(opencl.context, cl.mem_flags.READ_WRITE, 64)
+    cl.enqueue_copy(opencl, memory, np.arange(16, dtype="i4"))
+    tensor = Tensor(memory, np.dtype("i4"), (2, 3), (4, 2), 8)
+    out = bfc.copy(np.zeros((2, 3)), tensor)
+    assert out.tolist() == [[2, 4, 6], [6, 8, 10]]
+
+
+class Tensor:
+    """DLPack of a cl_mem; strides count items."""
+
+    def __init__(self, memory, dtype, shape, strides, offset) -> None:
+        ndim = len(shape)
+        self.memory, self.dims = memory, (ctypes.c_int64 * (2 * ndim))(*shape, *strides)
+        pointer = ctypes.POINTER(ctypes.c_int64)
+        self.managed = views._Versioned(
+            1, 0, None, None, 0,
+            views._Tensor(
+                memory.int_ptr, 4, 0, ndim, 0, dtype.itemsize * 8, 1,
+                ctypes.cast(self.dims, pointer),
+                ctypes.cast(ctypes.addressof(self.dims) + 8 * ndim, pointer), offset,
+            ),
+        )  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 4, 0
+
+    def __dlpack__(self, *, max_version: tuple[int, int]) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.managed), NAME, None)
+
+
+NAME = b"dltensor_versioned"  # a capsule keeps its name's address
+
+
+def test_a_device_without_room_for_the_temporary(opencl, monkeypatch):
+    to = cl.array.zeros(opencl, (4, 4), "f4")
+    source = np.ones((4, 4), "f8")
+    make = cl.Buffer
+
+    def refuse(context, flags, size, **options):
+        return make(context, flags, 1 << 50)  # the driver's own error
+
+    monkeypatch.setattr(cl, "Buffer", refuse)
+    with pytest.raises(bfc.OutOfMemoryError, match="for a temporary") as caught:
+        bfc.copy(to[:, ::2], source[:, ::2], non_blocking=True)
+    assert caught.value.requested == 4 * 2 * 8
+    monkeypatch.undo()
+    assert not to.get().any(), "an error, and still written"
+
+
+def test_bad_input(opencl):
+    there = cl.array.zeros(opencl, 4, "f4")
+    still = cl.array.Array(opencl, (3,), np.float32, strides=(0,), data=there.base_data)
+    constant = cl.Buffer(opencl.context, cl.mem_flags.READ_ONLY, 16)
+    for to, source, error, words in (
+        (there, np.zeros(3), ValueError, "broadcast"),
+        (still, np.zeros(3), ValueError, "share one place"),
+        (there, np.array([None] * 4), TypeError, "Python objects"),
+        (constant, np.zeros(16, "u1"), ValueError, "read-only"),
+        (there, np.zeros(4, "S4"), ValueError, "could not convert"),
+    ):
+        with pytest.raises(error, match=words):
+            bfc.copy(to, source)
+    with pytest.raises(TypeError, match="stream"):
+        bfc.copy(there, np.zeros(4), stream="fast")
+    assert not there.get().any()
+
+
+def test_94_the_same_view_is_not_touched_and_95_nothing_is_done_for_no_items(opencl, monkeypatch):
+    there = cl.array.arange(opencl, 8, dtype=np.int32)
+    nothing = cl.array.empty(opencl, (0, 3), np.float32)
+    monkeypatch.setattr(_opencl, "lane", None)  # whoever asks for one fails
+    bfc.copy(there, there)
+    bfc.copy(there[2:4], there[2:4])
+    bfc.copy(nothing, np.zeros((1, 3)))
+
+
+def test_98_a_copy_on_one_device_does_not_wait_for_it(opencl):
+    gate = cl.UserEvent(opencl.context)
+    source, to = cl.array.zeros(opencl, 8, "f4"), cl.array.zeros(opencl, 8, "i4")
+    opencl.finish()
+    cl.enqueue_barrier(opencl, wait_for=[gate])
+    bfc.copy(to, source)
+    assert to.events[-1].command_execution_status != cl.command_execution_status.COMPLETE
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    opencl.finish()
