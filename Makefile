@@ -22,7 +22,7 @@ test: $(VENV)/clients ## run the tests: CUDA on an emulated driver, with the lib
 	$(BIN)/pytest -m "not peers"
 
 test-gpu: $(VENV)/clients ## run the CUDA tests on this machine's GPU
-	BFC_TEST_GPU=1 $(BIN)/pytest tests/cuda
+	BFC_TEST_GPU=1 $(BIN)/pytest tests/cuda tests/copy/test_gpu.py
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
 	cd build/cuda12 && ../../.venv-cuda12/bin/pytest --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
@@ -38,6 +38,7 @@ bench: $(VENV)/built ## measure, the compiled originals beside ours (downloads o
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.calls
 	$(BIN)/python -m bench.opencl
+	$(BIN)/python -m bench.copies
 
 bench-gpu: $(VENV)/clients ## measure a cache hit through each library, beside that library's own pool, on a GPU
 	$(BIN)/python -m bench.integrations

@@ -21,9 +21,9 @@ class Memory:
     def __init__(self, side: Side, device: int = 0, stream: int | None = None) -> None:
         self.side, self.stream = side, stream
         self.device = _cuda.device(device)
-        self.device.enter()
+        mode = self.device.enter()
         self.address = int(_cuda.call("cuMemAlloc", side.block.nbytes))
-        self.device.leave()
+        self.device.leave(mode)
         self._transfer(self.address, side.block.ctypes.data)
 
     def _transfer(self, to: int, source: int) -> None:
@@ -31,10 +31,10 @@ class Memory:
         if not ON_GPU:
             ctypes.memmove(to, source, self.side.block.nbytes)
             return
-        self.device.enter()
+        mode = self.device.enter()
         _cuda.call("cuCtxSynchronize")
         _cuda.call("cuMemcpy", to, source, self.side.block.nbytes)
-        self.device.leave()
+        self.device.leave(mode)
 
     @property
     def __cuda_array_interface__(self) -> dict:
@@ -60,9 +60,9 @@ class Memory:
         return np.ndarray(side.shape, side.dtype, self.block, side.offset, side.strides)
 
     def free(self) -> None:
-        self.device.enter()
+        mode = self.device.enter()
         _cuda.call("cuMemFree", self.address)
-        self.device.leave()
+        self.device.leave(mode)
 
 
 def memory(dtype="f4", device: int = 0, *, shape=SHAPE, strides=None, stream=None) -> Memory:

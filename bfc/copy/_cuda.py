@@ -32,6 +32,7 @@ MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR, PAGEABLE_ACCESS, MEMORY_POOLS = 11, 16
 CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
 TYPE_HOST, TYPE_UNIFIED = 1, 4
 NO_TIMING = 2  # cuEventCreate
+RELAXED = 2  # CUstreamCaptureMode
 NOT_READY = 600
 THREADS, BLOCKS_EACH = 256, 32
 
@@ -129,7 +130,9 @@ class Device:
             self._retained = call("cuDevicePrimaryCtxRetain", self.handle)
         return self._retained
 
-    def enter(self) -> None:
+    def enter(self) -> Any:
+        """Makes the context current, in the relaxed capture mode: a graph that another thread
+        captures must not mind. Returns what `leave` takes."""
         try:
             call("cuCtxPushCurrent", self.context())
         except DriverError as error:
@@ -137,8 +140,10 @@ class Device:
                 raise
             self._retained = None  # another library has reset it
             call("cuCtxPushCurrent", self.context())
+        return call("cuThreadExchangeStreamCaptureMode", driver().CUstreamCaptureMode(RELAXED))
 
-    def leave(self) -> None:
+    def leave(self, mode: Any) -> None:
+        call("cuThreadExchangeStreamCaptureMode", mode)
         call("cuCtxPopCurrent")
 
     def attribute(self, number: int) -> int:
@@ -167,14 +172,14 @@ def peer_access(source: int, to: int) -> bool:
     if (source, to) not in peers:
         can = bool(call("cuDeviceCanAccessPeer", device(source).handle, device(to).handle))
         if can:
-            device(source).enter()
+            mode = device(source).enter()
             try:
                 call("cuCtxEnablePeerAccess", device(to).context(), 0)
             except DriverError as error:
                 if error.code != ALREADY_ENABLED:
                     raise
             finally:
-                device(source).leave()
+                device(source).leave(mode)
         peers[source, to] = can
     return peers[source, to]
 
@@ -217,11 +222,11 @@ def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
 
 
 def _belongs(handle: int, there: Device) -> bool:
-    there.enter()
+    mode = there.enter()
     try:
         found = call("cuStreamGetCtx", handle)
     finally:
-        there.leave()
+        there.leave(mode)
     context = found[0] if isinstance(found, list) else found
     return int(context) == int(there.context())
 
@@ -249,11 +254,11 @@ class Lane:
         self.held.clear()
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        self.device.enter()
+        mode = self.device.enter()
         try:
             return call(name, *arguments)
         finally:
-            self.device.leave()
+            self.device.leave(mode)
 
     # -- what comes before -------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from bfc.copy.layout import (
     walk,
 )
 from bfc.copy.views import View
-from bfc.errors import DriverError, OutOfMemoryError
+from bfc.errors import DeviceUnavailableError, DriverError, OutOfMemoryError
 
 #: Contexts whose queue and kernels are remembered.
 REMEMBERED = 8
@@ -60,11 +60,18 @@ class Context:
             if (source, to) not in self._programs:
                 text = kernels.text_of([(source, to)])
                 options = ["-DONE_AFTER_THE_OTHER"] if self.on_cpu else []
-                self._programs[source, to] = cl.Program(self.context, text).build(
-                    options, [self.device]
-                )
+                self._programs[source, to] = self._build(text, options)
             program = self._programs[source, to]
         return cl.Kernel(program, kernels.kernel_name(source, to))
+
+    def _build(self, text: str, options: list[str]) -> Any:
+        try:
+            return cl.Program(self.context, text).build(options, [self.device])
+        except cl.Error as error:
+            raise DeviceUnavailableError(
+                f"the OpenCL compiler of {self.device.name} does not take the copy kernel; a newer "
+                f"driver may: {error}"
+            ) from error
 
 
 _contexts: OrderedDict[tuple[int, int], Context] = OrderedDict()

@@ -191,7 +191,7 @@ def _of_buffer(buffer: Buffer) -> View:
 
 def _find_in_opencl(view: View, root: Buffer) -> None:
     """Where in which buffer of OpenCL the made-up address of one of ours lies."""
-    view.owner = (view.owner, root.__dlpack__(max_version=(1, 0)))  # raises once it is freed
+    view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     source = root.allocator.sub_allocator
     view.context = source.context
     if hasattr(source, "locate"):

@@ -47,9 +47,9 @@ def values(dtype="f4") -> np.ndarray:
 
 
 def new_stream(device: int = 0) -> int:
-    _cuda.device(device).enter()
+    mode = _cuda.device(device).enter()
     stream = int(_cuda.call("cuStreamCreate", 1))
-    _cuda.device(device).leave()
+    _cuda.device(device).leave(mode)
     return stream
 
 
@@ -106,6 +106,22 @@ def test_buffers_of_ours_and_pinned_memory(emulated, seed: int):
         assert np.array_equal(bfc.copy(np.zeros((3, 5), "f8"), chain[-1]), source)
         assert np.array_equal(bfc.copy(np.zeros((3, 5), "f8"), chain[1]), source)
         del chain, to
+
+
+def test_between_cuda_and_opencl_by_way_of_the_host(emulated, opencl):
+    import pyopencl.array
+
+    there = pyopencl.array.to_device(opencl, values("i2"))
+    to = memory(strides=(48, 8))
+    assert calls(emulated, lambda: bfc.copy(to, there)) == [ALLOC, H2D, ROWS, FREE, SYNC]
+    assert np.array_equal(to.array, values())
+    stream = new_stream()
+    emulated.clear()
+    bfc.copy(there, to, stream=stream, neg=True)
+    assert {c.stream for c in emulated.calls if c.name in (SYNC, H2D)} == {stream}
+    assert np.array_equal(there.get(), -values())
+    bfc.copy(to, there, stream=opencl)
+    assert np.array_equal(to.array, -values())
 
 
 # -- the order of calls ----------------------------------------------------------------------------
@@ -225,9 +241,9 @@ def test_peer_access_is_asked_once_a_pair_and_enabled_in_one_direction(emulated)
 
 
 def test_another_library_may_have_enabled_peer_access(emulated):
-    _cuda.device(0).enter()
+    mode = _cuda.device(0).enter()
     _cuda.call("cuCtxEnablePeerAccess", _cuda.device(1).context(), 0)
-    _cuda.device(0).leave()
+    _cuda.device(0).leave(mode)
     to = there()
     bfc.copy(to, memory())
     assert to.array[1, 0] == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+from string import Template
 
 import numpy as np
 import pytest
@@ -381,3 +382,32 @@ def test_98_a_copy_on_one_device_does_not_wait_for_it(opencl):
     assert to.events[-1].command_execution_status != cl.command_execution_status.COMPLETE
     gate.set_status(cl.command_execution_status.COMPLETE)
     opencl.finish()
+
+
+def test_a_compiler_that_fails_is_named(opencl, monkeypatch):
+    monkeypatch.setattr(kernels, "BODY", Template("$name $convert nonsense"))
+    to = cl.array.zeros(cl.CommandQueue(cl.Context(opencl.context.devices)), 4, "i4")
+    with pytest.raises(bfc.DeviceUnavailableError, match="does not take the copy kernel"):
+        bfc.copy(to, np.ones(4), non_blocking=True)
+    assert not to.get().any()
+
+
+def test_buffers_of_an_allocator_used_on_another_queue_come_back_when_it_is_done(opencl):
+    """record_stream is told of the queue, by the handle that sub-allocators take."""
+    other = cl.CommandQueue(opencl.context)
+    told = []
+
+    class Fenced(Sub):
+        asynchronous = True
+
+        def fence(self, stream: int) -> None:
+            told.append(stream)
+
+    with bfc.BFCAllocator(Fenced(opencl), memory_limit=1 << 22) as allocator:
+        source = allocator.allocate(64)
+        bfc.copy(source, np.arange(64, dtype="u1"))
+        told.clear()
+        out = bfc.copy(np.zeros(64, "u1"), source, stream=other)
+        assert out.tolist() == list(range(64))
+        source.free()
+    assert told == [other.int_ptr]
