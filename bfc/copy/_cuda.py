@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import weakref
 from collections import deque
@@ -52,10 +53,10 @@ def driver() -> Any:
 
 def call(name: str, *arguments: Any) -> Any:
     """What a call gives besides its success. Raises DriverError."""
-    error, *results = getattr(driver(), name)(*arguments)
-    if error:
-        raise failure(name, int(error))
-    return results[0] if len(results) == 1 else results
+    results = getattr(_cu or driver(), name)(*arguments)
+    if results[0]:
+        raise failure(name, int(results[0]))
+    return results[1] if len(results) == 2 else results[1:]
 
 
 def failure(name: str, code: int, hint: str = "") -> DriverError:
@@ -69,9 +70,7 @@ def failure(name: str, code: int, hint: str = "") -> DriverError:
 def chosen_stream(stream: Any) -> int | None:
     """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither."""
     stream = _current.chosen_stream() if stream is None else stream
-    if stream is None or hasattr(stream, "finish"):  # a queue of OpenCL's
-        return None
-    return stream_handle(stream) or 1
+    return None if stream is None else stream_handle(stream) or 1
 
 
 # -- addresses and devices -------------------------------------------------------------------------
@@ -116,6 +115,11 @@ def _is_mapped(address: int) -> bool:
     return not int(_attributes(address, CONTEXT, MEMORY_TYPE)[0])
 
 
+@functools.cache
+def _relaxed() -> Any:
+    return driver().CUstreamCaptureMode(RELAXED)
+
+
 class Device:
     """What is asked of a device once."""
 
@@ -140,7 +144,7 @@ class Device:
                 raise
             self._retained = None  # another library has reset it
             call("cuCtxPushCurrent", self.context())
-        return call("cuThreadExchangeStreamCaptureMode", driver().CUstreamCaptureMode(RELAXED))
+        return call("cuThreadExchangeStreamCaptureMode", _relaxed())
 
     def leave(self, mode: Any) -> None:
         call("cuThreadExchangeStreamCaptureMode", mode)
@@ -207,7 +211,7 @@ _waiting_lock = threading.Lock()
 
 def lane(view: View, stream: Any) -> Lane:
     handle = chosen_stream(stream) or view.stream or 1
-    return Lane(device(view.ordinal), handle)
+    return Lane(device(view.ordinal), handle, alone=True)
 
 
 def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
@@ -227,7 +231,7 @@ def _belongs(handle: int, there: Device) -> bool:
         found = call("cuStreamGetCtx", handle)
     finally:
         there.leave(mode)
-    context = found[0] if isinstance(found, list) else found
+    context = found[0] if isinstance(found, tuple) else found
     return int(context) == int(there.context())
 
 
@@ -236,13 +240,18 @@ class Lane:
     used it. Every call is made with the device's primary context current, and leaves the caller's
     as it was."""
 
-    def __init__(self, device: Device, handle: int) -> None:
+    def __init__(self, device: Device, handle: int, *, alone: bool = False) -> None:
         self.device = device
         self.handle = handle
         self.held: list[object] = []
+        #: Whether it is the only lane of a copy, whose context may stay current all along.
+        self.alone = alone
+        self._mode: Any = None
         self._capturing: bool | None = None
 
     def __enter__(self) -> Self:
+        if self.alone:
+            self._mode = self.device.enter()
         return self
 
     def __exit__(
@@ -252,8 +261,13 @@ class Lane:
         trace: TracebackType | None,
     ) -> None:
         self.held.clear()
+        if self.alone:
+            self.device.leave(self._mode)
+            self._mode = None
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        if self._mode is not None:
+            return call(name, *arguments)
         mode = self.device.enter()
         try:
             return call(name, *arguments)

@@ -82,7 +82,7 @@ def _told(stream: Any) -> int:
     """The CUDA stream that a DLPack producer is told to come before."""
     from bfc.copy import _cuda
 
-    return _cuda.chosen_stream(stream) or 1
+    return 1 if hasattr(stream, "int_ptr") else _cuda.chosen_stream(stream) or 1
 
 
 def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
@@ -178,25 +178,31 @@ def _through_host(to: View, source: View, change: int, stream: Any) -> None:
 
 
 def _takes(view: View, stream: Any) -> bool:
-    is_queue = stream is not None and hasattr(stream, "int_ptr") and hasattr(stream, "finish")
-    return is_queue == (view.kind == "opencl")
+    return hasattr(stream, "int_ptr") == (view.kind == "opencl")  # a queue of pyopencl's has one
 
 
-def _is_alike(to: View, source: View) -> bool:
-    """Whether the copy is one of bytes: same dtype, and one run of items on both sides."""
+def _as_bytes(to: View, source: View) -> tuple[View, View] | None:
+    """Both sides from their first byte on, where the copy is one of bytes: same dtype, and one run
+    of items on both sides."""
     if to.dtype != source.dtype:
-        return False
-    return is_one_run(walk(to.shape, to.strides, source.strides), to.dtype.itemsize)
+        return None
+    if to.strides == source.strides and to.is_packed:
+        return to, source
+    way = walk(to.shape, to.strides, source.strides)
+    if not is_one_run(way, to.dtype.itemsize):
+        return None
+    return _from_below(to, way.to), _from_below(source, way.source)
 
 
 def _within(lane: Lane, to: View, source: View, change: int) -> None:
     """A copy on one device, or to where its kernels reach."""
     if to.dtype == source.dtype and not change:
-        way = walk(to.shape, to.strides, source.strides)
-        if is_one_run(way, to.dtype.itemsize):
+        ends = _as_bytes(to, source)
+        if ends is not None:
             if (to.address, to.place) != (source.address, source.place):
-                lane.move(_from_below(to, way.to), _from_below(source, way.source))
+                lane.move(*ends)
             return
+        way = walk(to.shape, to.strides, source.strides)
         rows = rows_of(way, to.dtype.itemsize)
         if rows is not None and lane.move_rows(
             _from_below(to, way.to), _from_below(source, way.source), rows
@@ -221,9 +227,7 @@ def _cast_on_host(lane: Lane, to: View, source: View, change: int) -> None:
     _to_device(lane, to, between, change, False)
 
 
-def requires_temporaries(
-    to: View, source: View, *, same_device: bool, peers: bool, alike: bool
-) -> bool:
+def requires_temporaries(*, same_device: bool, peers: bool, alike: bool) -> bool:
     """PyTorch's table: whether a copy goes by way of packed memory in one dtype."""
     if same_device or alike:
         return False
@@ -251,9 +255,9 @@ def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
 
 def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
     """Queues it all. The host's memory stays while the device may read it."""
-    if _is_alike(to, source) and (not change or lane.prepare(to.dtype, to.dtype)):
-        way = walk(to.shape, to.strides, source.strides)
-        lane.move(_from_below(to, way.to), _from_below(source, way.source))
+    ends = _as_bytes(to, source)
+    if ends is not None and (not change or lane.prepare(to.dtype, to.dtype)):
+        lane.move(*ends)
         if change:
             lane.launch(to, to, change)
         _wait_or_keep(lane, source, non_blocking)
@@ -279,9 +283,9 @@ def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bo
 def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
     """Queues it, and waits where the host has still to do something, or where it is asked to."""
     assert to.array is not None
-    if _is_alike(to, source) and not (change and non_blocking):
-        way = walk(to.shape, to.strides, source.strides)
-        lane.move(_from_below(to, way.to), _from_below(source, way.source))
+    ends = _as_bytes(to, source)
+    if ends is not None and not (change and non_blocking):
+        lane.move(*ends)
         _wait_or_keep(lane, to, non_blocking)
         if change:
             _host.copy(to.array, to.array, *_flags(change))
@@ -342,16 +346,14 @@ def _between(
 ) -> None:
     """From one CUDA device to another: on the source's stream, which comes after what is queued on
     the destination's, and before what will be."""
-    alike = _is_alike(to, source) and not change
-    if not requires_temporaries(to, source, same_device=False, peers=peers, alike=alike):
+    ends = None if change else _as_bytes(to, source)
+    if not requires_temporaries(same_device=False, peers=peers, alike=ends is not None):
         casts = bool(change) or to.dtype != source.dtype
         if casts and not first.prepare(to.dtype, source.dtype):
             return _through_host(to, source, change, None)
         first.wait_for(second)
-        if alike:
-            way = walk(to.shape, to.strides, source.strides)
-            below = _from_below(to, way.to), _from_below(source, way.source)
-            first.move_between(*below, peers, second)
+        if ends is not None:
+            first.move_between(*ends, peers, second)
         else:
             _within(first, to, source, change)
         second.wait_for(first)

@@ -122,6 +122,8 @@ def test_between_cuda_and_opencl_by_way_of_the_host(emulated, opencl):
     assert np.array_equal(there.get(), -values())
     bfc.copy(to, there, stream=opencl)
     assert np.array_equal(to.array, -values())
+    with pytest.raises(TypeError, match="a stream is"):
+        bfc.copy(to, values(), stream=opencl)
 
 
 # -- the order of calls ----------------------------------------------------------------------------
@@ -641,11 +643,9 @@ def test_a_context_that_was_reset_is_taken_anew(emulated):
     assert np.array_equal(to.array, values())
 
 
-@seeds(64)
-def test_when_temporaries_are_needed(seed: int):
+def test_when_temporaries_are_needed():
     """The rows of PyTorch's table."""
-    same_device, alike, peers = (bool(seed >> bit & 1) for bit in range(3))
-    wanted = not (same_device or alike or peers)
-    assert wanted == engine.requires_temporaries(
-        None, None, same_device=same_device, peers=peers, alike=alike
-    )
+    for same_device, alike, peers in itertools.product((False, True), repeat=3):
+        wanted = not (same_device or alike or peers)
+        facts = {"same_device": same_device, "alike": alike, "peers": peers}
+        assert engine.requires_temporaries(**facts) == wanted
