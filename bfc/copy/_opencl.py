@@ -170,7 +170,8 @@ class Lane:
         self.kept.clear()
 
     def keep(self, host: View) -> None:
-        self.kept.append((host.array, host.owner))
+        # Of a buffer of ours no view, so that it can be freed once the user has waited.
+        self.kept.append((host.owner, None if host.buffer is not None else host.array))
 
     def _after(self, event: Any) -> None:
         self.last = [event]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+import weakref
 from string import Template
 
 import numpy as np
@@ -411,3 +412,34 @@ def test_buffers_of_an_allocator_used_on_another_queue_come_back_when_it_is_done
         assert out.tolist() == list(range(64))
         source.free()
     assert told == [other.int_ptr]
+
+
+def test_a_buffer_of_the_host_can_be_freed_once_its_queue_is_done(opencl):
+    with bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+        source, there = allocator.allocate(64), cl.array.zeros(opencl, 64, "u1")
+        bfc.copy(source, np.arange(64))
+        bfc.copy(there, source, non_blocking=True)
+        bfc.copy(source, there, non_blocking=True)
+        opencl.finish()
+        source.free()
+        assert there.get().tolist() == list(range(64))
+
+
+def test_memory_of_the_host_stays_until_a_transfer_is_done(opencl):
+    gate = cl.UserEvent(opencl.context)
+    there = cl.array.zeros(opencl, 64, "u1")
+    opencl.finish()
+    cl.enqueue_barrier(opencl, wait_for=[gate])
+    gone = np.arange(64, dtype="u1")
+    alive = weakref.ref(gone)
+    bfc.copy(there, gone, non_blocking=True)
+    bfc.copy(there[::2], gone[1::2].astype("i4"), non_blocking=True)
+    del gone
+    assert alive() is not None
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    opencl.finish()
+    wanted = np.arange(64)
+    wanted[::2] += 1
+    assert there.get().tolist() == wanted.tolist()
+    bfc.copy(there, np.zeros(64, "u1"), non_blocking=True)
+    assert alive() is None
