@@ -209,11 +209,6 @@ cdef class Buffer:
             self.owner.last_view_gone()
 
     @property
-    def allocator(self):
-        """The allocator that it came from."""
-        return self.owner
-
-    @property
     def device(self):
         """Where the memory lies: `bfc.Device(kind, ordinal)`."""
         return self.owner.device

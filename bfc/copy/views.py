@@ -194,7 +194,7 @@ def _find_in_opencl(view: View, root: Buffer) -> None:
     view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     source = root.allocator.sub_allocator
     view.context = source.context
-    if hasattr(source, "locate"):
+    if not source.svm:
         view.memory, view.address = source.locate(view.address)
     view.stream = source.queue
     if root.stream:
