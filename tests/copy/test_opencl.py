@@ -233,34 +233,8 @@ def test_events_of_an_array_come_first(opencl):
     assert out.tolist() == [5] * 8
 
 
-class Sub(bfc.SubAllocator):
-    """Buffers of OpenCL's under made-up addresses."""
-
-    device = bfc.Device("opencl")
-
-    def __init__(self, queue) -> None:
-        self.queue, self.context = queue, queue.context
-        self.total_bytes, self.regions, self.next = 1 << 24, {}, 1 << 44
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
-        address, self.next = self.next, self.next + (nbytes + (1 << 21) & -(1 << 20))
-        self.regions[address] = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
-        return address, nbytes
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.regions.pop(address).release()
-
-    def locate(self, address: int):
-        start = max(start for start in self.regions if start <= address)
-        return self.regions[start], address - start
-
-
 def sub_allocator(queue):
-    """The package's own, where this version of it has one."""
-    try:
-        return bfc.OpenCLSubAllocator(queue.context)
-    except AttributeError:
-        return Sub(queue)
+    return bfc.OpenCLSubAllocator(queue.context)
 
 
 def test_buffers_of_an_allocator_take_part(opencl):
@@ -398,13 +372,11 @@ def test_buffers_of_an_allocator_used_on_another_queue_come_back_when_it_is_done
     other = cl.CommandQueue(opencl.context)
     told = []
 
-    class Fenced(Sub):
-        asynchronous = True
-
+    class Fenced(bfc.OpenCLSubAllocator):
         def fence(self, stream: int) -> None:
             told.append(stream)
 
-    with bfc.BFCAllocator(Fenced(opencl), memory_limit=1 << 22) as allocator:
+    with bfc.BFCAllocator(Fenced(opencl.context), memory_limit=1 << 22) as allocator:
         source = allocator.allocate(64)
         bfc.copy(source, np.arange(64, dtype="u1"))
         told.clear()
