@@ -91,6 +91,7 @@ cdef extern from "_usage.hpp" namespace "bfc" nogil:
         int64_t num_device_alloc
         int64_t num_device_free
         void handed_out(int kind, int64_t size, int64_t requested, int64_t left, cbool was_piece)
+        void piece_used_up(int kind)
         void given_up(int kind, int64_t size)
         void owned_again(int kind, int64_t size)
         void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, cbool is_piece,
@@ -102,12 +103,11 @@ cdef extern from "_usage.hpp" namespace "bfc" nogil:
         void restart_peaks()
         void restart_totals()
         void restart_bytes_peak()
-        void merge_bytes_peak(int64_t active, int64_t owned)
+        void merge_bytes_peak(int64_t before)
 
     const int BOTH_KINDS "bfc::Usage::kKinds"
     const int ACTIVE "bfc::kActive"
     const int ACTIVE_BYTES "bfc::kActiveBytes"
-    const int ALLOCATED_BYTES "bfc::kAllocatedBytes"
 
 cdef extern from "_history.hpp" namespace "bfc" nogil:
     cdef enum HistoryAction:
@@ -184,7 +184,6 @@ cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch
     uint64_t pool_bytes
     uint64_t peak_pool_bytes
     uint64_t bytes_waiting          # the part of bytes_in_use that is freed already and waits for a stream
-    uint64_t peak_bytes_owned       # of bytes_in_use without those; only where PyTorch's counts are kept
 
 
 cdef struct Events:                 # a trace, and where its replay writes

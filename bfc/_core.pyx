@@ -265,9 +265,13 @@ cdef class Pool:
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # no branch: it is anybody's guess
+        cdef cbool is_cut = False
         if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
-            if rounded < wanted.oversize:
-                self.split_chunk(wanted.bins, handle, rounded)
+            is_cut = rounded < wanted.oversize
+        if is_cut:
+            self.split_chunk(wanted.bins, handle, rounded)
+        elif self.usage != NULL and was_piece:
+            self.usage.piece_used_up(wanted.kind)
         chunk.requested_size = requested
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
@@ -283,7 +287,7 @@ cdef class Pool:
             self.counters.bytes_in_use += chunk.size
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
             return handle
-        self.usage.handed_out(wanted.kind, chunk.size, requested, left if chunk.size == rounded else 0, was_piece)
+        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece)
         if chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
         if self.history != NULL:
@@ -382,7 +386,6 @@ cdef class Pool:
             gauge = self.usage.read(ACTIVE_BYTES, BOTH_KINDS)
             totals.bytes_in_use = <uint64_t>gauge.current
             totals.peak_bytes_in_use = <uint64_t>gauge.peak
-            totals.peak_bytes_owned = <uint64_t>self.usage.read(ALLOCATED_BYTES, BOTH_KINDS).peak
         return totals
 
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil:

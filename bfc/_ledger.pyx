@@ -79,7 +79,7 @@ cdef class Ledger(Owner):
         self.acquire()
         cdef Counters since = self.pool.totals()
         if self.pool.usage != NULL:
-            self.pool.usage.merge_bytes_peak(before.peak_bytes_in_use, before.peak_bytes_owned)
+            self.pool.usage.merge_bytes_peak(before.peak_bytes_in_use)
         counters.peak_bytes_in_use = max(since.peak_bytes_in_use, before.peak_bytes_in_use)
         counters.peak_pool_bytes = max(since.peak_pool_bytes, before.peak_pool_bytes)
         self.lock.release()
