@@ -254,9 +254,12 @@ cdef class Pool:
                                     uint64_t freed_before, cbool indexed) noexcept nogil
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
+    cdef ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                       uint64_t freed_before, cbool indexed, cbool counts) noexcept nogil
     cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                              uint64_t stream, cbool indexed) noexcept nogil
-    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle) noexcept nogil
+                              uint64_t stream, cbool indexed, cbool counts) noexcept nogil
+    cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool is_plain) noexcept nogil
+    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
@@ -264,6 +267,8 @@ cdef class Pool:
     cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
+    cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
+                          cbool has_lanes) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
@@ -295,8 +300,9 @@ cdef class Pool:
     cdef void delete_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
     cdef void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
-    cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size) noexcept nogil
+    cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil
     cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil
+    cdef void join(self, ChunkHandle left, ChunkHandle right) noexcept nogil
     cdef ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
 

@@ -232,15 +232,22 @@ cdef class Pool:
         `freed_before` > 0 passes over chunks that were freed later (spec 2.9). `indexed` makes its address known to
         handle_of; who keeps the handle can do without.
         """
+        return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL)
+
+    cdef inline ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
+                                              uint64_t stream, uint64_t freed_before, cbool indexed,
+                                              cbool counts) noexcept nogil:
+        """`counts`, here and below: whether PyTorch's counts are kept. play() knows it when it is compiled."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        self.clock += wanted.ticks
         if freed_before == 0:
+            if counts:
+                self.clock += wanted.ticks
             if not wanted.bins.pop_best_fit(rounded, found):
                 return NO_CHUNK
-            if found.size >= wanted.oversize and (rounded < wanted.oversize
+            if counts and found.size >= wanted.oversize and (rounded < wanted.oversize
                                                   or found.size - rounded >= wanted.oversize_slack):
                 wanted.bins.insert(found.size, found.address, found.handle)     # what lies behind it is no smaller
                 return NO_CHUNK
@@ -248,7 +255,7 @@ cdef class Pool:
             return NO_CHUNK
         if indexed:
             self.starts.prefetch_slot(found.address)
-        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed)
+        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts)
 
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
@@ -257,20 +264,22 @@ cdef class Pool:
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         self.remove_free_chunk_from_bin(wanted.bins, handle)
-        return self.hand_out(wanted, handle, rounded, requested, stream, indexed)
+        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL)
 
     cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, cbool indexed) noexcept nogil:
+                                     uint64_t stream, cbool indexed, cbool counts) noexcept nogil:
         """Puts a free chunk that stands in no bin to use. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # no branch: it is anybody's guess
-        cdef cbool is_cut = False
-        if left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded):
-            is_cut = rounded < wanted.oversize
+        cdef cbool is_cut
+        if counts:
+            is_cut = left >= wanted.split_remainder and rounded < wanted.oversize
+        else:
+            is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
-            self.split_chunk(wanted.bins, handle, rounded)
-        elif self.usage != NULL and was_piece:
+            self.split_chunk(wanted.bins, handle, rounded, self.clock if counts else chunk.freed_at_count)
+        elif counts and was_piece:
             self.usage.piece_used_up(wanted.kind)
         chunk.requested_size = requested
         chunk.stream = stream
@@ -282,7 +291,7 @@ cdef class Pool:
             self.starts.insert(chunk.ptr, handle)
         if chunk.size > self.counters.largest_alloc_size:
             self.counters.largest_alloc_size = chunk.size
-        if self.usage == NULL:
+        if not counts:
             self.counters.num_allocs += 1
             self.counters.bytes_in_use += chunk.size
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
@@ -324,52 +333,62 @@ cdef class Pool:
 
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
+        return self.free_and_merge(handle, self.usage != NULL, False)
+
+    cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool is_plain) noexcept nogil:
+        """`is_plain`: the chunk's state is IN_USE and nothing else."""
         cdef Chunk* chunk = &self.chunks[handle]
-        cdef Bins* bins = self.bin_sets[chunk.bin_set].bins
-        if not bins.reserve():
+        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
+        if not owner.bins.reserve():
             return False
-        if self.timing != NULL and not try_push_back(self.timestamped, handle):
+        if not counts and self.timing != NULL and not try_push_back(self.timestamped, handle):
             return False
-        self.unindex_chunk(handle)
-        if self.usage != NULL:
-            self.count_and_free(&self.bin_sets[chunk.bin_set], handle)
-            return True
-        if chunk.state & STATE == WAITING:
+        if not is_plain:
+            self.unindex_chunk(handle)
+        cdef cbool was_waiting = not is_plain and chunk.state & STATE == WAITING
+        if was_waiting:
             self.counters.bytes_waiting -= chunk.size
+        if counts:
+            self.count_and_free(owner, handle, was_waiting)
+            return True
         self.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = FREE
         if self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
-            self.insert_free_chunk_into_bin(bins, handle)
+            self.insert_free_chunk_into_bin(owner.bins, handle)
         else:
-            self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, True))
+            self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True))
         return True
 
-    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t size = chunk.size
-        cdef int neighbours
-        cdef cbool was_waiting = chunk.state & STATE == WAITING
-        if was_waiting:
-            self.counters.bytes_waiting -= size
-        else:
-            if size >= owner.oversize:
-                self.usage.oversize_allocations.lower(1)
-            if self.history != NULL:
-                self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
+        cdef uint64_t requested = chunk.requested_size
+        cdef ChunkHandle right = chunk.next, left = chunk.prev
+        cdef int neighbours = 0
+        if not was_waiting and size >= owner.oversize:
+            self.usage.oversize_allocations.lower(1)
         if self.history != NULL:
-            self.note(HISTORY_FREE_COMPLETED, chunk, chunk.requested_size)
-        neighbours = self.chunks[chunk.prev if chunk.prev != NO_CHUNK else handle].state == FREE
-        neighbours += self.chunks[chunk.next if chunk.next != NO_CHUNK else handle].state == FREE
+            if not was_waiting:
+                self.note(HISTORY_FREE_REQUESTED, chunk, requested)
+            self.note(HISTORY_FREE_COMPLETED, chunk, requested)
         chunk.allocation_id = -1
         chunk.state = FREE
-        cdef uint64_t requested = chunk.requested_size
-        cdef ChunkHandle merged = self.try_to_coalesce(owner.bins, handle, True)
-        chunk = &self.chunks[merged]
+        if right != NO_CHUNK and self.chunks[right].state == FREE:
+            self.remove_free_chunk_from_bin(owner.bins, right)
+            self.join(handle, right)
+            neighbours = 1
+        if left != NO_CHUNK and self.chunks[left].state == FREE:
+            self.remove_free_chunk_from_bin(owner.bins, left)
+            self.chunks[left].requested_size = requested
+            self.join(left, handle)
+            handle = left
+            neighbours += 1
+        chunk = &self.chunks[handle]
         chunk.freed_at_count = self.clock
-        self.insert_free_chunk_into_bin(owner.bins, merged)
+        self.insert_free_chunk_into_bin(owner.bins, handle)
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size,
                              (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK), was_waiting)
 
@@ -451,6 +470,12 @@ cdef class Pool:
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
         """
+        if self.usage == NULL:
+            return self.play_loop(events, start, end, tally, False)
+        return self.play_loop(events, start, end, tally, True)
+
+    cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
+                                 cbool has_lanes) noexcept nogil:
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
@@ -459,7 +484,6 @@ cdef class Pool:
         cdef uint32_t bin_set
         cdef Lane lane = events.lane
         cdef uint32_t lane_set = NO_LANE        # no lane comes or goes in this loop
-        cdef cbool has_lanes = self.usage != NULL
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
@@ -467,7 +491,7 @@ cdef class Pool:
                 look_ahead(events, self.chunks, self.chunk_count, i)
             if op[i] == ALLOCATE:
                 size = events.size[i]
-                if size == 0 or self.timing != NULL:
+                if size == 0 or (not has_lanes and self.timing != NULL):
                     break
                 if has_lanes:
                     if lane_set == NO_LANE or (events.by_stream and lane.stream != events.stream[i]):
@@ -481,7 +505,7 @@ cdef class Pool:
                 else:
                     bin_set = 0
                     rounded = round_up(size, granularity)
-                handle = self.allocate_chunk(bin_set, rounded, size, events.stream[i], 0, False)
+                handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, has_lanes)
                 if handle >= NO_HOST_MEMORY:
                     break
                 handles[number[i]] = handle
@@ -491,10 +515,10 @@ cdef class Pool:
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:
-                    if self.chunks[handle].state & USED_ELSEWHERE:
+                    if self.chunks[handle].state != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
-                    if not self.free_chunk(handle):
+                    if not self.free_and_merge(handle, has_lanes, True):
                         break
                     live -= size
                     handles[number[i]] = NO_CHUNK
@@ -643,9 +667,10 @@ cdef class Pool:
 
     # -- split, merge, coalesce ---------------------------------------------------------------------------------------
 
-    cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size) noexcept nogil:
-        """Cuts the tail off as a free chunk of its own. It takes the timestamp along, and is not merged to the right:
-        without timestamps no two neighbours are free, with them upstream does not either."""
+    cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size,
+                                 uint64_t freed_at_count) noexcept nogil:
+        """Cuts the tail off as a free chunk of its own. It is not merged to the right: without timestamps no two
+        neighbours are free, with them upstream does not either."""
         cdef ChunkHandle rest_handle = self.take_slot()
         cdef Chunk* chunk = &self.chunks[handle]
         cdef Chunk* rest = &self.chunks[rest_handle]
@@ -653,7 +678,7 @@ cdef class Pool:
         rest.size = chunk.size - size
         rest.requested_size = chunk.requested_size      # stale in both, as PyTorch's snapshots show it
         rest.allocation_id = -1
-        rest.freed_at_count = chunk.freed_at_count if self.usage == NULL else self.clock
+        rest.freed_at_count = freed_at_count
         rest.stream = chunk.stream
         rest.prev = handle
         rest.next = chunk.next
@@ -666,13 +691,16 @@ cdef class Pool:
         self.insert_free_chunk_into_bin(bins, rest_handle)
 
     cdef inline void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
+        self.chunks[left].freed_at_count = max(self.chunks[left].freed_at_count, self.chunks[right].freed_at_count)
+        self.join(left, right)
+
+    cdef inline void join(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
         cdef Chunk* survivor = &self.chunks[left]
         cdef Chunk* merged = &self.chunks[right]
         survivor.next = merged.next
         if merged.next != NO_CHUNK:
             self.chunks[merged.next].prev = left
         survivor.size += merged.size
-        survivor.freed_at_count = max(survivor.freed_at_count, merged.freed_at_count)
         self.delete_chunk(right)
 
     cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle,
