@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "_debug.h"
@@ -28,12 +29,17 @@ struct FreeChunk {
     uint32_t handle;
 };
 
+// The order as one number: among equal sizes, of which there are many, two comparisons would be two branches.
+inline unsigned __int128 key_of(uint64_t size, uint64_t address) {
+    return (static_cast<unsigned __int128>(size) << 64) | address;
+}
+
 inline bool precedes(const FreeChunk& chunk, uint64_t size, uint64_t address) {
-    return chunk.size < size || (chunk.size == size && chunk.address < address);
+    return key_of(chunk.size, chunk.address) < key_of(size, address);
 }
 
 inline bool follows(const FreeChunk& chunk, uint64_t size, uint64_t address) {
-    return chunk.size > size || (chunk.size == size && chunk.address > address);
+    return key_of(chunk.size, chunk.address) > key_of(size, address);
 }
 
 class Bins {
@@ -67,7 +73,7 @@ public:
         const int number = bin_of(size);
         Bin& bin = bins_[number];
         ++count_;
-        if (bin.count++ > 0) return insert_another(bin, FreeChunk{size, address, handle});
+        if (bin.count++ > 0) return insert_another(bin, size, address, handle);
         bin.size = size;
         bin.address = address;
         bin.handle = handle;
@@ -251,13 +257,15 @@ private:
     BFC_COLD void erase_other(const FreeChunk& chunk) { erase(chunk.size, chunk.address); }
 
     // The bin holds one at least, and counts this one already.
-    BFC_COLD void insert_another(Bin& bin, FreeChunk entry) {
-        const FreeChunk first = bin.first();
-        if (precedes(entry, first.size, first.address)) {
-            bin.set_first(entry);
-            entry = first;
+    BFC_COLD void insert_another(Bin& bin, uint64_t size, uint64_t address, uint32_t handle) {
+        if (!precedes(bin.first(), size, address)) {
+            std::swap(bin.size, size);
+            std::swap(bin.address, address);
+            std::swap(bin.handle, handle);
         }
-        insert_in_rest(bin, entry);
+        Node* leaf = bin.rest;
+        if (!leaf || leaf->height > 0 || leaf->count == kFanOut) return insert_in_tree(bin, size, address, handle);
+        insert_in_leaf(leaf, size, address, handle);
     }
 
     BFC_COLD bool refill() {
@@ -328,10 +336,13 @@ private:
         return smallest(node->child[i - 1]);
     }
 
-    static void insert_in_leaf(Node* leaf, const FreeChunk& entry) {
-        uint32_t i = leaf->count++;
-        for (; i > 0 && precedes(leaf->slot[i - 1], entry.size, entry.address); --i) leaf->slot[i] = leaf->slot[i - 1];
-        leaf->slot[i] = entry;
+    // By its fields: a copy of an entry just written, wider than a field, would have to wait for the writing.
+    static void insert_in_leaf(Node* leaf, uint64_t size, uint64_t address, uint32_t handle) {
+        FreeChunk* slot = leaf->slot + leaf->count++;
+        for (; slot > leaf->slot && precedes(slot[-1], size, address); --slot) *slot = slot[-1];
+        slot->size = size;
+        slot->address = address;
+        slot->handle = handle;
     }
 
     static void erase_from_leaf(Node* leaf, uint64_t address) {
@@ -348,9 +359,12 @@ private:
         for (; i < leaf->count; ++i) leaf->slot[i] = leaf->slot[i + 1];
     }
 
-    void insert_in_rest(Bin& bin, const FreeChunk& entry) {
-        if (!bin.rest) bin.rest = take_spare(0);
-        if (bin.rest->height == 0 && bin.rest->count < kFanOut) return insert_in_leaf(bin.rest, entry);
+    BFC_COLD void insert_in_tree(Bin& bin, uint64_t size, uint64_t address, uint32_t handle) {
+        const FreeChunk entry{size, address, handle};
+        if (!bin.rest) {
+            bin.rest = take_spare(0);
+            return insert_in_leaf(bin.rest, size, address, handle);
+        }
         Node* sibling = insert_below(bin.rest, entry);
         if (!sibling) return;
         Node* root = take_spare(bin.rest->height + 1);
@@ -368,7 +382,7 @@ private:
             Node* sibling = node->count == kFanOut ? split(node) : nullptr;
             const FreeChunk& bound = node->slot[node->count - 1];
             const bool below = sibling && precedes(entry, bound.size, bound.address);
-            insert_in_leaf(below ? sibling : node, entry);
+            insert_in_leaf(below ? sibling : node, entry.size, entry.address, entry.handle);
             return sibling;
         }
         const uint32_t i = route(node, entry.size, entry.address);
@@ -404,6 +418,11 @@ private:
     }
 
     BFC_COLD void erase_from_rest(Bin& bin, uint64_t size, uint64_t address) {
+        if (bin.rest->height == 0) return erase_from_leaf(bin.rest, address);
+        erase_from_tree(bin, size, address);
+    }
+
+    BFC_COLD void erase_from_tree(Bin& bin, uint64_t size, uint64_t address) {
         erase_below(bin.rest, size, address);
         while (bin.rest->height > 0 && bin.rest->count == 1) {
             Node* child = bin.rest->child[0];
