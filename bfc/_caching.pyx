@@ -256,10 +256,9 @@ cdef class CachingAllocator(Recorded):
         return request
 
     cdef Lane lane_of(self, uint64_t stream) noexcept nogil:
-        cdef Lane lane = Allocator.lane_of(self, stream)
+        cdef Lane lane = Lane([0, 0], stream if self.by_stream else self.home_stream, 0)
         cdef Scope scope
         cdef size_t i = self.scopes.size()
-        lane.stream = stream if self.by_stream else self.home_stream
         if self.thread_streams.size() and self.is_of_thread(stream):
             lane.thread = thread_number()
         while i > 0:
@@ -619,7 +618,7 @@ cdef class CachingAllocator(Recorded):
 
     cdef int poll(self) except -1:
         self.catch_up()
-        if self.is_gated():
+        if not self.deferred and not self.waiting or self.is_gated():
             return 0
         if self.deferred:
             self.record_deferred()

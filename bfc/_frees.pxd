@@ -28,6 +28,7 @@ cdef class Frees(Ledger):
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free
 
+    cdef int before_free(self, uint64_t address) except -1
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept

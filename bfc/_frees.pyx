@@ -92,7 +92,8 @@ cdef class Frees(Ledger):
         """Gives an address of `allocate_raw` back. 0 is a no-op.
 
         Raises InvalidPointerError for what is no live allocation's first byte, BufferError while another object views
-        the memory, and what the device raises where another stream used it; nothing changes then.
+        the memory, and what the device raises where another stream used it; nothing changes then. A CachingAllocator's
+        memory that other streams use comes back at the first allocation after they have finished.
         Cost: O(log n). Source: `BFCAllocator::DeallocateRaw`, spec 2.5.
         """
         cdef uint64_t address = address_from(ptr)
@@ -102,6 +103,7 @@ cdef class Frees(Ledger):
             self.frees += 1
             self.lock.release()
             return
+        self.before_free(address)
         if self.orphans.size():
             self.catch_up()
         self.acquire()
@@ -123,6 +125,9 @@ cdef class Frees(Ledger):
                 raise BufferError(_VIEWED)
         for address in live:
             self.deallocate_raw(address)
+
+    cdef int before_free(self, uint64_t address) except -1:
+        return 0
 
     cdef int free_locked(self, ChunkHandle handle) except -1:
         """Frees a chunk with the lock held, and lets go of the lock."""

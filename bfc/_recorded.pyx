@@ -238,12 +238,10 @@ cdef class Recorded(Allocator):
             self.region_frames[region] = frames
         return self.bound_frames()
 
-    def deallocate_raw(self, ptr):
-        """Gives an address of `allocate_raw` back; see `Allocator.deallocate_raw`. Memory that other streams use comes
-        back at the first allocation after they have finished. Source: spec 2.11."""
-        if self.keeps_free_frames and ptr:
-            self.keep_free_frames(self.chunk_at(ptr).allocation_id)
-        Allocator.deallocate_raw(self, ptr)
+    cdef int before_free(self, uint64_t address) except -1:
+        if self.keeps_free_frames:
+            self.keep_free_frames(self.chunk_at(address).allocation_id)
+        return 0
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if self.keeps_free_frames:
