@@ -255,6 +255,7 @@ cdef class CachingAllocator(Recorded):
         request.has_waited = True   # the retry waits, in its turn
         return request
 
+    @cython.final
     cdef Lane lane_of(self, uint64_t stream) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream if self.by_stream else self.home_stream, 0)
         cdef Scope scope
@@ -270,6 +271,7 @@ cdef class CachingAllocator(Recorded):
                 break
         return lane
 
+    @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         cdef uint32_t lane = self.pool.find_lane(&request.lane)
         if lane == NO_LANE:
@@ -286,6 +288,7 @@ cdef class CachingAllocator(Recorded):
         request.lane = self.lane_of(request.stream)
         return self.find(request)
 
+    @cython.final
     cdef ChunkHandle find(self, Request* request) noexcept nogil:
         cdef uint32_t bin_set = self.bin_set_of(request)
         if bin_set == NO_LANE:
