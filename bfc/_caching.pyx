@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Allocator, Placement, Request, plain_request
+from bfc._allocator cimport Placement, Request, plain_request
 from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
     TorchSizes, is_large,

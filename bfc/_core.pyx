@@ -248,7 +248,7 @@ cdef class Pool:
             if not wanted.bins.pop_best_fit(rounded, found):
                 return NO_CHUNK
             if counts and found.size >= wanted.oversize and (rounded < wanted.oversize
-                                                  or found.size - rounded >= wanted.oversize_slack):
+                                                             or found.size - rounded >= wanted.oversize_slack):
                 wanted.bins.insert(found.size, found.address, found.handle)     # what lies behind it is no smaller
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):

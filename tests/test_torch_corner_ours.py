@@ -650,3 +650,44 @@ def test_what_was_never_attached_is_not_detached(make):
         allocator.detach_oom_observer(print)
     with pytest.raises(ValueError, match="not"):
         allocator.remove_free_memory_callback(print)
+
+
+# -- peaks ----------------------------------------------------------------------------------------
+
+
+class FailingFences(bfc.SimulatedSubAllocator):
+    """A device that allocates from its own allocator when it is asked for a fence, and fails then."""
+
+    asynchronous = True
+    allocator: bfc.CachingAllocator
+
+    def fence(self, stream: int) -> None:
+        self.allocator.allocate_raw(3 * MIB)
+        raise bfc.SubAllocatorError("no fence")
+
+
+def test_memory_that_a_failed_free_leaves_to_its_owner_is_in_the_peak(make):
+    device = FailingFences("1 GiB")
+    device.allocator = make(device=device)
+    ptr = device.allocator.allocate_raw(5 * MIB)
+    device.allocator.record_stream(ptr, SIDE)
+    with pytest.raises(bfc.SubAllocatorError):
+        device.allocator.deallocate_raw(ptr)
+    stats = device.allocator.memory_stats()
+    assert stats["allocated_bytes.all.peak"] == stats["allocated_bytes.large_pool.peak"] == 8 * MIB
+    assert stats["allocation.all.peak"] == stats["allocation.large_pool.peak"] == 2
+
+
+def test_what_closes_keeps_its_peaks(make):
+    allocator = make()
+    pieces = [allocator.allocate_raw(size) for size in (1 * MIB, 1000, 3 * MIB, 5 * MIB, 3 * MIB)]
+    for ptr in pieces[::2]:
+        allocator.deallocate_raw(ptr)
+    before = allocator.memory_stats()
+    assert before["inactive_split.all.peak"] == before["inactive_split.all.current"] > 3
+    allocator.close()
+    after = allocator.memory_stats()
+    for name in STATS:
+        if name.endswith(".peak"):
+            assert after[name] == before[name], name
+    assert after["inactive_split.all.current"] == after["inactive_split_bytes.all.current"] == 0
