@@ -656,7 +656,7 @@ def test_what_was_never_attached_is_not_detached(make):
 
 
 class FailingFences(bfc.SimulatedSubAllocator):
-    """A device that allocates from its own allocator when it is asked for a fence, and fails then."""
+    """A device that takes memory from its own allocator when it is asked for a fence, and fails."""
 
     asynchronous = True
     allocator: bfc.CachingAllocator
