@@ -26,7 +26,10 @@ struct TorchSizes {
             const int bits = division_bits[doubling < 20 ? 0 : doubling - 20 < kIntervals ? doubling - 20 : kIntervals - 1];
             const uint64_t doubled = uint64_t{1} << doubling, step = doubled >> bits;
             // from 2^55 divisions on upstream's product wraps to 0, and the step is a whole doubling
-            if (bits > 0 && size > (kMinimum << bits)) return up_to(up_to(size, step ? step : doubled), granularity);
+            if (bits > 0 && size > (kMinimum << bits)) {
+                const uint64_t divided = up_to(size, step ? step : doubled);    // no multiple of 512 where that wraps
+                return granularity > kMinimum ? up_to(divided, granularity) : divided;
+            }
         }
         return up_to(size, granularity);
     }

@@ -191,8 +191,12 @@ def _of_buffer(buffer: Buffer) -> View:
 
 def _find_in_opencl(view: View, root: Buffer) -> None:
     """Where in which buffer of OpenCL the made-up address of one of ours lies."""
-    view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     source = root.allocator.sub_allocator
+    if source.svm:
+        if root.freed:  # DLPack has no shared virtual memory: the buffer is held as it is
+            raise ClosedError("the buffer was freed: its memory belongs to others now")
+    else:
+        view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     view.context = source.context
     if not source.svm:
         view.memory, view.address = source.locate(view.address)

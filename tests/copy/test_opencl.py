@@ -386,6 +386,25 @@ def test_buffers_of_an_allocator_used_on_another_queue_come_back_when_it_is_done
     assert told == [other.int_ptr]
 
 
+@pytest.mark.parametrize("svm", [False, True])
+def test_every_lane_of_opencl_memory_takes_part(svm):
+    """Shared virtual memory has no cl_mem, and so no DLPack capsule to be held by."""
+    items = np.arange(24, dtype="f8").reshape(4, 6)[:, ::-1]
+    with bfc.CachingAllocator(bfc.OpenCLSubAllocator(svm=svm), memory_limit="64 MiB") as allocator:
+        there, halves = (
+            allocator.allocate(24 * size).view(dtype, (4, 6))
+            for size, dtype in ((4, "f4"), (2, "f2"))
+        )
+        bfc.copy(there, items)
+        bfc.copy(halves, there, neg=True)
+        assert np.array_equal(bfc.copy(np.zeros((6, 4), "i4").T, halves), -items)
+        buffer = allocator.allocate(8)
+        buffer.free()
+        with pytest.raises(bfc.ClosedError):
+            bfc.copy(buffer, np.zeros(8, "u1"))
+        del there, halves
+
+
 def test_a_buffer_of_the_host_can_be_freed_once_its_queue_is_done(opencl):
     with bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
         source, there = allocator.allocate(64), cl.array.zeros(opencl, 64, "u1")
