@@ -9,7 +9,7 @@ TESTED := $(wildcard bfc/*.py bfc/*/*.py tests/*.py tests/*/*.py tests/*/*/*.py 
 .PHONY: help dev demo test test-gpu test-cuda12 peers check bench bench-gpu lint clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 dev: $(VENV)/built ## make the virtual environment, and build the package into it
 
