@@ -30,7 +30,7 @@ cdef struct Placement:
     uint64_t ptr
 
 
-cdef Request plain_request(uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil
+cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil
 
 
 cdef class Allocator(Frees):
@@ -56,13 +56,13 @@ cdef class Allocator(Frees):
 
     # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
     # what to do where nothing fits, which takes the lock itself, and the GIL only to call a sub-allocator in Python.
-    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil
+    cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef ChunkHandle place(self, Request* request) noexcept nogil
     cdef ChunkHandle find(self, Request* request) noexcept nogil
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil
-    cdef Lane lane_of(self, uint64_t stream) noexcept nogil
+    cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
     cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
     cdef int was_refused(self, Request* request) except -1

@@ -87,14 +87,12 @@ if hasattr(os, "register_at_fork"):
                         after_in_child=_after_fork_in_child)
 
 
-cdef Request plain_request(uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
-    cdef Request request
-    memset(&request, 0, sizeof(Request))
+cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
+    memset(request, 0, sizeof(Request))
     request.nbytes = nbytes
     request.rounded = rounded
     request.stream = stream
     request.indexed = True
-    return request
 
 
 @cython.no_gc_clear
@@ -160,8 +158,8 @@ cdef class Allocator(Frees):
 
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
-    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return plain_request(nbytes, nbytes, stream)
+    cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        set_plain_request(request, nbytes, nbytes, stream)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         return NO_CHUNK
@@ -178,10 +176,8 @@ cdef class Allocator(Frees):
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         return 0
 
-    cdef Lane lane_of(self, uint64_t stream) noexcept nogil:
-        cdef Lane lane
-        memset(&lane, 0, sizeof(Lane))
-        return lane
+    cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
+        memset(lane, 0, sizeof(Lane))
 
     cdef void regions_released(self) noexcept nogil:
         pass
@@ -241,7 +237,8 @@ cdef class Allocator(Frees):
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1:
         cdef bint unordered = self.by_stream and size and self.is_unordered(on)
-        cdef Request request = self.request(size, self.home_stream if unordered else on)
+        cdef Request request
+        self.set_request(&request, size, self.home_stream if unordered else on)
         request.shared = unordered
         if freed_before is not None:
             request.freed_before = count_from(freed_before)
@@ -719,7 +716,8 @@ cdef class Allocator(Frees):
         No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
         """
         cdef Placement placed
-        cdef Request request = self.request(nbytes, stream if self.by_stream else self.home_stream)
+        cdef Request request
+        self.set_request(&request, nbytes, stream if self.by_stream else self.home_stream)
         cdef uint64_t home_frees, stream_id
         cdef int _poll
         request.without_gil = True

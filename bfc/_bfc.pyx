@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Allocator, Placement, Request, plain_request
+from bfc._allocator cimport Allocator, Placement, Request, set_plain_request
 from bfc._arguments cimport count_from
 from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Growth, Region, SharedCounter, backpedal, round_up
 
@@ -92,8 +92,8 @@ cdef class BFCAllocator(Allocator):
             self.frees += 1
         self.lock.release()
 
-    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        return plain_request(nbytes, round_up(nbytes, self.pool.granularity), stream)
+    cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        set_plain_request(request, nbytes, round_up(nbytes, self.pool.granularity), stream)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied

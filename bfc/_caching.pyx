@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Placement, Request, plain_request
+from bfc._allocator cimport Placement, Request, set_plain_request
 from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
     TorchSizes, is_large,
@@ -248,18 +248,18 @@ cdef class CachingAllocator(Recorded):
 
     # -- what the policy answers --------------------------------------------------------------------------------------
 
-    cdef Request request(self, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        cdef Request request = plain_request(nbytes, nbytes, stream)
+    cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        set_plain_request(request, nbytes, nbytes, stream)
         if nbytes < TOO_LARGE:
             request.rounded = self.pool.sizes.round(nbytes)
         request.has_waited = True   # the retry waits, in its turn
-        return request
 
     @cython.final
-    cdef Lane lane_of(self, uint64_t stream) noexcept nogil:
-        cdef Lane lane = Lane([0, 0], stream if self.by_stream else self.home_stream, 0)
+    cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
         cdef Scope scope
         cdef size_t i = self.scopes.size()
+        lane.pool[0] = lane.pool[1] = lane.thread = 0
+        lane.stream = stream if self.by_stream else self.home_stream
         if self.thread_streams.size() and self.is_of_thread(stream):
             lane.thread = thread_number()
         while i > 0:
@@ -267,9 +267,8 @@ cdef class CachingAllocator(Recorded):
             scope = self.scopes[i]
             if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
                     or (scope.kind == ONE_THREAD and scope.of == thread_number())):
-                put_in_pool(&lane, scope.pool)
+                put_in_pool(lane, scope.pool)
                 break
-        return lane
 
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
@@ -285,7 +284,7 @@ cdef class CachingAllocator(Recorded):
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         if request.nbytes >= TOO_LARGE:
             return NO_CHUNK
-        request.lane = self.lane_of(request.stream)
+        self.set_lane(&request.lane, request.stream)
         return self.find(request)
 
     @cython.final

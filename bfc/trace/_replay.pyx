@@ -69,7 +69,7 @@ cdef class Run:
             self.names_streams = self.names_streams or stream[i] != allocator.home_stream
         if op.shape[0]:
             allocator.acquire()
-            lane = allocator.lane_of(0)
+            allocator.set_lane(&lane, 0)
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
                                  lane, allocator.by_stream)
@@ -148,7 +148,7 @@ cdef class Run:
         cdef Placement placed
         cdef ChunkHandle* handle = &self.events.handles[self.events.number[i]]
         if self.events.op[i] == ALLOCATE:
-            request = self.allocator.request(self.events.size[i], self.events.stream[i])
+            self.allocator.set_request(&request, self.events.size[i], self.events.stream[i])
             request.indexed = False
             self.allocator.try_allocate(&request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
