@@ -1,23 +1,23 @@
 """Sizes, counts, streams and addresses, from Python objects."""
 
-from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
+from cpython.long cimport PyLong_CheckExact
 
 from bfc.errors import InvalidPointerError
 from bfc.streams import stream_handle
 from bfc.units import parse_bytes
 
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+
 
 cdef inline bint is_small_int(object value, uint64_t* number):
     """Whether it is a plain int from 0 to 2**63 - 1, and which."""
-    cdef long long found
+    cdef int overflow = 0
     if not PyLong_CheckExact(value):
         return False
-    try:
-        found = PyLong_AsLongLong(value)
-    except OverflowError:
-        return False
+    cdef long long found = PyLong_AsLongLongAndOverflow(value, &overflow)
     number[0] = <uint64_t>found
-    return found >= 0
+    return found >= 0 and overflow == 0
 
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
@@ -38,9 +38,9 @@ cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF:
 cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF:
     """A stream's handle; None is the default stream, 0."""
     cdef uint64_t handle
-    if is_small_int(stream, &handle):
-        return handle
-    return 0 if stream is None else stream_handle(stream)
+    if stream is None:
+        return 0
+    return handle if is_small_int(stream, &handle) else stream_handle(stream)
 
 
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
