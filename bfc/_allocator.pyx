@@ -16,13 +16,13 @@ from cpython.long cimport PyLong_CheckExact
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from posix.unistd cimport usleep
 
-from bfc._arguments cimport count_from, size_from
+from bfc._arguments cimport count_from, size_from, sizes_from
 from bfc._buffer cimport Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
 from bfc._current cimport current_stream, scopes_open
-from bfc._frees cimport Orphan, is_exiting, set_forking_thread
+from bfc._frees cimport BETWEEN_OTHERS, Orphan, is_exiting, set_forking_thread
 from bfc._ledger cimport HOST_STREAM
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
@@ -395,6 +395,9 @@ cdef class Allocator(Frees):
     def allocate_many(self, sizes, stream=None):
         """The addresses of one allocation for each size, as a uint64 array: all of them, or none and an error.
 
+        `sizes` is any iterable; an array of ints goes fastest. `stream` and errors as `allocate_raw`. Cost: some 30 ns
+        a size on a hit, half of `allocate_raw` from Python.
+
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> len(allocator.allocate_many([256, 512, 1024]))
@@ -402,8 +405,8 @@ cdef class Allocator(Frees):
         """
         import numpy
 
-        wanted = [size_from(size) for size in sizes]
-        addresses = numpy.zeros(len(wanted), numpy.uint64)
+        cdef uint64_t[::1] wanted = sizes_from(sizes)
+        addresses = numpy.empty(wanted.shape[0], numpy.uint64)
         cdef uint64_t[::1] out = addresses
         cdef Py_ssize_t done = 0, i
         cdef Placement placed
@@ -411,18 +414,50 @@ cdef class Allocator(Frees):
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
         try:
-            for size in wanted:
-                self.allocate_placement(size, on, stream, None, &placed)
-                out[done] = placed.ptr
-                done += 1
+            while done < wanted.shape[0]:
+                if self.hits_are_plain(on):
+                    done = self.allocate_hits(wanted, out, done, on)
+                if done < wanted.shape[0]:
+                    self.allocate_placement(wanted[done], on, stream, None, &placed)
+                    out[done] = placed.ptr
+                    done += 1
+            if BFC_DEBUG >= 2 and self.pool.check_is_due():
+                self.check()
         except BaseException:
             for i in range(done):
                 try:
-                    self.deallocate_raw(out[i])
+                    if out[i]:
+                        self.free_address(out[i])
                 except Exception:
                     pass    # the error that is on its way says why
             raise
         return addresses
+
+    cdef bint hits_are_plain(self, uint64_t on) except -1:
+        """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
+        if self.orphans.size() or self.waiting or self.stranded.size():
+            return False
+        return not self.is_unordered(on) if self.by_stream else on == self.home_stream
+
+    cdef Py_ssize_t allocate_hits(self, const uint64_t[::1] sizes, uint64_t[::1] addresses, Py_ssize_t i,
+                                  uint64_t on) noexcept:
+        """Serves from the i-th on, under one lock, up to one that no free chunk serves: what that one's index is."""
+        cdef Request request
+        cdef Placement placed
+        self.acquire()
+        while i < sizes.shape[0] and not self.is_closed:
+            addresses[i] = 0
+            if sizes[i]:
+                self.set_request(&request, sizes[i], on)
+                self.fill(self.place(&request), &request, &placed)
+                if placed.handle >= NO_HOST_MEMORY:
+                    break
+                addresses[i] = placed.ptr
+            i += 1
+            if i % BETWEEN_OTHERS == 0:
+                self.lock.give_way()
+        self.lock.release()
+        return i
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
         self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)

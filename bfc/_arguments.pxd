@@ -6,3 +6,5 @@ cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF
+cdef object sizes_from(object sizes)
+cdef object addresses_from(object ptrs)

@@ -55,3 +55,42 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
     if not 0 <= address < 2**64 - 1:
         raise InvalidPointerError(f"{address:#x} is no address")
     return address
+
+
+cdef object sizes_from(object sizes):
+    """An array of its own of uint64, each as `size_from` gives it. Any iterable; an array of ints goes fastest."""
+    return numbers_from(sizes, False)
+
+
+cdef object addresses_from(object ptrs):
+    """An array of its own of uint64, each as `address_from` gives it."""
+    return numbers_from(ptrs, True)
+
+
+cdef object numbers_from(object given, bint are_addresses):
+    import numpy
+
+    if isinstance(given, numpy.ndarray) and given.ndim == 1 and given.dtype.kind in "iu":
+        # A signed number below 0 has the highest bit, and goes the slow way with its error. A copy: other threads may
+        # write to theirs.
+        numbers = given.astype(numpy.int64 if given.dtype.kind == "i" else numpy.uint64).view(numpy.uint64)
+        if are_below_half(numbers):
+            return numbers
+    items = list(given)     # of its own: what stands in theirs may run code that changes it
+    return converted(items, numpy.empty(len(items), numpy.uint64), are_addresses)
+
+
+cdef bint are_below_half(uint64_t[::1] numbers) except -1:
+    cdef uint64_t together = 0
+    cdef Py_ssize_t i
+    for i in range(numbers.shape[0]):
+        together |= numbers[i]
+    return together >> 63 == 0
+
+
+cdef object converted(list items, object array, bint are_addresses):
+    cdef uint64_t[::1] out = array
+    cdef Py_ssize_t i
+    for i in range(out.shape[0]):
+        out[i] = address_from(items[i]) if are_addresses else size_from(items[i])
+    return array

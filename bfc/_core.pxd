@@ -43,6 +43,7 @@ cdef enum:
     USED_ELSEWHERE = 0x100          # a stream other than the chunk's own may use it: see record_stream
     INDEXED = 0x200                 # its address is in the table of starts
     EXPORTED = 0x400                # another object holds a view of its memory
+    COUNTED = 0x800                 # set and cleared under one lock, to find what stands twice in a list
 
 cdef struct Region:
     uint64_t ptr

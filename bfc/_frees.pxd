@@ -13,6 +13,10 @@ cdef struct Orphan:             # a free that found the lock taken
     int64_t allocation_id
 
 
+cdef enum:
+    BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
+
+
 cdef class Frees(Ledger):
     cdef uint64_t frees                 # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
@@ -29,6 +33,10 @@ cdef class Frees(Ledger):
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free
 
     cdef int before_free(self, uint64_t address) except -1
+    cdef int free_address(self, uint64_t address) except -1
+    cdef int check_all_live(self, const uint64_t[::1] addresses) except -1
+    cdef bint frees_are_plain(self) noexcept
+    cdef Py_ssize_t free_plain(self, const uint64_t[::1] addresses, Py_ssize_t i) noexcept
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept

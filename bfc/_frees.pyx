@@ -13,9 +13,9 @@ cimport cython
 
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
-from bfc._arguments cimport address_from
+from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport NO_CONSUMER, Buffer, BufferView
-from bfc._core cimport EXPORTED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc._core cimport COUNTED, EXPORTED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._ledger cimport HOST_STREAM
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -97,34 +97,102 @@ cdef class Frees(Ledger):
         Cost: O(log n). Source: `BFCAllocator::DeallocateRaw`, spec 2.5.
         """
         cdef uint64_t address = address_from(ptr)
-        cdef ChunkHandle handle
         if address == 0:
             self.acquire()
             self.frees += 1
             self.lock.release()
             return
+        self.free_address(address)
+
+    cdef int free_address(self, uint64_t address) except -1:
         self.before_free(address)
         if self.orphans.size():
             self.catch_up()
         self.acquire()
-        handle = self.pool.handle_of(address)
+        cdef ChunkHandle handle = self.pool.handle_of(address)
         if handle == NO_CHUNK:
             self.lock.release()
             self.raise_invalid_pointer(address)
-        self.free_locked(handle)
+        return self.free_locked(handle)
 
     def deallocate_many(self, ptrs):
-        """Frees every address. All are checked first: where one is no live allocation, stands there twice, or is
-        viewed by another object, an error is raised and none is freed."""
-        addresses = [address_from(ptr) for ptr in ptrs]
-        live = [address for address in addresses if address]
-        if len(set(live)) != len(live):
-            raise InvalidPointerError("the same address stands twice in one call")
-        for address in live:
-            if self.chunk_at(address).state & EXPORTED:
-                raise BufferError(_VIEWED)
-        for address in live:
-            self.deallocate_raw(address)
+        """Frees every address of an iterable; an array of ints goes fastest. All are checked first: where one is no
+        live allocation, stands there twice, or is viewed by another object, an error is raised and none is freed.
+
+        Where the device fails for memory that other streams used, its error is raised at once, and what stands later
+        is not freed. Cost: some 30 ns an address in an array, a fourth of `deallocate_raw` from Python.
+
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.deallocate_many(allocator.allocate_many([256, 512, 1024]))
+        """
+        cdef uint64_t[::1] addresses = addresses_from(ptrs)
+        self.check_all_live(addresses)
+        cdef Py_ssize_t i = 0
+        if self.orphans.size():
+            self.catch_up()
+        while i < addresses.shape[0]:
+            i = self.free_plain(addresses, i)
+            if i < addresses.shape[0]:
+                if addresses[i]:
+                    self.free_address(addresses[i])
+                i += 1
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check()
+
+    cdef bint frees_are_plain(self) noexcept:
+        """Whether a free of memory that one stream alone has used needs nothing but the pool."""
+        return True
+
+    cdef Py_ssize_t free_plain(self, const uint64_t[::1] addresses, Py_ssize_t i) noexcept:
+        """Frees from the i-th on, under one lock, up to one that needs more: what that one's index is."""
+        cdef ChunkHandle handle
+        if not self.frees_are_plain():
+            return i
+        self.acquire()
+        while i < addresses.shape[0]:
+            if addresses[i]:
+                handle = self.pool.handle_of(addresses[i])
+                if handle == NO_CHUNK or self.pool.chunks[handle].state & (USED_ELSEWHERE | EXPORTED):
+                    break
+                if not self.pool.free_chunk(handle):
+                    break
+                self.frees += 1
+            i += 1
+            if i % BETWEEN_OTHERS == 0:
+                self.lock.give_way()
+        self.lock.release()
+        return i
+
+    cdef int check_all_live(self, const uint64_t[::1] addresses) except -1:
+        """InvalidPointerError or BufferError where one of them could not be freed, or stands twice; 0 always may."""
+        cdef uint32_t* state
+        cdef ChunkHandle handle = 0
+        cdef uint32_t found = 0
+        cdef Py_ssize_t i, checked = 0
+        self.acquire()
+        while checked < addresses.shape[0]:
+            if addresses[checked]:
+                handle = self.pool.handle_of(addresses[checked])
+                if handle == NO_CHUNK:
+                    break
+                state = &self.pool.chunks[handle].state
+                found = state[0] & (COUNTED | EXPORTED)
+                if found:
+                    break
+                state[0] |= COUNTED
+            checked += 1
+        for i in range(checked):
+            if addresses[i]:
+                self.pool.chunks[self.pool.handle_of(addresses[i])].state &= ~<uint32_t>COUNTED
+        self.lock.release()
+        if checked == addresses.shape[0]:
+            return 0
+        if handle == NO_CHUNK:
+            self.raise_invalid_pointer(addresses[checked])
+        if found & COUNTED:
+            raise InvalidPointerError(f"{addresses[checked]:#x} stands twice in one call")
+        raise BufferError(_VIEWED)
 
     cdef int before_free(self, uint64_t address) except -1:
         return 0

@@ -225,6 +225,12 @@ cdef class Recorded(Allocator):
             self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
         return 0
 
+    cdef bint hits_are_plain(self, uint64_t on) except -1:
+        return not self.keeps_frames and self.plays_alone() and Allocator.hits_are_plain(self, on)
+
+    cdef bint frees_are_plain(self) noexcept:
+        return not self.keeps_free_frames
+
     cdef int keep_frames(self, int64_t allocation_id, uint64_t ptr, uint64_t changes, tuple frames) except -1:
         cdef cmap[uint64_t, Region].iterator found
         cdef uint64_t region = 0

@@ -235,55 +235,6 @@ def test_an_allocator_is_set_up_once(simulated, make_allocator) -> None:
     allocator.deallocate_raw(ptr)
 
 
-# -- many at once ----------------------------------------------------------------------------------
-
-
-def test_allocate_many_returns_an_array_of_addresses(make_allocator) -> None:
-    allocator = make_allocator()
-    ptrs = allocator.allocate_many([256, 0, 1000, np.int64(1)])
-    assert ptrs.dtype == np.uint64
-    assert ptrs.tolist() == [BASE, 0, BASE + 256, BASE + 256 + 1024]
-    allocator.deallocate_many(ptrs)
-    assert allocator.stats().bytes_in_use == 0
-
-
-@pytest.mark.parametrize("sizes", [[], (), np.array([], np.int64), iter(())])
-def test_allocate_many_of_nothing_is_empty(make_allocator, sizes: object) -> None:
-    ptrs = make_allocator().allocate_many(sizes)
-    assert (ptrs.dtype, ptrs.size) == (np.uint64, 0)
-
-
-def test_allocate_many_takes_any_iterable(make_allocator) -> None:
-    allocator = make_allocator()
-    assert len(allocator.allocate_many(size for size in (1, 2, 3))) == 3
-    assert len(allocator.allocate_many(np.array([1, 2], np.uint32))) == 2
-    with pytest.raises(TypeError):
-        allocator.allocate_many(5)
-
-
-def test_allocate_many_is_all_or_nothing(make_allocator) -> None:
-    allocator = make_allocator("1 MiB")
-    kept = allocator.allocate_raw(256)
-    before = allocator.snapshot().regions
-    with pytest.raises(bfc.OutOfMemoryError):
-        allocator.allocate_many([MIB // 4] * 5)
-    assert allocator.snapshot().regions == before
-    assert allocator.requested_size(kept) == 256
-
-
-def test_deallocate_many_frees_all_or_nothing(make_allocator) -> None:
-    allocator = make_allocator()
-    good = [int(ptr) for ptr in allocator.allocate_many([256] * 4)]
-    for bad in ([*good, 12345], [*good, good[0]], [good[0] + 256 * 9], [*good, -1]):
-        with pytest.raises(bfc.InvalidPointerError):
-            allocator.deallocate_many(bad)
-        assert [chunk.ptr for chunk in allocator.snapshot().live_chunks()] == good
-    with pytest.raises(TypeError):
-        allocator.deallocate_many([*good, "x"])
-    allocator.deallocate_many([0, *good, 0])
-    assert allocator.stats().bytes_in_use == 0
-
-
 # -- addresses -------------------------------------------------------------------------------------
 
 
