@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,15 @@ import numpy as np
 import bfc
 from bench.report import machine, say, spread
 
-ROUNDS, PAIRS, SLOTS = 60, 4_000, 256
+ROUNDS, PAIRS, SLOTS, ARRAYS = 40, 4_096, 256, 500
+BATCHES = (16, 256, 2048)
+THEIRS = "MemoryPool"
 POOL = "256 MiB"
 LARGEST = 512 << 10
 
 #: (what, one allocation, its free, or None where dropping the object frees).
 Case = tuple[str, Callable[[int], Any], Callable[[Any], object] | None]
+Pools = dict[str, bfc.Allocator]
 
 
 def one_size(allocate: Callable[[int], Any], free: Callable[[Any], object] | None) -> float:
@@ -71,26 +74,90 @@ def churn_trace() -> bfc.Trace:
     return bfc.Trace(op, number, size)
 
 
-def cases(source: bfc.OpenCLSubAllocator, context: Any) -> tuple[list[Case], list[bfc.Allocator]]:
-    import pyopencl as cl
-    import pyopencl.tools as tools
-
-    pool = bfc.BFCAllocator(source)
-    caching = bfc.CachingAllocator(bfc.OpenCLSubAllocator(context, capacity=POOL))
-    theirs = tools.MemoryPool(tools.ImmediateAllocator(cl.CommandQueue(context)))
-    found: list[Case] = [
-        ("pyopencl.tools.MemoryPool", theirs, None),
-        ("bfc, allocate_raw", pool.allocate_raw, pool.deallocate_raw),
-        ("bfc, allocate: a Buffer", pool.allocate, None),
-        ("caching, allocate_raw", caching.allocate_raw, caching.deallocate_raw),
-        ("caching, allocate: a Buffer", caching.allocate, None),
-        ("bfc, for pyopencl.array", bfc.integrations.pyopencl.allocator(pool), None),
-        ("no pool: pyopencl.Buffer", lambda n: cl.Buffer(context, READ_WRITE, n), None),
-    ]
-    return found, [pool, caching]
+def one_by_one(cases: list[Case]) -> None:
+    measures = {
+        "one size": one_size,
+        f"churn: {SLOTS} live, 256 B to 512 KiB": churn,
+    }
+    for title, measure in measures.items():
+        rounds = {
+            name: functools.partial(measure, allocate, free) for name, allocate, free in cases
+        }
+        report(title, "ns a pair", rounds)
 
 
-READ_WRITE = 1
+def batches(theirs: Callable[[int], Any], pools: Pools) -> None:
+    """Blocks that are wanted together. MemoryPool has no call for it: a list is what its users
+    write."""
+    for count in BATCHES:
+        sizes = np.full(count, 1000)
+        turns = PAIRS // count
+
+        def of_theirs(count: int = count, turns: int = turns) -> float:
+            started = time.perf_counter()
+            for _ in range(turns):
+                [theirs(1000) for _ in range(count)]
+            return (time.perf_counter() - started) * 1e9 / (turns * count)
+
+        def of_ours(
+            pool: bfc.Allocator, sizes: Any = sizes, count: int = count, turns: int = turns
+        ) -> float:
+            started = time.perf_counter()
+            for _ in range(turns):
+                pool.deallocate_many(pool.allocate_many(sizes))
+            return (time.perf_counter() - started) * 1e9 / (turns * count)
+
+        rounds = {THEIRS: of_theirs}
+        for name, pool in pools.items():
+            rounds[f"{name}, allocate_many"] = functools.partial(of_ours, pool)
+        report(f"{count} blocks of one size together", "ns a pair", rounds)
+
+
+def compiled(theirs: Callable[[int], Any], pools: Pools) -> None:
+    """The same churn with no Python between the calls: what a compiled caller, or a replay, meets.
+    pyopencl's pool can be called from Python only, so the two sides are not alike."""
+    trace = churn_trace().closed()
+
+    def of_ours(pool: bfc.Allocator) -> float:
+        return trace.replay(pool).ns_per_event * 2
+
+    rounds: dict[str, Callable[[], float]] = {THEIRS: functools.partial(churn, theirs, None)}
+    for name, pool in pools.items():
+        rounds[f"{name}, compiled replay"] = functools.partial(of_ours, pool)
+    report("the same churn, ours compiled", "ns a pair", rounds)
+
+
+def arrays(queue: Any, theirs: Callable[[int], Any], pools: Pools) -> None:
+    """A whole pyopencl.array made and dropped."""
+    import pyopencl.array as clarray
+
+    def empty(allocator: Any) -> float:
+        started = time.perf_counter()
+        for _ in range(ARRAYS):
+            clarray.empty(queue, 250, np.float32, allocator=allocator)
+        return (time.perf_counter() - started) * 1e6 / ARRAYS
+
+    rounds = {THEIRS: functools.partial(empty, theirs)}
+    for name, pool in pools.items():
+        ours = bfc.integrations.pyopencl.allocator(pool)
+        rounds[f"{name}, for pyopencl.array"] = functools.partial(empty, ours)
+    rounds["no pool"] = functools.partial(empty, None)
+    report("pyopencl.array.empty", "us", rounds)
+
+
+def report(title: str, unit: str, rounds: Mapping[str, Callable[[], float]]) -> None:
+    """Plays the rounds in turns, and prints a row of each. MemoryPool's is the first."""
+    times: dict[str, list[float]] = {name: [] for name in rounds}
+    for turn in range(ROUNDS + 1):
+        for name, play in rounds.items():
+            took = play()
+            if turn:  # the first warms up
+                times[name].append(took)
+    say(f"\n{f'{title}, {unit}':40}{'min / median / max':>24}   {THEIRS} / it: median, min")
+    theirs = times[THEIRS]
+    for name, samples in times.items():
+        medians = statistics.median(theirs) / statistics.median(samples)
+        say(f"{name:40}{spread(samples):>24}   {medians:5.2f} {min(theirs) / min(samples):5.2f}")
 
 
 def main() -> None:
@@ -99,32 +166,32 @@ def main() -> None:
     say(str(usable))
     if not usable:
         return
+    import pyopencl as cl
+    import pyopencl.tools as tools
+
     source = bfc.OpenCLSubAllocator(capacity=POOL)
-    found, pools = cases(source, source.context)
-    kept = [(allocate(1000), free) for _name, allocate, free in found]
-    trace = churn_trace().closed()
-    for title, measure in (("one size", one_size), ("churn: 256 live, 256 B to 512 KiB", churn)):
-        times: dict[str, list[float]] = defaultdict(list)
-        for turn in range(ROUNDS + 1):
-            for name, allocate, free in found:
-                took = measure(allocate, free)
-                if turn:  # the first warms up
-                    times[name].append(took)
-            if measure is churn:
-                replayed = trace.replay(pools[0])
-                if turn:
-                    times["bfc, compiled replay"].append(replayed.ns_per_event * 2)
-        say(
-            f"\n{title + ', ns a pair':40}{'min / median / max':>24}   MemoryPool / it: median, min"
-        )
-        theirs = times["pyopencl.tools.MemoryPool"]
-        for name, samples in times.items():
-            medians = statistics.median(theirs) / statistics.median(samples)
-            say(
-                f"{name:40}{spread(samples):>24}   {medians:5.2f} {min(theirs) / min(samples):5.2f}"
-            )
+    context = source.context
+    pools: Pools = {
+        "bfc": bfc.BFCAllocator(source),
+        "caching": bfc.CachingAllocator(bfc.OpenCLSubAllocator(context, capacity=POOL)),
+    }
+    theirs = tools.MemoryPool(tools.ImmediateAllocator(cl.CommandQueue(context)))
+    cases: list[Case] = [(THEIRS, theirs, None)]
+    for name, pool in pools.items():
+        cases += [
+            (f"{name}, allocate_raw", pool.allocate_raw, pool.deallocate_raw),
+            (f"{name}, allocate: a Buffer", pool.allocate, None),
+            (f"{name}, for pyopencl.array", bfc.integrations.pyopencl.allocator(pool), None),
+        ]
+    read_write = cl.mem_flags.READ_WRITE
+    cases.append(("no pool: pyopencl.Buffer", lambda n: cl.Buffer(context, read_write, n), None))
+    kept = [allocate(1000) for _name, allocate, _free in cases]
+    one_by_one(cases)
+    batches(theirs, pools)
+    compiled(theirs, pools)
+    arrays(source.queue, theirs, pools)
     del kept
-    for pool in pools:
+    for pool in pools.values():
         pool.close()
 
 

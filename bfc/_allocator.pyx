@@ -11,7 +11,7 @@ import time
 import weakref
 
 cimport cython
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 from cpython.long cimport PyLong_CheckExact
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from posix.unistd cimport usleep
@@ -395,7 +395,7 @@ cdef class Allocator(Frees):
     def allocate_many(self, sizes, stream=None):
         """The addresses of one allocation for each size, as a uint64 array: all of them, or none and an error.
 
-        `sizes` is any iterable; an array of ints goes fastest. `stream` and errors as `allocate_raw`. Cost: some 30 ns
+        `sizes` is any iterable; an array of ints goes fastest. `stream` and errors as `allocate_raw`. Cost: some 20 ns
         a size on a hit, half of `allocate_raw` from Python.
 
         >>> import bfc
@@ -405,33 +405,37 @@ cdef class Allocator(Frees):
         """
         import numpy
 
-        cdef uint64_t[::1] wanted = sizes_from(sizes)
-        addresses = numpy.empty(wanted.shape[0], numpy.uint64)
-        cdef uint64_t[::1] out = addresses
-        cdef Py_ssize_t done = 0, i
+        cdef vector[uint64_t] wanted, addresses
+        cdef size_t done = 0, i
         cdef Placement placed
+        sizes_from(sizes, &wanted)
         if stream is None and scopes_open:
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
+        found = numpy.empty(wanted.size(), numpy.uint64)
+        addresses.resize(wanted.size())
         try:
-            while done < wanted.shape[0]:
+            while done < wanted.size():
                 if self.hits_are_plain(on):
-                    done = self.allocate_hits(wanted, out, done, on)
-                if done < wanted.shape[0]:
+                    done = self.allocate_hits(wanted, addresses, done, on)
+                if done < wanted.size():
                     self.allocate_placement(wanted[done], on, stream, None, &placed)
-                    out[done] = placed.ptr
+                    addresses[done] = placed.ptr
                     done += 1
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
                 self.check()
         except BaseException:
             for i in range(done):
                 try:
-                    if out[i]:
-                        self.free_address(out[i])
+                    if addresses[i]:
+                        self.free_address(addresses[i])
                 except Exception:
                     pass    # the error that is on its way says why
             raise
-        return addresses
+        cdef uint64_t[::1] out = found
+        if done:
+            memcpy(&out[0], addresses.data(), done * sizeof(uint64_t))
+        return found
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
@@ -439,13 +443,13 @@ cdef class Allocator(Frees):
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
-    cdef Py_ssize_t allocate_hits(self, const uint64_t[::1] sizes, uint64_t[::1] addresses, Py_ssize_t i,
-                                  uint64_t on) noexcept:
+    cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, vector[uint64_t]& addresses, size_t i,
+                              uint64_t on) noexcept:
         """Serves from the i-th on, under one lock, up to one that no free chunk serves: what that one's index is."""
         cdef Request request
         cdef Placement placed
         self.acquire()
-        while i < sizes.shape[0] and not self.is_closed:
+        while i < sizes.size() and not self.is_closed:
             addresses[i] = 0
             if sizes[i]:
                 self.set_request(&request, sizes[i], on)

@@ -1,10 +1,11 @@
 """What users pass, read into C numbers: one fast path for plain ints, and clear errors for the rest."""
 
 from libc.stdint cimport uint64_t
+from libcpp.vector cimport vector
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF
-cdef object sizes_from(object sizes)
-cdef object addresses_from(object ptrs)
+cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1
+cdef int addresses_from(object ptrs, vector[uint64_t]* found) except -1

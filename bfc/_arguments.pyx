@@ -1,6 +1,8 @@
 """Sizes, counts, streams and addresses, from Python objects."""
 
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.long cimport PyLong_CheckExact
+from libc.string cimport memcpy
 
 from bfc.errors import InvalidPointerError
 from bfc.streams import stream_handle
@@ -57,40 +59,48 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
     return address
 
 
-cdef object sizes_from(object sizes):
-    """An array of its own of uint64, each as `size_from` gives it. Any iterable; an array of ints goes fastest."""
-    return numbers_from(sizes, False)
+cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1:
+    """Each as `size_from` gives it. Any iterable; an array of 64-bit ints goes fastest."""
+    if copy_ints(sizes, found):
+        return 0
+    cdef Py_ssize_t i
+    cdef list items = list(sizes)   # of its own: what stands in theirs may run code that changes it
+    found.resize(len(items))
+    for i, item in enumerate(items):
+        found.data()[<size_t>i] = size_from(item)
+    return 0
 
 
-cdef object addresses_from(object ptrs):
-    """An array of its own of uint64, each as `address_from` gives it."""
-    return numbers_from(ptrs, True)
+cdef int addresses_from(object ptrs, vector[uint64_t]* found) except -1:
+    """Each as `address_from` gives it. Any iterable; an array of 64-bit ints goes fastest."""
+    if copy_ints(ptrs, found):
+        return 0
+    cdef Py_ssize_t i
+    cdef list items = list(ptrs)
+    found.resize(len(items))
+    for i, item in enumerate(items):
+        found.data()[<size_t>i] = address_from(item)
+    return 0
 
 
-cdef object numbers_from(object given, bint are_addresses):
-    import numpy
-
-    if isinstance(given, numpy.ndarray) and given.ndim == 1 and given.dtype.kind in "iu":
-        # A signed number below 0 has the highest bit, and goes the slow way with its error. A copy: other threads may
-        # write to theirs.
-        numbers = given.astype(numpy.int64 if given.dtype.kind == "i" else numpy.uint64).view(numpy.uint64)
-        if are_below_half(numbers):
-            return numbers
-    items = list(given)     # of its own: what stands in theirs may run code that changes it
-    return converted(items, numpy.empty(len(items), numpy.uint64), are_addresses)
-
-
-cdef bint are_below_half(uint64_t[::1] numbers) except -1:
+cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
+    """Whether it is an array of 64-bit ints from 0 to 2**63 - 1 without gaps, and which."""
+    cdef Py_buffer view
     cdef uint64_t together = 0
-    cdef Py_ssize_t i
-    for i in range(numbers.shape[0]):
-        together |= numbers[i]
+    cdef uint64_t number
+    if not PyObject_CheckBuffer(given):
+        return False
+    try:
+        PyObject_GetBuffer(given, &view, PyBUF_FORMAT | PyBUF_ND)
+    except (BufferError, ValueError):   # gaps, or what no format names: NumPy raises either
+        return False
+    try:
+        if view.ndim != 1 or view.itemsize != 8 or view.format not in (b"l", b"L", b"q", b"Q"):
+            return False
+        found.resize(view.shape[0])
+        memcpy(found.data(), view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+    for number in found[0]:
+        together |= number
     return together >> 63 == 0
-
-
-cdef object converted(list items, object array, bint are_addresses):
-    cdef uint64_t[::1] out = array
-    cdef Py_ssize_t i
-    for i in range(out.shape[0]):
-        out[i] = address_from(items[i]) if are_addresses else size_from(items[i])
-    return array

@@ -34,9 +34,10 @@ cdef class Frees(Ledger):
 
     cdef int before_free(self, uint64_t address) except -1
     cdef int free_address(self, uint64_t address) except -1
-    cdef int check_all_live(self, const uint64_t[::1] addresses) except -1
+    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
     cdef bint frees_are_plain(self) noexcept
-    cdef Py_ssize_t free_plain(self, const uint64_t[::1] addresses, Py_ssize_t i) noexcept
+    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                           size_t i) noexcept
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept

@@ -158,7 +158,7 @@ def test_many_are_placed_as_one_by_one(make: str, seed: int) -> None:
 def test_a_history_has_every_one_of_many() -> None:
     allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB"))
     allocator.record_history(context="all", stacks="python")
-    allocator.deallocate_many(allocator.allocate_many([256, 512]))
+    allocator.deallocate_many(allocator.allocate_many([256, 0, 512]))
     actions = [entry.action for entry in allocator.snapshot().history]
     assert actions == ["segment_alloc", "alloc", "alloc", *["free_requested", "free_completed"] * 2]
 

@@ -19,7 +19,7 @@ from bfc._allocator import Allocator
 from bfc._buffer import Buffer
 from bfc.errors import ClosedError
 from bfc.integrations._shared import client
-from bfc.streams import StreamLike
+from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.opencl import OpenCLSubAllocator
 
 INSTALL = "'bfc-allocator[opencl]'"
@@ -45,12 +45,15 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
     client("pyopencl", INSTALL)
     if pool.closed:
         raise ClosedError("this allocator is closed")
-    wrap = _svm_of if source.svm else _buffer_of
+    stream: StreamLike | None = queue
+    if queue is not None and stream_handle(queue) == pool.stream:
+        stream = pool.stream  # the same, and an int is read faster
+    take, wrap = pool.allocate, _svm_of if source.svm else _buffer_of
 
     def allocate(nbytes: int) -> Any:
         if nbytes == 0:
             return None
-        buffer = pool.allocate(nbytes, queue)
+        buffer = take(nbytes, stream)
         return wrap(source, buffer, buffer.ptr, nbytes)
 
     return allocate
