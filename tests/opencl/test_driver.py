@@ -1,0 +1,18 @@
+"""All else here is skipped where there is no OpenCL, so that something has to insist on it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import pocl
+import pytest
+
+import bfc
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="PoCL has no wheel here"
+)
+def test_there_is_an_opencl_device_wherever_the_test_extra_brings_one() -> None:
+    assert pocl.devices(), f"pip install '.[test]' brings PoCL, but {bfc.opencl.is_available()}"
