@@ -59,7 +59,7 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
     handle = _told(stream)
     to, source = view_of(dst, writes=True, stream=handle), view_of(src, stream=handle)
     _host.refuse_objects(to.dtype, source.dtype)
-    conj = conj and source.dtype.kind == "c"
+    conj, neg = bool(conj) and source.dtype.kind == "c", bool(neg)
     if neg and source.dtype.kind not in "iufc":
         raise TypeError(f"{source.dtype} is not negated")
     if not conj and not neg and to.is_same(source):

@@ -184,6 +184,13 @@ def test_bad_input(to, source, error, words):
     assert np.array_equal(np.asarray(to), before), "an error, and still written"
 
 
+def test_changes_are_asked_for_by_whatever_is_true():
+    there, source = np.zeros(2, "c8"), np.array([1 + 2j, 3])
+    for conj, neg in ((None, 2), (2, None), ("", [1]), (np.True_, 0)):
+        wanted = np.conjugate(source) if conj else -source
+        assert np.array_equal(bfc.copy(there, source, conj=conj, neg=neg), wanted), (conj, neg)
+
+
 def test_bad_changes():
     with pytest.raises(TypeError, match="bool is not negated"):
         bfc.copy(np.zeros(2), np.array([True, False]), neg=True)
