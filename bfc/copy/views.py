@@ -103,6 +103,8 @@ def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
     """
     if isinstance(thing, np.ndarray):
         return of_array(np.asarray(thing))
+    if isinstance(thing, np.generic):  # some export bytes that know nothing of their dtype
+        return replace(of_array(np.asarray(thing)), readonly=True)
     if isinstance(thing, Buffer):
         return _of_buffer(thing)
     if (view := _of_pyopencl(thing)) is not None:

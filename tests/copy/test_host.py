@@ -111,6 +111,24 @@ def test_dtypes_without_arithmetic():
         assert np.array_equal(bfc.copy(to, source), wanted, equal_nan=source.dtype.kind in "Mm")
 
 
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        np.datetime64("2024-01-01", "s"),
+        np.timedelta64(5, "ms"),
+        np.bytes_(b"abc"),
+        np.str_("abc"),
+        np.array([(1, 2.5)], "i4,f8")[0],
+        np.float16(1.5),
+    ],
+)
+def test_a_scalar_of_numpys_is_one_item_of_its_dtype(scalar):
+    to = np.zeros(8, scalar.dtype)
+    assert (bfc.copy(to, scalar) == scalar).all()
+    with pytest.raises(ValueError, match="read-only"):
+        bfc.copy(scalar, to[0])
+
+
 def test_complex_to_real_warns_once_a_copy_where_it_was_called():
     source = np.array([1 + 2j, 3 - 4j])
     for options in ({}, {"neg": True}, {"conj": True}):
