@@ -36,6 +36,10 @@ def warn_of_imaginary(stacklevel: int) -> None:
     )
 
 
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # 2: of another package, as bfloat16
+
+
 def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> None:
     """Between views that were checked. What overlaps is copied as NumPy does,
     as if from a copy."""
@@ -44,6 +48,9 @@ def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> Non
         source, complex_source = source.real, False
     conj = conj and complex_source
     if not (conj or neg):
+        if to.dtype != source.dtype and not (_is_number(to.dtype) and _is_number(source.dtype)):
+            # A text that is no number shows only when it is reached: nothing is written by then.
+            source = source.astype(to.dtype)
         np.copyto(to, source, casting="unsafe")
         return
     # NumPy 2.4 negates wrongly from items 64 bytes apart into others that are not next to each

@@ -209,6 +209,30 @@ def test_changes_are_asked_for_by_whatever_is_true():
         assert np.array_equal(bfc.copy(there, source, conj=conj, neg=neg), wanted), (conj, neg)
 
 
+@pytest.mark.parametrize(
+    ("to", "source"),
+    [
+        (np.full(4, 9.0), np.array(["1", "2", "x", "4"])),
+        (np.full(4, 9), np.array([b"1", b"2", b"x", b"4"])),
+        (np.full(4, "1999", "M8[D]"), np.array(["2000", "2001", "x", "2003"])),
+        (np.full(2, 9, "i4,f8"), np.array([("1", "2"), ("3", "x")], "U1,U1")),
+    ],
+)
+def test_an_item_that_cannot_be_cast_leaves_those_before_it_as_they_were(to, source):
+    before = to.copy()
+    with pytest.raises(ValueError, match="x"):
+        bfc.copy(to, source)
+    assert (to == before).all()
+
+
+def test_what_numpys_settings_make_an_error_of_is_raised_as_by_copyto():
+    """A number that does not fit: NumPy tells of it once all is written."""
+    source, to = np.array([1, 1e300, 3]), np.zeros(3, "f2")
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        bfc.copy(to, source)
+    assert to.tolist() == [1, np.inf, 3]
+
+
 def test_bad_changes():
     with pytest.raises(TypeError, match="bool is not negated"):
         bfc.copy(np.zeros(2), np.array([True, False]), neg=True)
