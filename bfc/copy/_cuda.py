@@ -146,11 +146,17 @@ class Device:
                 raise
             self._retained = None  # another library has reset it
             call("cuCtxPushCurrent", self.context())
-        return call("cuThreadExchangeStreamCaptureMode", _relaxed())
+        try:
+            return call("cuThreadExchangeStreamCaptureMode", _relaxed())
+        except BaseException:
+            call("cuCtxPopCurrent")
+            raise
 
     def leave(self, mode: Any) -> None:
-        call("cuThreadExchangeStreamCaptureMode", mode)
-        call("cuCtxPopCurrent")
+        try:
+            call("cuThreadExchangeStreamCaptureMode", mode)
+        finally:
+            call("cuCtxPopCurrent")
 
     def attribute(self, number: int) -> int:
         if number not in self._known:

@@ -3,8 +3,10 @@ all that needs no kernel the bytes. What a launch would have written is not ther
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import emulator
@@ -222,6 +224,97 @@ def test_between_devices_by_the_table(emulated, row: int):
             found = calls(emulated, lambda ends=ends, n=asked: bfc.copy(*ends, non_blocking=n))
             assert found == wanted[asked], (peers, asked)
             assert SYNC not in found
+
+
+EXCHANGE = "cuThreadExchangeStreamCaptureMode"
+#: Copies that take every way there is: (destination, source, options).
+WAYS = [
+    (packed, values, {}),
+    (values, packed, {}),
+    (packed, lambda: values("f8"), {"non_blocking": True}),
+    (lambda: values("f8"), packed, {"non_blocking": True}),
+    (gaps, values, {}),
+    (values, gaps, {"non_blocking": True}),
+    (packed, packed, {}),
+    (packed, gaps, {}),
+    (turned, packed, {"neg": True}),
+    (packed, lambda: memory("g"), {}),
+    (packed, lambda: odd("i8"), {"neg": True}),
+    (there, packed, {}),
+    (there, gaps, {}),
+    (there, lambda: memory("i8"), {"non_blocking": True}),
+    (there, lambda: memory("i8"), {}),
+    (there, lambda: memory("g"), {}),
+    (lambda: memory(device=1, strides=(48, 8)), turned, {}),
+]
+
+
+def odd(dtype) -> Memory:
+    """Items at no multiple of their size."""
+    size = np.dtype(dtype).itemsize
+    strides = (6 * size, size)
+    return Memory(Side(np.zeros(256, "u1"), np.dtype(dtype), SHAPE, strides, 1))
+
+
+@pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_a_call_that_fails_leaves_everything_as_it_was(emulated, way: int, peers: bool):
+    """Each call of each kind in turn: the error is ours, the context and the capture mode are those
+    of before, no temporary and no event is left, and the same copy works then. What runs out of
+    memory has not touched the destination."""
+    emulated.reset(devices=3, total=1 << 30, peers=peers)
+    _cuda.forget()
+    make_to, make_source, options = WAYS[way]
+    to, source = make_to(), make_source()
+    bfc.copy(to, source, **options)
+    emulated.clear()
+    bfc.copy(to, source, **options)
+    made = [call.name for call in emulated.calls]
+    events, allocations = emulated.live_events(), sorted(emulated.live())
+    for name, at in faults(made):
+        # Without a context nothing can be freed either.
+        frees = name in (FREE, "cuEventDestroy", "cuCtxPushCurrent", EXCHANGE)
+        code = "CUDA_ERROR_OUT_OF_MEMORY" if name == ALLOC else "CUDA_ERROR_UNKNOWN"
+        scratch(to, at)
+        before = bytes_of(to)
+        emulated.clear()
+        emulated.fail(name, code, at=at)
+        with pytest.raises((bfc.DriverError, bfc.OutOfMemoryError)) as caught:
+            bfc.copy(to, source, **options)
+        del caught
+        if name == ALLOC:
+            assert bytes_of(to) == before, (name, at)
+        assert int(_cuda.call("cuCtxGetCurrent")) == 0, (name, at)
+        mode = _cuda.call(EXCHANGE, _cuda.driver().CUstreamCaptureMode(0))
+        assert int(mode) == 0 or name == EXCHANGE, (name, at)
+        if not frees:
+            assert emulated.live_events() == events, (name, at)
+            assert sorted(emulated.live()) == allocations, (name, at)
+        bfc.copy(to, source, **options)
+        if frees:  # what could not be freed is still there
+            events, allocations = emulated.live_events(), sorted(emulated.live())
+    emulated.reset(devices=3, total=1 << 30)
+
+
+def faults(made: list[str]) -> Iterator[tuple[str, int]]:
+    """Which call of which name is to fail. One that would leave a context cannot be mended."""
+    for name in dict.fromkeys(made):
+        count = made.count(name)
+        often = name in ("cuCtxPushCurrent", EXCHANGE)
+        if name not in ("cuCtxPopCurrent", "cuGetExportTable", "cuInit"):
+            yield from ((name, at) for at in sorted({1, min(2, count), count} if often else range(1, count + 1)))
+
+
+def scratch(side: Memory | np.ndarray, value: int) -> None:
+    """Other bytes than any copy here writes."""
+    if isinstance(side, Memory):
+        ctypes.memset(side.address, 200 + value, side.side.block.nbytes)
+    else:
+        side.base.view("u1")[...] = 200 + value
+
+
+def bytes_of(side: Memory | np.ndarray) -> bytes:
+    return (side.block if isinstance(side, Memory) else side).tobytes()
 
 
 def test_peer_access_is_asked_once_a_pair_and_enabled_in_one_direction(emulated):
