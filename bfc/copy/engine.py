@@ -16,7 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from bfc.copy import _host, kernels
-from bfc.copy.layout import Rows, is_one_run, packed_strides, rows_of, stands_still, walk
+from bfc.copy.layout import (
+    Rows,
+    is_aligned,
+    is_one_run,
+    packed_strides,
+    rows_of,
+    stands_still,
+    walk,
+)
 from bfc.copy.views import CUDA, View, of_array, view_of
 
 #: Rows of so many bytes cross the border of the host without a temporary.
@@ -256,7 +264,7 @@ def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
 def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
     """Queues it all. The host's memory stays while the device may read it."""
     ends = _as_bytes(to, source)
-    if ends is not None and (not change or lane.prepare(to.dtype, to.dtype)):
+    if ends is not None and (not change or _changes_in_place(lane, to)):
         lane.move(*ends)
         if change:
             lane.launch(to, to, change)
@@ -278,6 +286,15 @@ def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bo
         finally:
             lane.release(temporary)
     _wait_or_keep(lane, ready, non_blocking)
+
+
+def _changes_in_place(lane: Lane, to: View) -> bool:
+    """Whether what has arrived is changed without a temporary, for which there may be no room."""
+    if not lane.prepare(to.dtype, to.dtype):
+        return False
+    size = kernels.component_size(str(kernels.code_of(to.dtype)))
+    way = walk(to.shape, to.strides, to.strides)
+    return is_aligned(way, to.address, size, to.address, size)
 
 
 def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:

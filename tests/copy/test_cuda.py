@@ -240,6 +240,8 @@ WAYS = [
     (turned, packed, {"neg": True}),
     (packed, lambda: memory("g"), {}),
     (packed, lambda: odd("i8"), {"neg": True}),
+    (lambda: odd("f4"), values, {"neg": True}),
+    (lambda: odd("f4"), values, {"neg": True, "non_blocking": True}),
     (there, packed, {}),
     (there, gaps, {}),
     (there, lambda: memory("i8"), {"non_blocking": True}),
