@@ -220,7 +220,7 @@ def _within(lane: Lane, to: View, source: View, change: int) -> None:
     elif lane.prepare(to.dtype, source.dtype):
         lane.launch(to, source, change)
     else:
-        _cast_on_host(lane, to, source, change)
+        _cast_on_host(lane, lane, to, source, change)
 
 
 def _from_below(view: View, offset: int) -> View:
@@ -228,11 +228,11 @@ def _from_below(view: View, offset: int) -> View:
     return view if offset == 0 else replace(view, address=view.address + offset)
 
 
-def _cast_on_host(lane: Lane, to: View, source: View, change: int) -> None:
-    """Dtypes that no kernel has arithmetic for."""
+def _cast_on_host(first: Lane, second: Lane, to: View, source: View, change: int) -> None:
+    """Dtypes that no kernel has arithmetic for. Done when it returns."""
     between = of_array(np.empty(source.shape, source.dtype))
-    _from_device(lane, between, source, 0, False)
-    _to_device(lane, to, between, change, False)
+    _from_device(first, between, source, 0, False)
+    _to_device(second, to, between, change, False)
 
 
 def requires_temporaries(*, same_device: bool, peers: bool, alike: bool) -> bool:
@@ -367,7 +367,7 @@ def _between(
     if not requires_temporaries(same_device=False, peers=peers, alike=ends is not None):
         casts = bool(change) or to.dtype != source.dtype
         if casts and not first.prepare(to.dtype, source.dtype):
-            return _through_host(to, source, change, None)
+            return _cast_on_host(first, second, to, source, change)
         first.wait_for(second)
         if ends is not None:
             first.move_between(*ends, peers, second)
@@ -386,7 +386,7 @@ def _by_temporaries(
     casts = bool(change) or to.dtype != source.dtype
     caster = first if non_blocking else second
     if casts and not caster.prepare(to.dtype, source.dtype):
-        return _through_host(to, source, change, None)
+        return _cast_on_host(first, second, to, source, change)
     at_source = casts and non_blocking
     leaves, arrives = source, to
     with ExitStack() as temporaries:

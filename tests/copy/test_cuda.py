@@ -559,6 +559,22 @@ def test_a_stream_of_the_other_device_is_the_destinations(emulated):
     assert streams == [stream, 1, 1]
 
 
+def test_a_cast_by_way_of_the_host_stays_on_the_streams_of_both_sides(emulated):
+    """No kernel has arithmetic for the source's dtype."""
+    first, second = new_stream(0), new_stream(1)
+    for peers in (True, False):
+        _cuda.peers[0, 1] = peers
+        for ends, streams in (
+            ((memory("f8"), memory("g")), [first, first]),
+            ((memory("f8", 1, stream=second), memory("g")), [first, second]),
+        ):
+            emulated.clear()
+            bfc.copy(*ends, stream=first)
+            for name in (H2D, SYNC):
+                assert [c.stream for c in emulated.calls if c.name == name] == streams
+            assert np.array_equal(ends[0].array, memory("g").array)
+
+
 def test_the_stream_that_memory_names_is_waited_for(emulated):
     own, stream = new_stream(), new_stream()
     a = memory(stream=own)
