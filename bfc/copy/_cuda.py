@@ -289,7 +289,12 @@ class Lane:
             self._capturing = bool(int(self._call("cuStreamIsCapturing", self.handle)))
         return self._capturing
 
-    def refuse_capture(self, host: int, non_blocking: bool) -> None:
+    def refuse_capture(self) -> None:
+        if self.is_capturing():
+            hint = "a graph cannot capture what the host does to cast, or to close gaps"
+            raise failure("bfc.copy", CAPTURING, hint)
+
+    def refuse_capture_of(self, host: int, non_blocking: bool) -> None:
         """A graph would read the host's memory each time it runs, and nobody can wait for it."""
         if not self.is_capturing():
             return
@@ -361,6 +366,9 @@ class Lane:
     # -- memory ------------------------------------------------------------------------------------
 
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
+        if not self.device.attribute(MEMORY_POOLS) and self.is_capturing():
+            hint = "the graph would use a temporary that is freed by then: copy without a cast or gaps"
+            raise failure("bfc.copy", CAPTURING, hint)
         strides = packed_strides(shape, dtype.itemsize)
         view = View("cuda", self.device.ordinal, 0, dtype, shape, strides)
         try:

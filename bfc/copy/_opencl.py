@@ -165,6 +165,9 @@ class Lane:
         self.last.append(cl.enqueue_marker(other))
         other.flush()
 
+    def refuse_capture(self) -> None:
+        """OpenCL captures nothing."""
+
     def synchronize(self) -> None:
         self.queue.finish()
         self.kept.clear()

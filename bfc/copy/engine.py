@@ -52,6 +52,9 @@ class Lane(Protocol):
     def prepare(self, to: np.dtype[Any], source: np.dtype[Any]) -> bool:
         """Compiles the kernel for a cast. False: there is none, and the host has to cast."""
 
+    def refuse_capture(self) -> None:
+        """Raises where a graph is captured: called before the host has a part in the copy."""
+
     def synchronize(self) -> None:
         """Waits for what is queued here."""
 
@@ -124,7 +127,7 @@ def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: A
         if to.on_host or source.on_host:
             device, host = (source, to) if to.on_host else (to, source)
             lane = open_lanes.enter_context(_cuda.lane(device, stream))
-            lane.refuse_capture(host.address, non_blocking)
+            lane.refuse_capture_of(host.address, non_blocking)
             lane.adopt(device)
             with _held(lane, host, non_blocking):
                 _across(lane, to, source, change, non_blocking)
@@ -230,6 +233,8 @@ def _from_below(view: View, offset: int) -> View:
 
 def _cast_on_host(first: Lane, second: Lane, to: View, source: View, change: int) -> None:
     """Dtypes that no kernel has arithmetic for. Done when it returns."""
+    first.refuse_capture()
+    second.refuse_capture()
     between = of_array(np.empty(source.shape, source.dtype))
     _from_device(first, between, source, 0, False)
     _to_device(second, to, between, change, False)
@@ -276,6 +281,8 @@ def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bo
     on_device = non_blocking and (to.dtype != source.dtype or bool(change))
     on_device = on_device and lane.prepare(to.dtype, source.dtype)
     ready = _packed(source) if on_device else _changed(source, to.dtype, change)
+    if ready is not source:
+        lane.refuse_capture()
     if to.is_packed and not on_device:
         lane.move(to, ready)
     else:
@@ -312,15 +319,17 @@ def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: 
         return
     on_device = non_blocking and (to.dtype != source.dtype or bool(change))
     on_device = on_device and lane.prepare(to.dtype, source.dtype)
+    leaves = to.dtype if on_device else source.dtype
+    arrives = to
+    if not to.is_packed or to.dtype != leaves or (change and not on_device):
+        lane.refuse_capture()
+        arrives = of_array(np.empty(to.shape, leaves))
     packed, temporary = source, None
     if on_device or not source.is_packed:
-        packed = temporary = lane.temporary(to.dtype if on_device else source.dtype, source.shape)
+        packed = temporary = lane.temporary(leaves, source.shape)
     try:
         if temporary is not None:
             _within(lane, temporary, source, change if on_device else 0)
-        arrives = to
-        if not to.is_packed or to.dtype != packed.dtype or (change and not on_device):
-            arrives = of_array(np.empty(to.shape, packed.dtype))
         lane.move(arrives, packed)
     finally:
         if temporary is not None:

@@ -498,10 +498,17 @@ def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated)
         pinned = allocator.allocate(96).view("f4", SHAPE)
         bfc.copy(pinned, host)
         lane._call("cuStreamBeginCapture", stream, 1)
+        turned, half = np.asarray(pinned).reshape(6, 4).T, memory(shape=(4, 3))
         for ends, options, words in (
             ((to, host), {"non_blocking": True}, "pinned memory"),
             ((host, to), {"non_blocking": True}, "pinned memory"),
             ((to, pinned), {}, "non_blocking=True"),
+            ((to, turned), {"non_blocking": True}, "what the host does"),
+            ((turned, to), {"non_blocking": True}, "what the host does"),
+            ((half, turned[:, :3]), {"non_blocking": True}, "what the host does"),
+            ((memory("g"), pinned), {"non_blocking": True}, "what the host does"),
+            ((memory("g"), to), {}, "what the host does"),
+            ((memory("g", 1), to), {}, "what the host does"),
         ):
             with pytest.raises(bfc.DriverError, match=words) as caught:
                 bfc.copy(*ends, stream=stream, **options)
@@ -511,7 +518,7 @@ def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated)
         bfc.copy(pinned, to, non_blocking=True, stream=stream)
         bfc.copy(other, to, stream=stream)
         lane._call("cuStreamEndCapture", stream)  # it is as good as before
-        del pinned
+        del pinned, turned
 
 
 def test_105_views_that_overlap_on_a_device_are_an_ordinary_copy(emulated):
@@ -715,6 +722,17 @@ def test_a_device_without_memory_pools_takes_plain_memory(emulated):
     found = calls(emulated, lambda: bfc.copy(to, values()))
     assert found == ["cuMemAlloc", H2D, ROWS, "cuMemFree", SYNC]
     assert np.array_equal(to.array, values())
+
+
+def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated):
+    emulated.set_attribute(0, _cuda.MEMORY_POOLS, 0)
+    stream = new_stream()
+    lane = _cuda.Lane(_cuda.device(0), stream)
+    to, source = odd("f4"), memory()
+    lane._call("cuStreamBeginCapture", stream, 1)
+    with pytest.raises(bfc.DriverError, match="temporary"):
+        bfc.copy(to, source, stream=stream, neg=True)
+    lane._call("cuStreamEndCapture", stream)
 
 
 def test_without_nvrtc_the_error_says_what_to_install(emulated, monkeypatch):
