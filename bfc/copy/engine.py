@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -160,7 +160,8 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
         else:
             _within(lane, to, source, change)
     except BaseException:
-        lane.synchronize()  # what is queued may read memory that goes now
+        with suppress(Exception):  # what is queued may use memory that goes now
+            lane.synchronize()
         raise
     lane.settle(to, source)
 
@@ -169,15 +170,22 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
 def _held(lane: Any, host: View, non_blocking: bool) -> Iterator[None]:
     """Pinned memory of ours is not used again before a queued transfer is done."""
     if not non_blocking:
-        yield
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # what is queued may use memory that goes now
+                lane.synchronize()
+            raise
         return
     lane.adopt_pinned(host)
-    yield
-    pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
-    found = pinned.find(host.address) if pinned is not None else None
-    if found is not None:
-        allocator, block = found
-        allocator.record_event(host.address, block, lane.handle)
+    try:
+        yield
+    finally:  # after an error too: the transfer may be queued
+        pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
+        found = pinned.find(host.address) if pinned is not None else None
+        if found is not None:
+            allocator, block = found
+            allocator.record_event(host.address, block, lane.handle)
 
 
 def _through_host(to: View, source: View, change: int, stream: Any) -> None:

@@ -660,6 +660,96 @@ def test_the_caching_host_allocator_hears_of_a_transfer_that_was_not_waited_for(
     assert heard == [(base + 24, "block", stream)] * 2
 
 
+@pytest.fixture
+def pinned(emulated):
+    """The caching host allocator, on the driver's memory."""
+    with bfc.PinnedAllocator() as allocator:
+        assert allocator.is_pinned
+        yield allocator
+
+
+def shown(address: int, nbytes: int = 96) -> np.ndarray:
+    """Memory that is known by its address alone."""
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, "f4").reshape(-1, 6)
+
+
+@pytest.mark.parametrize("ours", ["address", "buffer", "array"])
+@pytest.mark.parametrize("direction", ["to", "from"])
+def test_87_a_pinned_block_is_not_handed_out_before_the_transfer_is_done(
+    emulated, pinned, ours: str, direction: str
+):
+    stream, there = new_stream(), memory()
+    emulated.hold(stream)
+    if ours == "address":
+        address = pinned.allocate_raw(96)
+        host, free = shown(address), lambda: pinned.deallocate_raw(address)
+    else:
+        buffer = pinned.allocate(96)
+        address, free = buffer.ptr, buffer.free
+        host = buffer.view("f4", SHAPE)
+        host = np.asarray(host) if ours == "array" else host
+    ends = (there, host) if direction == "to" else (host, there)
+    bfc.copy(*ends, non_blocking=True, stream=stream)
+    del host, ends
+    free()
+    others = [pinned.allocate_raw(96) for _ in range(2)]
+    assert address not in others
+    emulated.release(stream)
+    assert pinned.allocate_raw(96) == address
+    for other in (*others, address):
+        pinned.deallocate_raw(other)
+
+
+def test_a_blocking_copy_leaves_no_event_for_its_pinned_block(emulated, pinned):
+    stream, there, address = new_stream(), memory(), pinned.allocate_raw(96)
+    bfc.copy(there, shown(address), stream=stream)
+    emulated.clear()
+    pinned.deallocate_raw(address)
+    assert pinned.allocate_raw(96) == address
+    assert emulated.count("cuEventRecord") == 0
+    pinned.deallocate_raw(address)
+
+
+def test_an_interior_part_of_a_pinned_block_holds_all_of_it(emulated, pinned):
+    stream, address = new_stream(), pinned.allocate_raw(4096)
+    emulated.hold(stream)
+    part = shown(address + 1024)[::-1]
+    bfc.copy(memory(shape=SHAPE, strides=(24, 4)), part[::-1], non_blocking=True, stream=stream)
+    pinned.deallocate_raw(address)
+    other = pinned.allocate_raw(4096)
+    assert other != address
+    emulated.release(stream)
+    pinned.deallocate_raw(other)
+
+
+def test_a_pinned_block_is_kept_from_others_after_an_error_too(emulated, pinned):
+    """The transfer is queued by then."""
+    stream, there, address = new_stream(), gaps(), pinned.allocate_raw(96)
+    emulated.hold(stream)
+    emulated.fail(FREE, "CUDA_ERROR_UNKNOWN")
+    with pytest.raises(bfc.DriverError):
+        bfc.copy(shown(address), there, non_blocking=True, stream=stream)
+    pinned.deallocate_raw(address)
+    other = pinned.allocate_raw(96)
+    assert other != address
+    emulated.release(stream)
+    pinned.deallocate_raw(other)
+    emulated.reset(devices=3, total=1 << 30)
+
+
+def test_a_blocking_copy_that_fails_waits_for_what_it_has_queued(emulated):
+    there, host = gaps(), values()
+
+    def fails() -> None:
+        emulated.fail(FREE, "CUDA_ERROR_UNKNOWN")
+        with pytest.raises(bfc.DriverError, match=FREE):
+            bfc.copy(host, there)
+
+    assert calls(emulated, fails) == [ALLOC, ROWS, D2H, FREE, SYNC]
+    emulated.reset(devices=3, total=1 << 30)
+
+
 def test_memory_that_the_device_reads_in_place_is_kept_until_it_has(emulated):
     emulated.set_attribute(0, _cuda.PAGEABLE_ACCESS, 1)
     stream = new_stream()
