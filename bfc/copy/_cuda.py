@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 import weakref
 from collections import deque
@@ -33,6 +34,7 @@ MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR, PAGEABLE_ACCESS, MEMORY_POOLS = 11, 16
 CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
 TYPE_HOST, TYPE_UNIFIED = 1, 4
 NO_TIMING = 2  # cuEventCreate
+NON_BLOCKING = 1  # cuStreamCreate
 RELAXED = 2  # CUstreamCaptureMode
 NOT_READY = 600
 THREADS, BLOCKS_EACH = 256, 32
@@ -129,6 +131,7 @@ class Device:
         self.ordinal = ordinal
         self.handle = call("cuDeviceGet", ordinal)
         self._retained: Any = None
+        self._follower: int | None = None
         self._known: dict[int, int] = {}
 
     def context(self) -> Any:
@@ -144,7 +147,7 @@ class Device:
         except DriverError as error:
             if error.code not in (INVALID_CONTEXT, DESTROYED):
                 raise
-            self._retained = None  # another library has reset it
+            self._retained = self._follower = None  # another library has reset it
             call("cuCtxPushCurrent", self.context())
         try:
             return call("cuThreadExchangeStreamCaptureMode", _relaxed())
@@ -157,6 +160,16 @@ class Device:
             call("cuThreadExchangeStreamCaptureMode", mode)
         finally:
             call("cuCtxPopCurrent")
+
+    def follower(self) -> int:
+        """A stream that nothing is queued on but waiting for others."""
+        if self._follower is None:
+            mode = self.enter()
+            try:
+                self._follower = int(call("cuStreamCreate", NON_BLOCKING))
+            finally:
+                self.leave(mode)
+        return self._follower
 
     def attribute(self, number: int) -> int:
         if number not in self._known:
@@ -256,6 +269,7 @@ class Lane:
         self.alone = alone
         self._mode: Any = None
         self._capturing: bool | None = None
+        self._followers: dict[int, Lane] = {}
 
     def __enter__(self) -> Self:
         if self.alone:
@@ -323,8 +337,33 @@ class Lane:
 
     def adopt_pinned(self, host: View) -> None:
         buffer = host.buffer or _buffer_under(host.array)
-        if buffer is not None and buffer.nbytes and buffer.device.kind == "cuda_host":
-            self.held.append(self._hold(buffer))
+        if buffer is None or not buffer.nbytes or buffer.device.kind != "cuda_host":
+            return
+        there = self._lane_on(buffer.device.ordinal)
+        self.held.append(there._hold(buffer))
+        if there is not self:
+            self.wait_for(there)
+
+    def settle_pinned(self, host: View) -> None:
+        """Tells the caching allocator of a pinned block that the stream uses it."""
+        pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
+        found = pinned.find(host.address) if pinned is not None else None
+        if found is not None:
+            allocator, block = found
+            there = self._lane_on(allocator.device.ordinal) if allocator.is_pinned else self
+            allocator.record_event(host.address, block, there.handle)
+        for there in self._followers.values():
+            there.wait_for(self)
+
+    def _lane_on(self, ordinal: int) -> Lane:
+        """This one, or for an allocator that knows only streams of another device one of that
+        device, which follows this one when the copy is queued."""
+        if ordinal == self.device.ordinal or self.is_capturing():
+            return self
+        if ordinal not in self._followers:
+            there = device(ordinal)
+            self._followers[ordinal] = Lane(there, there.follower())
+        return self._followers[ordinal]
 
     def wait_for(self, other: Lane) -> None:
         event = other._record()

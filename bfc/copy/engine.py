@@ -7,7 +7,6 @@ The ways are the same for every kind of device. A `Lane` is a device and a strea
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -180,12 +179,8 @@ def _held(lane: Any, host: View, non_blocking: bool) -> Iterator[None]:
     lane.adopt_pinned(host)
     try:
         yield
-    finally:  # after an error too: the transfer may be queued
-        pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
-        found = pinned.find(host.address) if pinned is not None else None
-        if found is not None:
-            allocator, block = found
-            allocator.record_event(host.address, block, lane.handle)
+    finally:
+        lane.settle_pinned(host)  # after an error too: the transfer may be queued
 
 
 def _through_host(to: View, source: View, change: int, stream: Any) -> None:

@@ -619,50 +619,41 @@ def test_memory_of_ours_is_not_used_again_before_the_copys_stream_is_done(emulat
         assert address in [buffer.ptr for buffer in kept]
 
 
-def test_pinned_memory_of_ours_is_not_used_again_before_the_transfer_is_done(emulated):
-    stream = new_stream()
-    to = memory("u1", shape=(96,))
+@pytest.mark.parametrize("device", [0, 1])
+def test_pinned_memory_of_ours_is_not_used_again_before_the_transfer_is_done(emulated, device: int):
+    memory()  # makes the context of the first device, whose memory the allocator has
+    stream = new_stream(device)
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         for show in (lambda buffer: buffer, lambda buffer: np.asarray(buffer)[16:]):
             source = allocator.allocate(96)
-            emulated.hold(stream)
-            shown = show(source)
-            bfc.copy(memory("u1", shape=(len(shown),)), shown, non_blocking=True, stream=stream)
-            del shown
+            emulated.hold(stream, device)
+            seen = show(source)
+            to = memory("u1", device, shape=(len(seen),))
+            bfc.copy(to, seen, non_blocking=True, stream=stream)
+            del seen
             address = source.ptr
             source.free()
             assert address not in [allocator.allocate(96).ptr for _ in range(3)]
-            emulated.release(stream)
-    del to
+            emulated.release(stream, device)
 
 
-def test_the_caching_host_allocator_hears_of_a_transfer_that_was_not_waited_for(
-    emulated, monkeypatch
-):
-    heard = []
-
-    class Owner:
-        def record_event(self, address: int, block: object, stream: int) -> bool:
-            heard.append((address, block, stream))
-            return True
-
-    host = values()
-    base = host.__array_interface__["data"][0]
-    inside = range(base, base + host.nbytes)
-    find = SimpleNamespace(find=lambda at: (Owner(), "block") if at in inside else None)
-    monkeypatch.setitem(sys.modules, "bfc.pinned", find)
-    stream, there = new_stream(), memory(shape=(3, 6))
-    bfc.copy(there, host[1:], stream=stream)
-    assert heard == []
-    bfc.copy(there, host[1:], non_blocking=True, stream=stream)
-    bfc.copy(host[1:], there, non_blocking=True, stream=stream)
-    bfc.copy(np.zeros((3, 6), "f4"), there, non_blocking=True, stream=stream)
-    assert heard == [(base + 24, "block", stream)] * 2
+def test_what_is_queued_for_pinned_memory_on_another_device_comes_first(emulated):
+    """The buffer's own stream is of the device that its memory was made on."""
+    own, stream, to = new_stream(0), new_stream(1), there()
+    with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
+        source = allocator.allocate(96, stream=own)
+        emulated.hold(own)
+        _cuda.Lane(_cuda.device(0), own)._call("cuMemsetD8Async", source.ptr, 7, 96, own)
+        bfc.copy(to, source.view("f4", SHAPE), non_blocking=True, stream=stream)
+        emulated.release(own)
+        assert to.block.tolist() == [7] * 96
+        source.free()
 
 
 @pytest.fixture
 def pinned(emulated):
-    """The caching host allocator, on the driver's memory."""
+    """The caching host allocator, on memory of the first device's driver."""
+    memory()
     with bfc.PinnedAllocator() as allocator:
         assert allocator.is_pinned
         yield allocator
@@ -674,13 +665,15 @@ def shown(address: int, nbytes: int = 96) -> np.ndarray:
     return np.frombuffer(memory, "f4").reshape(-1, 6)
 
 
+@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("ours", ["address", "buffer", "array"])
 @pytest.mark.parametrize("direction", ["to", "from"])
 def test_87_a_pinned_block_is_not_handed_out_before_the_transfer_is_done(
-    emulated, pinned, ours: str, direction: str
+    emulated, pinned, ours: str, direction: str, device: int
 ):
-    stream, there = new_stream(), memory()
-    emulated.hold(stream)
+    """Whichever device the transfer is of: the allocator's memory was made on the first."""
+    stream, there = new_stream(device), memory(device=device)
+    emulated.hold(stream, device)
     if ours == "address":
         address = pinned.allocate_raw(96)
         host, free = shown(address), lambda: pinned.deallocate_raw(address)
@@ -695,7 +688,7 @@ def test_87_a_pinned_block_is_not_handed_out_before_the_transfer_is_done(
     free()
     others = [pinned.allocate_raw(96) for _ in range(2)]
     assert address not in others
-    emulated.release(stream)
+    emulated.release(stream, device)
     assert pinned.allocate_raw(96) == address
     for other in (*others, address):
         pinned.deallocate_raw(other)
