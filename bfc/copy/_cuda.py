@@ -132,6 +132,7 @@ class Device:
         self.handle = call("cuDeviceGet", ordinal)
         self._retained: Any = None
         self._follower: int | None = None
+        self._context_id: int | None = None
         self._known: dict[int, int] = {}
 
     def context(self) -> Any:
@@ -147,7 +148,7 @@ class Device:
         except DriverError as error:
             if error.code not in (INVALID_CONTEXT, DESTROYED):
                 raise
-            self._retained = self._follower = None  # another library has reset it
+            self._retained = None  # another library has reset it
             call("cuCtxPushCurrent", self.context())
         try:
             return call("cuThreadExchangeStreamCaptureMode", _relaxed())
@@ -161,8 +162,26 @@ class Device:
         finally:
             call("cuCtxPopCurrent")
 
+    def notice_reset(self) -> None:
+        """Forgets what has gone with the context, where another library has reset the device."""
+        try:
+            found = call("cuCtxGetId", self.context())
+        except DriverError as error:
+            if error.code not in (INVALID_CONTEXT, DESTROYED):
+                raise
+            self._retained = None
+            found = call("cuCtxGetId", self.context())
+        if found == self._context_id:
+            return
+        if self._context_id is not None:
+            self._follower = None
+            for pair in [pair for pair in peers if self.ordinal in pair]:
+                peers.pop(pair, None)
+        self._context_id = found
+
     def follower(self) -> int:
         """A stream that nothing is queued on but waiting for others."""
+        self.notice_reset()
         if self._follower is None:
             mode = self.enter()
             try:
@@ -194,6 +213,8 @@ def peer_access(source: int, to: int) -> bool:
     access is enabled then, in this direction only."""
     if source == to:
         return True
+    for end in (source, to):
+        device(end).notice_reset()
     if (source, to) not in peers:
         can = bool(call("cuDeviceCanAccessPeer", device(source).handle, device(to).handle))
         if can:

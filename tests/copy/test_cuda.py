@@ -855,6 +855,31 @@ def test_a_context_that_was_reset_is_taken_anew(emulated):
     assert np.array_equal(to.array, values())
 
 
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("reset", [0, 1])
+def test_a_reset_ends_peer_access_and_the_stream_that_follows_others(
+    emulated, pinned, reset: int, seen: bool
+):
+    """Whether the context is seen dead, or another library has made it anew meanwhile."""
+    bfc.copy(there(), memory())
+    bfc.copy(there(), shown(address := pinned.allocate_raw(96)), non_blocking=True)
+    pinned.deallocate_raw(address)
+    pinned.close()
+    handle = _cuda.device(reset).handle
+    _cuda.call("cuDevicePrimaryCtxReset", handle)
+    if not seen:
+        _cuda.call("cuDevicePrimaryCtxRetain", handle)
+    ends = there(), memory()
+    emulated.clear()
+    bfc.copy(*ends)
+    assert emulated.count("cuCtxEnablePeerAccess") == 1
+    with bfc.PinnedAllocator() as allocator:
+        address = allocator.allocate_raw(96)
+        bfc.copy(ends[0], shown(address), non_blocking=True)
+        allocator.deallocate_raw(address)
+    assert emulated.complaints == []
+
+
 def test_when_temporaries_are_needed():
     """The rows of PyTorch's table."""
     for same_device, alike, peers in itertools.product((False, True), repeat=3):
