@@ -7,7 +7,6 @@ import functools
 import sys
 import threading
 import weakref
-from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ import numpy as np
 from bfc import _current, _driver
 from bfc._buffer import Buffer
 from bfc.copy import kernels
+from bfc.copy._waiting import Waiting
 from bfc.copy.layout import MAX_DIMS, Rows, in_units, is_aligned, packed_strides, pieces, walk
 from bfc.copy.views import View
 from bfc.errors import (
@@ -241,15 +241,10 @@ def forget() -> None:
     _devices.clear()
     peers.clear()
     _libraries.clear()
-    _waiting.clear()
+    _waiting.forget()
 
 
 # -- lanes -----------------------------------------------------------------------------------------
-
-#: (event, the host's memory that is kept until it): of transfers that were not waited for.
-_waiting: deque[tuple[_Event, View]] = deque()
-_waiting_lock = threading.Lock()
-
 
 def lane(view: View, stream: Any) -> Lane:
     handle = chosen_stream(stream) or view.stream or 1
@@ -417,11 +412,7 @@ class Lane:
         in_place = host.kind == "cuda_host" or self.device.attribute(PAGEABLE_ACCESS)
         if ours or not in_place or self.is_capturing():
             return
-        event = _Event(self._record())
-        with _waiting_lock:
-            while _waiting and _is_done(_waiting[0][0]):
-                _waiting.popleft()
-            _waiting.append((event, host))
+        _waiting.keep(_Event(self._record()), host)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -549,9 +540,13 @@ def _destroy(event: Any) -> None:
     driver().cuEventDestroy(event)
 
 
-def _is_done(event: _Event) -> bool:
+def _is_done(event: Any) -> bool:
     error = int(driver().cuEventQuery(event.event)[0])
     return error != NOT_READY  # what has failed is not worth keeping either
+
+
+#: The host's memory of transfers that were not waited for.
+_waiting = Waiting(_is_done)
 
 
 def _buffer_under(array: np.ndarray[Any, Any] | None) -> Buffer | None:
@@ -609,7 +604,7 @@ class _Arguments:
 
 #: By architecture and dtypes; a library is loaded into every context that launches from it.
 _libraries: dict[tuple[int, str, str], tuple[Any, Any]] = {}
-_libraries_lock = threading.Lock()
+_libraries_lock = threading.RLock()  # a finaliser may copy while NVRTC compiles
 
 
 def library_of(arch: int, source: str, to: str) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
 from bfc.copy import kernels
+from bfc.copy._waiting import Waiting
 from bfc.copy.layout import (
     MAX_DIMS,
     Rows,
@@ -42,7 +43,7 @@ class Context:
     def __init__(self, context: Any, device: Any) -> None:
         self.context = context
         self.device = device
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finaliser may copy while a program is built
         self.on_cpu = bool(device.type & cl.device_type.CPU)
         self.has_double = "cl_khr_fp64" in device.extensions.split()
         self._queue: Any = None
@@ -75,10 +76,7 @@ class Context:
 
 
 _contexts: OrderedDict[tuple[int, int], Context] = OrderedDict()
-_contexts_lock = threading.Lock()
-#: (event, what is kept until it) of transfers that were not waited for.
-_waiting: deque[tuple[Any, tuple[object, ...]]] = deque()
-_waiting_lock = threading.Lock()
+_contexts_lock = threading.RLock()
 
 
 def context_of(context: Any, device: Any) -> Context:
@@ -156,10 +154,7 @@ class Lane:
         if not self.kept or not self.last:
             return
         self.queue.flush()
-        with _waiting_lock:
-            while _waiting and _is_done(_waiting[0][0]):
-                _waiting.popleft()
-            _waiting.append((self.last[-1], tuple(self.kept)))
+        _waiting.keep(self.last[-1], tuple(self.kept))
 
     def wait_for(self, other: Any) -> None:
         self.last.append(cl.enqueue_marker(other))
@@ -353,6 +348,10 @@ def _array_at(address: int, nbytes: int) -> np.ndarray[Any, Any]:
 
 def _is_done(event: Any) -> bool:
     return bool(event.command_execution_status <= cl.command_execution_status.COMPLETE)
+
+
+#: What transfers use that were not waited for.
+_waiting = Waiting(_is_done)
 
 
 class _told:  # noqa: N801 - it reads as a statement

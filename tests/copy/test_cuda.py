@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -755,6 +757,35 @@ def test_memory_that_the_device_reads_in_place_is_kept_until_it_has(emulated):
     emulated.release(stream)
     bfc.copy(to, values(), non_blocking=True, stream=stream)
     assert sys.getrefcount(host) == references
+
+
+def test_what_is_let_go_may_copy_in_its_finaliser(emulated):
+    """The thread that lets it go is inside of a copy."""
+    emulated.set_attribute(0, _cuda.PAGEABLE_ACCESS, 1)
+    to, done = memory(), []
+
+    class Bytes(bytearray):
+        """Takes part in weak references."""
+
+    def copies() -> None:
+        bfc.copy(to, values(), non_blocking=True)
+        done.append(to.array.tolist())
+
+    def run() -> None:
+        stream, owner = new_stream(), Bytes(96)
+        weakref.finalize(owner, copies)
+        emulated.hold(stream)
+        bfc.copy(to, np.frombuffer(owner, "f4").reshape(SHAPE), non_blocking=True, stream=stream)
+        del owner
+        assert done == []
+        emulated.release(stream)
+        bfc.copy(to, values(), non_blocking=True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for itself"
+    assert done == [values().tolist()]
 
 
 def test_memory_that_was_freed_or_belongs_to_others(emulated):
