@@ -179,7 +179,7 @@ class Lane:
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
         strides = packed_strides(shape, dtype.itemsize)
         view = View("opencl", 0, 0, dtype, shape, strides, context=self.known.context)
-        with _told(view.nbytes, self.known.device):
+        with told(view.nbytes, self.known.device):
             memory = cl.Buffer(self.known.context, cl.mem_flags.READ_WRITE, view.nbytes)
             # Made resident now: a lack of memory shows here, and not at the kernel.
             self._after(
@@ -258,8 +258,7 @@ class Lane:
         return True
 
     def _enqueue(self, function: Any, *arguments: Any, **options: Any) -> None:
-        with _told(0, self.known.device):
-            event = function(self.queue, *arguments, wait_for=self.last, **options)
+        event = function(self.queue, *arguments, wait_for=self.last, **options)
         self._after(event)
         if isinstance(event, cl.NannyEvent):
             self.kept.append(event)  # its end would wait for the transfer
@@ -354,10 +353,10 @@ def _is_done(event: Any) -> bool:
 _waiting = Waiting(_is_done)
 
 
-class _told:  # noqa: N801 - it reads as a statement
-    """Raises pyopencl's errors as ours."""
+class told:  # noqa: N801 - it reads as a statement
+    """Raises pyopencl's errors as ours: a lack of memory as one, where bytes are asked for."""
 
-    def __init__(self, nbytes: int, device: Any) -> None:
+    def __init__(self, nbytes: int = 0, device: Any = None) -> None:
         self.nbytes, self.device = nbytes, device
 
     def __enter__(self) -> None:

@@ -151,18 +151,19 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
         _through_host(to, source, change, stream)
         return
     device = source if to.on_host or not source.on_host else to
-    lane = _opencl.lane(device, stream)
-    lane.adopt(*(view for view in (to, source) if not view.on_host))
-    try:
-        if to.on_host or source.on_host:
-            _across(lane, to, source, change, non_blocking and not lane.is_private)
-        else:
-            _within(lane, to, source, change)
-    except BaseException:
-        with suppress(Exception):  # what is queued may use memory that goes now
-            lane.synchronize()
-        raise
-    lane.settle(to, source)
+    with _opencl.told():
+        lane = _opencl.lane(device, stream)
+        lane.adopt(*(view for view in (to, source) if not view.on_host))
+        try:
+            if to.on_host or source.on_host:
+                _across(lane, to, source, change, non_blocking and not lane.is_private)
+            else:
+                _within(lane, to, source, change)
+            lane.settle(to, source)
+        except BaseException:
+            with suppress(Exception):  # what is queued may use memory that goes now
+                lane.synchronize()
+            raise
 
 
 @contextmanager

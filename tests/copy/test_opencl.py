@@ -321,6 +321,64 @@ def test_a_device_without_room_for_the_temporary(opencl, monkeypatch):
     assert not to.get().any(), "an error, and still written"
 
 
+#: Copies that take every way there is: (destination's step, source's step, options), where an
+#: array of the host has None.
+WAYS = [
+    ("f4", 1, "f4", None, {}),
+    ("f4", None, "f4", 1, {"non_blocking": True}),
+    ("f4", 1, "f8", None, {"non_blocking": True}),
+    ("f8", None, "f4", 2, {}),
+    ("f4", 2, "f4", None, {"neg": True}),
+    ("f4", 1, "f4", 1, {}),
+    ("f4", 1, "f4", 2, {}),
+    ("f4", 2, "i4", 1, {"neg": True}),
+    ("g", 1, "f4", 1, {}),
+]
+
+
+CALLS = [
+    (cl, "enqueue_copy"), (cl, "enqueue_nd_range_kernel"), (cl, "enqueue_migrate_mem_objects"),
+    (cl, "enqueue_marker"), (cl, "Buffer"), (cl, "Kernel"), (cl.CommandQueue, "finish"),
+    (cl.CommandQueue, "flush"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_a_call_that_fails_is_told_as_our_error(opencl, monkeypatch, way: int):
+    """Each call of pyopencl's in turn; the same copy works then."""
+    *dtypes_and_steps, options = WAYS[way]
+    ends = []
+    for dtype, step in (dtypes_and_steps[:2], dtypes_and_steps[2:]):
+        array = np.arange(48).astype(dtype)
+        ends.append(array if step is None else on_device(opencl, array)[::step])
+        ends[-1] = ends[-1][:16]
+    bfc.copy(*ends, **options)
+    for of, name in CALLS:
+        faults = Faults(opencl.context, getattr(of, name))
+        monkeypatch.setattr(of, name, lambda *given, faults=faults, **named: faults(*given, **named))
+        bfc.copy(*ends, **options)
+        for at in range(1, faults.calls + 1):
+            faults.calls, faults.at = 0, at
+            with pytest.raises((bfc.DriverError, bfc.OutOfMemoryError)):
+                bfc.copy(*ends, **options)
+        monkeypatch.setattr(of, name, faults.real)
+        bfc.copy(*ends, **options)
+
+
+class Faults:
+    """A call of pyopencl's, of which the at-th fails."""
+
+    def __init__(self, context, real) -> None:
+        self.context, self.real, self.make = context, real, cl.Buffer
+        self.calls, self.at = 0, None
+
+    def __call__(self, *given, **named):
+        self.calls += 1
+        if self.calls == self.at:
+            self.make(self.context, cl.mem_flags.READ_WRITE, 1 << 50)  # the driver's own error
+        return self.real(*given, **named)
+
+
 def test_bad_input(opencl):
     there = cl.array.zeros(opencl, 4, "f4")
     still = cl.array.Array(opencl, (3,), np.float32, strides=(0,), data=there.base_data)
