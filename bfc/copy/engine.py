@@ -187,13 +187,16 @@ def _held(lane: Any, host: View, non_blocking: bool) -> Iterator[None]:
 def _through_host(to: View, source: View, change: int, stream: Any) -> None:
     """Between devices that have nothing in common. Done when it returns."""
     between = of_array(np.empty(source.shape, source.dtype))
-    first, second = (stream, None) if _takes(source, stream) else (None, stream)
+    first, second = (None, stream) if _is_of_second(stream, to, source) else (stream, None)
     _route(between, source, 0, False, first)
     _route(to, between, change, False, second)
 
 
-def _takes(view: View, stream: Any) -> bool:
-    return hasattr(stream, "int_ptr") == (view.kind == "opencl")  # a queue of pyopencl's has one
+def _is_of_second(stream: Any, to: View, source: View) -> bool:
+    """Whether a stream is the destination's: of two in OpenCL, the one in its context."""
+    if to.kind == source.kind:
+        return getattr(stream, "context", None) == to.context
+    return hasattr(stream, "int_ptr") == (to.kind == "opencl")  # a queue of pyopencl's has one
 
 
 def _as_bytes(to: View, source: View) -> tuple[View, View] | None:

@@ -193,6 +193,19 @@ def test_another_context_is_reached_by_way_of_the_host(opencl):
         bfc.copy(to, np.zeros(6, "f4"), stream=opencl)
 
 
+def test_between_contexts_a_queue_is_that_of_the_side_in_its_context(opencl, monkeypatch):
+    other = cl.CommandQueue(cl.Context(opencl.context.devices))
+    source, to = on_device(opencl, np.arange(6.0)), cl.array.zeros(other, 6, "f8")
+    used = []
+    monkeypatch.setattr(_opencl.Lane, "synchronize", lambda lane: used.append(lane.queue.finish() or lane.queue))
+    named = [cl.CommandQueue(queue.context) for queue in (opencl, other)]
+    for number, queue in enumerate(named):
+        assert bfc.copy(to, source, stream=queue).get().tolist() == list(range(6))
+        assert used[number] == queue
+        assert used[1 - number] == (other, opencl)[number]
+        used.clear()
+
+
 def test_queues_wait_for_each_other(opencl):
     """The destination's queue is held back by an event of the host's: the copy comes after what
     waits there, and what is queued there later comes after the copy."""
