@@ -226,7 +226,9 @@ def _of_pyopencl(thing: Any) -> View | None:
         view.context, view.stream = thing.context, thing.queue
         view.events = view.owner = thing
         return view
-    if isinstance(thing, (cl.Buffer, cl.SVMAllocation)):
+    if isinstance(thing, (cl.MemoryObjectHolder, cl.SVMAllocation)):
+        if isinstance(thing, cl.Image):
+            raise TypeError("an image of OpenCL's is not copied: its layout is the driver's own")
         return _of_cl_memory(thing, np.dtype(np.uint8), (thing.size,), (1,), 0)
     return None
 
@@ -236,6 +238,8 @@ def _of_cl_memory(
 ) -> View:
     view = View("opencl", 0, offset, dtype, shape, strides, owner=memory)
     if hasattr(memory, "svm_ptr"):
+        if not memory.svm_ptr and view.items:
+            raise ClosedError("this shared virtual memory was released")
         view.address += memory.svm_ptr
         view.context = getattr(memory, "context", None)
     else:

@@ -166,6 +166,25 @@ def test_views_that_overlap_are_copied_as_if_they_did_not(opencl):
     assert bfc.copy(there, there, conj=True).get().tolist() == [1 - 2j, -3j]
 
 
+def test_a_block_of_pyopencls_pool_takes_part_and_an_image_does_not(opencl):
+    block = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(opencl)).allocate(64)
+    source = np.arange(block.size, dtype="u1")
+    bfc.copy(block, source, stream=opencl)
+    assert np.array_equal(bfc.copy(np.zeros_like(source), block), source)
+    if opencl.device.image_support:
+        image = cl.image_from_array(opencl.context, np.zeros((4, 4, 4), "u1"), 4)
+        with pytest.raises(TypeError, match="image"):
+            bfc.copy(np.zeros(64, "u1"), image)
+
+
+def test_released_shared_virtual_memory(opencl):
+    memory = cl.SVMAllocation(opencl.context, 64, 64, cl.svm_mem_flags.READ_WRITE, queue=opencl)
+    memory.release()
+    for ends in ((memory, np.zeros(64, "u1")), (np.zeros(64, "u1"), memory)):
+        with pytest.raises(bfc.ClosedError, match="released"):
+            bfc.copy(*ends, stream=opencl)
+
+
 def test_shared_virtual_memory_takes_part(opencl):
     if not opencl.device.svm_capabilities:
         pytest.skip("no shared virtual memory")
