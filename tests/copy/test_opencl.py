@@ -201,6 +201,16 @@ def test_shared_virtual_memory_takes_part(opencl):
     bfc.copy(shown, doubles, neg=True)
     assert np.array_equal(bfc.copy(np.zeros(16, "i4"), shown), -wanted)
     assert np.array_equal(bfc.copy(empty(opencl, wanted[:4]), shown[:4]).get(), -wanted[:4])
+    there = cl.array.zeros(opencl, 251, "u1")
+    for at in (0, 3):  # runs of bytes, whose ends lie at multiples of 8 or do not
+        for count in (240, 13):
+            part = cl.array.Array(opencl, (count,), np.uint8, data=memory, offset=at)
+            source = np.arange(at, at + count, dtype="u1")
+            bfc.copy(part[::-1], source)
+            bfc.copy(there[at : at + count][::-1], part[::-1])
+            assert np.array_equal(there.get()[at : at + count], source[::-1])
+            bfc.copy(part, there[at : at + count][::-1])
+            assert np.array_equal(bfc.copy(np.zeros_like(source), part), source)
 
 
 def test_another_context_is_reached_by_way_of_the_host(opencl):
