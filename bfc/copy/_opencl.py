@@ -254,8 +254,8 @@ class Lane:
                 host_pitches=of_host,
             )  # fmt: skip
             return True
-        if to.overlaps(source):
-            return False
+        if to.place == source.place:
+            return False  # within a buffer OpenCL takes only rows of one pitch that lie apart
         self._enqueue(
             cl.enqueue_copy, to.memory, source.memory, region=region,
             dst_origin=(to.address, 0, 0), src_origin=(source.address, 0, 0),

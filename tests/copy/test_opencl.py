@@ -166,6 +166,24 @@ def test_views_that_overlap_are_copied_as_if_they_did_not(opencl):
     assert bfc.copy(there, there, conj=True).get().tolist() == [1 - 2j, -3j]
 
 
+def test_rows_within_one_buffer(opencl):
+    """They lie apart, in rows of other lengths or between each other: OpenCL copies neither."""
+    there = on_device(opencl, np.arange(200, dtype="i4"))
+    wanted = there.get()
+    for to, source, columns in (
+        (slice(100, 148), slice(0, 96), slice(0, 5)),
+        (slice(1, 97), slice(0, 96), slice(0, None, 2)),
+        (slice(0, 96), slice(100, 148), slice(0, 5)),
+    ):
+        ends, rows = (
+            [array[part].reshape(8, -1)[:, columns] for part in (to, source)]
+            for array in (there, wanted)
+        )
+        bfc.copy(*ends)
+        rows[0][...] = rows[1]
+        assert np.array_equal(there.get(), wanted), (to, source)
+
+
 def test_a_block_of_pyopencls_pool_takes_part_and_an_image_does_not(opencl):
     block = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(opencl)).allocate(64)
     source = np.arange(block.size, dtype="u1")
