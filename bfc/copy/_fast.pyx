@@ -79,6 +79,22 @@ cdef bint are_equal(const Py_ssize_t* one, const Py_ssize_t* other, int count) n
     return True
 
 
+cdef bint may_mix(const Array* to, Py_ssize_t size, const Array* source, Py_ssize_t source_size) noexcept:
+    """Whether a destination of one dimension may be written where the source is still to be read. NumPy sees to that
+    for more dimensions, and for steps that are alike."""
+    if to.nd != 1:
+        return False
+    cdef int last = source.nd - 1
+    cdef Py_ssize_t step = to.strides[0]
+    cdef Py_ssize_t read = source.strides[last] if last >= 0 and source.shape[last] != 1 else 0
+    if step == read:
+        return False
+    cdef Py_ssize_t way = (to.shape[0] - 1) * step
+    cdef Py_ssize_t source_way = (to.shape[0] - 1) * read
+    return to.data + min(way, 0) < source.data + max(source_way, 0) + source_size and \
+        source.data + min(source_way, 0) < to.data + max(way, 0) + size
+
+
 cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
     """Copies between two arrays of numbers, or answers False: where they are none, and where something is wrong."""
     cdef Array* to = <Array*>first
@@ -95,6 +111,8 @@ cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
     if alike and same_shape and to.data == source.data and are_equal(to.strides, source.strides, to.nd):
         return True
     if not to.flags & WRITEABLE or (given.kind == c'c' and kind.kind != c'c'):
+        return False
+    if may_mix(to, SIZES[kind.number], source, SIZES[given.number]):
         return False
     cdef Py_ssize_t nbytes = SIZES[kind.number]
     for i in range(to.nd):

@@ -51,6 +51,9 @@ def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> Non
         if to.dtype != source.dtype and not (_is_number(to.dtype) and _is_number(source.dtype)):
             # A text that is no number shows only when it is reached: nothing is written by then.
             source = source.astype(to.dtype)
+        elif to.ndim == 1 and np.may_share_memory(to, source):
+            # NumPy does not see that different steps through the same memory meet.
+            source = source.copy()
         np.copyto(to, source, casting="unsafe")
         return
     # NumPy 2.4 negates wrongly from items 64 bytes apart into others that are not next to each

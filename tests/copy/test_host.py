@@ -39,18 +39,39 @@ def test_random_copies(seed: int):
     check(made, wanted)
 
 
-@seeds(100)
+@seeds(300)
 def test_views_of_one_array_are_copied_as_if_they_did_not_overlap(seed: int):
+    """Of one dimension or two, with steps of any length in both directions, cast or not."""
     rng = np.random.default_rng(seed)
-    base = rng.integers(0, 100, 40).astype(DTYPES[rng.integers(1, len(DTYPES))])
-    first, second = (
-        slice(at + 20, at, -1) if rng.integers(2) else slice(at, at + 20)
-        for at in map(int, rng.integers(0, 15, 2))
-    )
+    block = rng.integers(0, 100, 400, dtype="u1")
+    dtypes = ["i4" if rng.integers(2) else "u1", "i4" if rng.integers(2) else "i2"]
+    views, wanted = [], block.copy()
+    count = int(rng.integers(1, 9))
+    shape = (count,) if rng.integers(3) else (count, 2)
+    for dtype in map(np.dtype, dtypes):
+        step, offset = dtype.itemsize * int(rng.integers(1, 4)), 100 + int(rng.integers(0, 40))
+        step, inner = (-step if rng.integers(3) == 0 else step), int(rng.integers(40, 44))
+        views.append((shape, dtype, offset, (step, inner)[: len(shape)]))
+    first, second = (np.ndarray(s, d, wanted, at, steps) for s, d, at, steps in views)
     neg = bool(rng.integers(2))
+    first[...] = -second if neg else second.copy()
+    ends = [np.ndarray(s, d, block, at, steps) for s, d, at, steps in views]
+    bfc.copy(*ends, neg=neg)
+    assert np.array_equal(block, wanted)
+
+
+def test_different_steps_through_the_same_memory():
+    for dtype, conj in itertools.product(("i1", "i4", "f8", "M8[s]", ">i4"), (False, True)):
+        base = np.arange(20).astype(dtype)
+        for to, source in ((slice(0, 10, 2), slice(0, 5)), (slice(5, 10), slice(0, 10, 2))):
+            wanted, found = base.copy(), base.copy()
+            wanted[to] = wanted[source].copy()
+            bfc.copy(found[to], found[source], conj=conj)
+            assert (found == wanted).all(), (dtype, to, source)
+    base = np.arange(4, dtype="i4")
     wanted = base.copy()
-    wanted[first] = -base[second] if neg else base[second].copy()
-    bfc.copy(base[first], base[second], neg=neg)
+    wanted[...] = int(base.view("i2")[2])
+    bfc.copy(base, base.view("i2")[2:3].reshape(()))
     assert np.array_equal(base, wanted)
 
 
