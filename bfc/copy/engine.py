@@ -7,6 +7,7 @@ The ways are the same for every kind of device. A `Lane` is a device and a strea
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -319,7 +320,10 @@ def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: 
         lane.move(*ends)
         _wait_or_keep(lane, to, non_blocking)
         if change:
-            _host.copy(to.array, to.array, *_flags(change))
+            # As one run of items it needs no memory, for which there may be no room.
+            memory: Any = (ctypes.c_char * to.nbytes).from_address(ends[0].address)
+            run = np.frombuffer(memory, to.dtype)
+            _host.copy(run, run, *_flags(change))
         return
     if _rows_across(lane, to, source, change):
         _wait_or_keep(lane, to, non_blocking)

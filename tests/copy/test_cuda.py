@@ -830,6 +830,31 @@ def test_a_device_without_room_for_the_temporary(emulated):
         assert np.array_equal(to.block, before), "an error, and still written"
 
 
+def test_a_host_without_room(emulated, monkeypatch):
+    """What arrives is changed in its place, whichever way its items lie; what needs memory of the
+    host asks for it before anything is written."""
+    turned = memory("c8", strides=(8, 32))
+    host, source = (np.zeros(SHAPE, "c8", "F") for _ in range(2))
+    source[...] = values("c8") + 1j
+    bfc.copy(turned, source)
+    asked = []
+
+    def refuse(*arguments, **options):
+        asked.append(arguments)
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", refuse)
+    bfc.copy(host, turned, conj=True)
+    assert np.array_equal(host, np.conj(source))
+    assert asked == []
+    before = host.copy()
+    for ends in ((host, memory("c16")), (host[:, ::2], memory("c8", shape=(4, 3)))):
+        with pytest.raises(MemoryError):
+            bfc.copy(*ends)
+    assert len(asked) == 2
+    assert np.array_equal(host, before)
+
+
 def test_a_device_without_memory_pools_takes_plain_memory(emulated):
     emulated.set_attribute(0, _cuda.MEMORY_POOLS, 0)
     to = memory(strides=(48, 8))
