@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+import emulator
 import numpy as np
 from copy_cases import Case, Side
 
@@ -94,3 +95,65 @@ def run(made: Case, to_device: int | None, from_device: int | None, **options) -
         if isinstance(used, Memory):
             used.free()
     return block
+
+
+def odd(dtype) -> Memory:
+    """Items at no multiple of their size."""
+    size = np.dtype(dtype).itemsize
+    strides = (6 * size, size)
+    return Memory(Side(np.zeros(256, "u1"), np.dtype(dtype), SHAPE, strides, 1))
+
+
+def packed(**options):
+    return memory(**options)
+
+
+def gaps(**options):
+    return memory(strides=(48, 8), **options)
+
+
+def turned(**options):
+    return memory(strides=(4, 16), **options)
+
+
+def there(**options):
+    return memory(device=1, **options)
+
+
+# -- the calls of the driver -----------------------------------------------------------------------
+
+#: What has no part in the order of things.
+UNSAID = {
+    "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetId", "cuThreadExchangeStreamCaptureMode",
+    "cuPointerGetAttributes", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuDeviceGetAttribute",
+    "cuStreamIsCapturing", "cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction",
+    "cuInit", "cuGetExportTable", "cuEventDestroy", "cuStreamGetId",
+}  # fmt: skip
+H2D = D2H = "cuMemcpyAsync"
+SYNC, ALLOC, FREE, LAUNCH = (
+    "cuStreamSynchronize", "cuMemAllocAsync", "cuMemFreeAsync", "cuLaunchKernel"
+)  # fmt: skip
+#: One stream waits for another.
+ORDER = ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"]
+
+
+def calls(driver: emulator.Driver, run) -> list[str]:
+    """The driver's calls that a copy makes, those of `UNSAID` left out."""
+    driver.clear()
+    run()
+    return [call.name for call in driver.calls if call.name not in UNSAID]
+
+
+def values(dtype="f4") -> np.ndarray:
+    return np.arange(100, 124, dtype=dtype).reshape(SHAPE)
+
+
+def new_stream(device: int = 0) -> int:
+    mode = _cuda.device(device).enter()
+    stream = int(_cuda.call("cuStreamCreate", 1))
+    _cuda.device(device).leave(mode)
+    return stream
+
+
+ROWS = "cuMemcpy2DAsync"
+EXCHANGE = "cuThreadExchangeStreamCaptureMode"

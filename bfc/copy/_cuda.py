@@ -246,6 +246,7 @@ def forget() -> None:
 
 # -- lanes -----------------------------------------------------------------------------------------
 
+
 def lane(view: View, stream: Any) -> Lane:
     handle = chosen_stream(stream) or view.stream or 1
     return Lane(device(view.ordinal), handle, alone=True)
@@ -418,7 +419,9 @@ class Lane:
 
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
         if not self.device.attribute(MEMORY_POOLS) and self.is_capturing():
-            hint = "the graph would use a temporary that is freed by then: copy without a cast or gaps"
+            hint = (
+                "the graph would use a temporary that is freed by then: copy without a cast or gaps"
+            )
             raise failure("bfc.copy", CAPTURING, hint)
         strides = packed_strides(shape, dtype.itemsize)
         view = View("cuda", self.device.ordinal, 0, dtype, shape, strides)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -206,7 +205,9 @@ class Lane:
         shared = [view.memory is None and not view.on_host for view in (to, source)]
         if any(shared) and not all(shared) and not (to.on_host or source.on_host):
             # OpenCL has no copy between shared virtual memory and a buffer.
-            return self.launch(*_in_units(to, source), 0)
+            together = nbytes | to.address | source.address | 8
+            unit = together & -together
+            return self.launch(_in_units(to, unit), _in_units(source, unit), 0)
         if to.memory is not None and source.memory is not None:
             options = {
                 "byte_count": nbytes, "src_offset": source.address, "dst_offset": to.address
@@ -341,15 +342,9 @@ def _end(view: View, nbytes: int) -> Any:
     return array if view.on_host else cl.SVM(array)
 
 
-def _in_units(*views: View) -> Iterator[View]:
-    """Runs of bytes, as the widest units that a kernel moves."""
-    together = views[0].nbytes | 8
-    for view in views:
-        together |= view.address
-    unit = together & -together
-    for view in views:
-        shape = (view.nbytes // unit,)
-        yield replace(view, dtype=np.dtype(f"u{unit}"), shape=shape, strides=(unit,))
+def _in_units(run: View, unit: int) -> View:
+    """A run of bytes as items that a kernel moves."""
+    return replace(run, dtype=np.dtype(f"u{unit}"), shape=(run.nbytes // unit,), strides=(unit,))
 
 
 def _bytes_at(view: View) -> Any:

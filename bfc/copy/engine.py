@@ -196,7 +196,7 @@ def _through_host(to: View, source: View, change: int, stream: Any) -> None:
 def _is_of_second(stream: Any, to: View, source: View) -> bool:
     """Whether a stream is the destination's: of two in OpenCL, the one in its context."""
     if to.kind == source.kind:
-        return getattr(stream, "context", None) == to.context
+        return bool(getattr(stream, "context", None) == to.context)
     return hasattr(stream, "int_ptr") == (to.kind == "opencl")  # a queue of pyopencl's has one
 
 

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from copy_cases import CHANGES, DTYPES, PAIRS, case, same, seeds
+from copy_cases import CHANGES, PAIRS, case, same, seeds
 from numpy.exceptions import ComplexWarning
 
 import bfc

@@ -236,6 +236,10 @@ def test_another_context_is_reached_by_way_of_the_host(opencl):
     source = on_device(opencl, np.arange(6, dtype="i4"))
     to = cl.array.zeros(other, (2, 6), "f4")
     assert bfc.copy(to, source, neg=True).get().tolist() == [[0, -1, -2, -3, -4, -5]] * 2
+    turned = bfc.copy(
+        cl.array.zeros(other, 2, "c16"), on_device(opencl, np.array([1j, 2], "c8")), conj=True
+    )
+    assert turned.get().tolist() == [-1j, 2]
     with pytest.raises(ValueError, match="another OpenCL context"):
         bfc.copy(to, np.zeros(6, "f4"), stream=opencl)
 
@@ -244,7 +248,9 @@ def test_between_contexts_a_queue_is_that_of_the_side_in_its_context(opencl, mon
     other = cl.CommandQueue(cl.Context(opencl.context.devices))
     source, to = on_device(opencl, np.arange(6.0)), cl.array.zeros(other, 6, "f8")
     used = []
-    monkeypatch.setattr(_opencl.Lane, "synchronize", lambda lane: used.append(lane.queue.finish() or lane.queue))
+    monkeypatch.setattr(
+        _opencl.Lane, "synchronize", lambda lane: used.append(lane.queue.finish() or lane.queue)
+    )
     named = [cl.CommandQueue(queue.context) for queue in (opencl, other)]
     for number, queue in enumerate(named):
         assert bfc.copy(to, source, stream=queue).get().tolist() == list(range(6))
@@ -415,7 +421,9 @@ def test_a_call_that_fails_is_told_as_our_error(opencl, monkeypatch, way: int):
     bfc.copy(*ends, **options)
     for of, name in CALLS:
         faults = Faults(opencl.context, getattr(of, name))
-        monkeypatch.setattr(of, name, lambda *given, faults=faults, **named: faults(*given, **named))
+        monkeypatch.setattr(
+            of, name, lambda *given, faults=faults, **named: faults(*given, **named)
+        )
         bfc.copy(*ends, **options)
         for at in range(1, faults.calls + 1):
             faults.calls, faults.at = 0, at
