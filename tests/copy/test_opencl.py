@@ -130,6 +130,30 @@ def on_device(queue, array: np.ndarray):
     return cl.array.to_device(queue, array)
 
 
+def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
+    """A processor takes others too, a GPU does not."""
+    launched = []
+
+    def noted(lane, kernel, to, source, piece, change):
+        for view, steps, offset in (
+            (to, [dim.to for dim in piece.dims], piece.to),
+            (source, [dim.source for dim in piece.dims], piece.source),
+        ):
+            size = kernels.component_size(kernels.code_of(view.dtype))
+            if to.dtype == source.dtype and not change:
+                size = int(kernel.function_name[-1])
+            launched.append(all(at % size == 0 for at in (view.address + offset, *steps)))
+        launch(lane, kernel, to, source, piece, change)
+
+    launch = _opencl.Lane._launch_piece
+    monkeypatch.setattr(_opencl.Lane, "_launch_piece", noted)
+    for seed in range(40):
+        made = case(f"aligned {seed}", aligned=False)
+        made.check(run(opencl, made, True, True), seed)
+    assert len(launched) > 80
+    assert all(launched)
+
+
 def test_more_items_and_dimensions_than_a_launch_takes(opencl, monkeypatch):
     """Launches of at most 50 items: the same loop that serves more than 2**31."""
     monkeypatch.setattr(layout.pieces, "__defaults__", (3, 50))
