@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import bfc
-from bench.peers.torch import (
-    DEFAULT_POOL,
-    OUT_OF_MEMORY,
-    Block,
-    Call,
-    Failure,
-    Operation,
-    Pool,
-    Segment,
-    TraceEntry,
-)
+from bench.peers.server import OUT_OF_MEMORY, Call, Failure, Operation
+from bench.peers.torch import DEFAULT_POOL, Block, Pool, Segment, TraceEntry
 from bfc.snapshot import RegionInfo
 
 STATES = {

@@ -26,7 +26,8 @@ from torch_histories import (
 )
 from torch_model import TorchModel
 
-from bench.peers.torch import Operation, TorchPeer, build
+from bench.peers.server import Operation
+from bench.peers.torch import TorchPeer, build
 
 MIB = 1 << 20
 GIVEN = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.peers.torch import COUNTERS, STATS, Failure, PeerDied, TorchPeer, build
+from bench.peers.server import Failure, PeerDied
+from bench.peers.torch import COUNTERS, STATS, TorchPeer, build
 
 pytestmark = pytest.mark.peers
 

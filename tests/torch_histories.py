@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
-from bench.peers.torch import ACTIONS, DEFAULT_POOL, OUT_OF_MEMORY, Failure, Operation, Pool
+from bench.peers.server import OUT_OF_MEMORY, Failure, Operation
+from bench.peers.torch import ACTIONS, DEFAULT_POOL, Pool
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Upstream goes through streams and private pools in the order of a hash table, which for these is

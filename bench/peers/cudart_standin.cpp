@@ -7,158 +7,40 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
+
+#include "simulated_device.hpp"
 
 namespace {
 
+using namespace simulated;
+
 constexpr uint64_t kPage = 2 << 20;  // what one physical piece of expandable memory is rounded to
 
-// Mirrored by `CALLS` in torch.py.
-enum Kind : uint64_t {
-  kMalloc,
-  kFree,
-  kEventRecord,
-  kEventQuery,
-  kEventSynchronize,
-  kDeviceSynchronize,
-  kStreamSynchronize,
-  kReserve,
-  kUnreserve,
-  kCreate,
-  kRelease,
-  kMap,
-  kUnmap,
-  kSetAccess,
-  kPoolMalloc,
-  kPoolFree,
-};
+cudaError_t last_error = cudaSuccess;
 
-struct Call {
-  uint64_t kind;
-  uint64_t first;
-  uint64_t second;
-};
+cudaError_t failed(cudaError_t error) { return last_error = error; }
 
-// The work of a stream: how many events were recorded there, and how many of them are over.
-struct Stream {
-  uint64_t recorded = 0;
-  uint64_t finished = 0;
-  bool held = false;
-};
-
-struct Event {
-  uint64_t number;  // counted from 1, as events are made
-  uint64_t stream = 0;
-  uint64_t position = 0;  // among its stream's events
-};
-
-struct Device {
-  uint64_t capacity = 80ull << 30;
-  uint64_t alignment = kPage;
-  uint64_t gap = 0;
-  uint64_t next = 1ull << 40;
-  uint64_t next_reserved = 1ull << 44;
-  uint64_t next_handle = 1;
-  uint64_t live_bytes = 0;
-  uint64_t fail_in = 0;
-  uint64_t fail_code = 0;
-  bool listed = false;  // addresses come from `addresses` alone
-  std::vector<uint64_t> addresses;
-  size_t next_listed = 0;
-  uint64_t events = 0;
-  cudaError_t last_error = cudaSuccess;
-  std::unordered_map<uint64_t, uint64_t> blocks;   // address to bytes
-  std::unordered_map<uint64_t, uint64_t> handles;  // physical piece to bytes
-  std::map<uint64_t, uint64_t> mapped;             // address to handle, in address order
-  std::unordered_map<uint64_t, Stream> streams;
-  std::vector<Call> calls;
-};
-
-Device& device() {
-  static Device* const made = new Device;  // never destroyed: upstream still calls at exit
-  return *made;
-}
-
-void log(Kind kind, uint64_t first = 0, uint64_t second = 0) {
-  device().calls.push_back({kind, first, second});
-}
-
-cudaError_t failed(cudaError_t error) {
-  device().last_error = error;
-  return error;
-}
-
-// The error that a growth of `nbytes` meets, 0 for none. Both runtime and driver number running out
-// of memory 2.
-uint64_t refusal(uint64_t nbytes) {
-  Device& it = device();
-  if (it.fail_in != 0 && --it.fail_in == 0) return it.fail_code;
-  const unsigned __int128 wanted = static_cast<unsigned __int128>(it.live_bytes) + nbytes;
-  return wanted > it.capacity ? uint64_t{cudaErrorMemoryAllocation} : 0;
-}
-
-// The next recorded address; 0 stands for a call that was refused when the list was recorded.
-cudaError_t listed_address(uint64_t* address) {
-  Device& it = device();
-  if (it.next_listed == it.addresses.size()) return cudaErrorUnknown;
-  *address = it.addresses[it.next_listed++];
-  return *address == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
-}
-
-uint64_t rising_address(uint64_t nbytes) {
-  Device& it = device();
-  const uint64_t address = (it.next + it.alignment - 1) / it.alignment * it.alignment;
-  it.next = address + nbytes + it.gap;
-  return address;
-}
-
-cudaError_t place(uint64_t nbytes, uint64_t* address) {
-  if (const uint64_t error = refusal(nbytes)) return static_cast<cudaError_t>(error);
-  if (device().listed) return listed_address(address);
-  *address = rising_address(nbytes);
-  return cudaSuccess;
+cudaError_t answer(uint64_t error) {
+  return error == 0 ? cudaSuccess : failed(static_cast<cudaError_t>(error));
 }
 
 cudaError_t grow(Kind kind, void** pointer, uint64_t nbytes) {
   uint64_t address = 0;
-  const cudaError_t error = place(nbytes, &address);
-  log(kind, nbytes, address);
+  const uint64_t error = simulated::grow(kind, nbytes, &address);
   *pointer = reinterpret_cast<void*>(address);
-  if (error != cudaSuccess) return failed(error);
-  device().live_bytes += nbytes;
-  device().blocks[address] = nbytes;
-  return cudaSuccess;
+  return answer(error);
 }
 
 cudaError_t shrink(Kind kind, void* pointer) {
-  Device& it = device();
-  const auto found = it.blocks.find(reinterpret_cast<uint64_t>(pointer));
-  const bool known = found != it.blocks.end();
-  log(kind, known ? found->second : 0, reinterpret_cast<uint64_t>(pointer));
-  if (!known) return failed(cudaErrorInvalidValue);
-  it.live_bytes -= found->second;
-  it.blocks.erase(found);
-  return cudaSuccess;
+  return answer(simulated::shrink(kind, reinterpret_cast<uint64_t>(pointer)));
 }
 
 uint64_t key(cudaStream_t stream) { return reinterpret_cast<uint64_t>(stream); }
 Event* as_event(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
-
-bool ready(const Event& event) {
-  return event.position <= device().streams[event.stream].finished;
-}
-
-// Waiting is what lets a stream finish, since nothing else runs here.
-void finish(Stream& stream) {
-  stream.finished = stream.recorded;
-  stream.held = false;
-}
 
 }  // namespace
 
@@ -190,10 +72,8 @@ void bfc_cudart_hold(uint64_t stream) { device().streams[stream].held = true; }
 
 void bfc_cudart_finish(uint64_t stream) { finish(device().streams[stream]); }
 
-// The `count` oldest of the stream's unfinished events are over; the stream stays as it is.
 void bfc_cudart_finish_events(uint64_t stream, uint64_t count) {
-  Stream& it = device().streams[stream];
-  it.finished += std::min(count, it.recorded - it.finished);
+  finish_events(device().streams[stream], count);
 }
 
 uint64_t bfc_cudart_call_count() { return device().calls.size(); }
@@ -204,7 +84,7 @@ uint64_t bfc_cudart_live_bytes() { return device().live_bytes; }
 void* bfc_cudart_pool_malloc(uint64_t nbytes) {
   void* pointer = nullptr;
   if (grow(kPoolMalloc, &pointer, nbytes) == cudaSuccess) return pointer;
-  device().last_error = cudaSuccess;
+  last_error = cudaSuccess;
   return nullptr;
 }
 
@@ -239,18 +119,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  Stream& it = device().streams[key(stream)];
-  as_event(event)->stream = key(stream);
-  as_event(event)->position = ++it.recorded;
-  if (!it.held) it.finished = it.recorded;
-  log(kEventRecord, as_event(event)->number, key(stream));
+  record(*as_event(event), key(stream));
   return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const bool over = ready(*as_event(event));
-  log(kEventQuery, as_event(event)->number, over);
-  return over ? cudaSuccess : failed(cudaErrorNotReady);
+  return query(*as_event(event)) ? cudaSuccess : failed(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -331,8 +205,8 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 
 cudaError_t cudaGetLastError() {
-  const cudaError_t error = device().last_error;
-  device().last_error = cudaSuccess;
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
   return error;
 }
 

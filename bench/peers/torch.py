@@ -9,23 +9,30 @@ compiles `torch_shim.cpp` and a stand-in for the CUDA runtime (`cudart_standin.c
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.peers.server import (
+    SOURCES,
+    Encoded,
+    Failure,
+    Operation,
+    Peer,
+    as_words,
+    decode_calls,
+    encode_fault,
+    environment_for,
+)
 from bench.peers.tensorflow import PeerUnavailable, compiler, default_cache, run
 
 VERSION = "2.11.0"
@@ -75,25 +82,6 @@ STATS = (
     *(f"oversize_{what}.{field}" for what in ("allocations", "segments") for field in FIELDS),
     *COUNTERS,
 )
-#: The first word of each entry of `TorchPeer.calls`, in the order of the stand-in's numbers.
-CALLS = (
-    "malloc",
-    "free",
-    "event_record",
-    "event_query",
-    "event_synchronize",
-    "device_synchronize",
-    "stream_synchronize",
-    "reserve",
-    "unreserve",
-    "create",
-    "release",
-    "map",
-    "unmap",
-    "set_access",
-    "pool_malloc",
-    "pool_free",
-)
 ACTIONS = (
     "alloc",
     "free_requested",
@@ -107,27 +95,9 @@ ACTIONS = (
 )
 
 Pool = tuple[int, int]
-Call = tuple[str, int, int | None]
-#: An operation's name and arguments, as in the method of that name.
-Operation = tuple[Any, ...]
 
 DEFAULT_POOL: Pool = (0, 0)
-OUT_OF_MEMORY = 2
 _NO_SLOT = (1 << 64) - 1
-
-
-class PeerDied(RuntimeError):  # noqa: N818 - what is the case, not what went wrong
-    """The server has gone: an upstream fault, or a stop by `close`."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What upstream threw. `kind`: "oom", "value" (ValueError in Python), "driver" (the device
-    answered with an error), "internal" (any other of its own classes: RuntimeError in Python), or
-    "other" (a class of C++'s library)."""
-
-    kind: str
-    text: str
 
 
 class Block(TypedDict):
@@ -187,7 +157,8 @@ def build(cache: Path | None = None) -> Path:
 def _fingerprint() -> str:
     """Of all the server is made from, so that a changed source or compiler gets a new name."""
     text = "\0".join((*PACKAGES, *compiler(), *FLAGS)).encode()
-    return hashlib.sha256(text + SHIM.read_bytes() + STANDIN.read_bytes()).hexdigest()[:16]
+    sources = b"".join(path.read_bytes() for path in (SHIM, STANDIN, *SOURCES))
+    return hashlib.sha256(text + sources).hexdigest()[:16]
 
 
 def _upstream(root: Path) -> Path:
@@ -272,10 +243,7 @@ def _compile(upstream: Path, wanted: Path) -> None:
 
 # Encoding ------------------------------------------------------------------------------------
 
-_HEAD = struct.Struct("<6Q")
-_ANSWER = struct.Struct("<3Q")
 _STATS = struct.Struct(f"<{len(STATS)}q")
-_KINDS = ("ok", "oom", "value", "driver", "internal", "other")
 _SCOPES = {"all": 0, "none": 1}
 
 # In the order of the shim's numbers.
@@ -321,13 +289,6 @@ _CODES = {
     )
 }
 
-# An encoded operation: at most four words, and a text.
-_Encoded = tuple[tuple[int, ...], bytes]
-
-
-def _plain(*words: int) -> _Encoded:
-    return words, b""
-
 
 def _as_word(value: float) -> int:
     return int.from_bytes(struct.pack("<d", value), "little")
@@ -340,33 +301,33 @@ def _even(stream: int) -> int:
     return stream
 
 
-def _encode_malloc(nbytes: int, stream: int = 0, slot: int | None = None) -> _Encoded:
+def _encode_malloc(nbytes: int, stream: int = 0, slot: int | None = None) -> Encoded:
     return (nbytes, stream, _NO_SLOT if slot is None else slot), b""
 
 
-def _encode_allocate(nbytes: int, stream: int = 0, slot: int | None = None) -> _Encoded:
+def _encode_allocate(nbytes: int, stream: int = 0, slot: int | None = None) -> Encoded:
     return _encode_malloc(nbytes, _even(stream), slot)
 
 
-def _encode_record(where: int, stream: int) -> _Encoded:
+def _encode_record(where: int, stream: int) -> Encoded:
     return (where, _even(stream)), b""
 
 
-def _encode_pool(pool: Pool = DEFAULT_POOL, *words: int) -> _Encoded:
+def _encode_pool(pool: Pool = DEFAULT_POOL, *words: int) -> Encoded:
     return (*pool, *words), b""
 
 
-def _encode_begin(pool: Pool, streams: str | int = "all") -> _Encoded:
+def _encode_begin(pool: Pool, streams: str | int = "all") -> Encoded:
     if isinstance(streams, str):
         return (*pool, _SCOPES[streams], 0), b""
     return (*pool, len(_SCOPES), streams), b""
 
 
-def _encode_history(enabled: bool, entries: int, skip: Sequence[str] = ()) -> _Encoded:
+def _encode_history(enabled: bool, entries: int, skip: Sequence[str] = ()) -> Encoded:
     return (enabled, entries), "\n".join(skip).encode()
 
 
-_ENCODE: dict[str, Callable[..., _Encoded]] = {
+_ENCODE: dict[str, Callable[..., Encoded]] = {
     "malloc": _encode_malloc,
     "allocate": _encode_allocate,
     "record_stream": _encode_record,
@@ -383,7 +344,7 @@ _ENCODE: dict[str, Callable[..., _Encoded]] = {
     "set_no_split": _encode_pool,
     "snapshot": _encode_pool,
     "record_history": _encode_history,
-    "fail_at": lambda n, code=OUT_OF_MEMORY: ((n, code), b""),
+    "fail_at": encode_fault,
     # The rest takes numbers as they are, or, for the shim alone, numbers and bytes.
     "configure": lambda words, text: (words, text),
     "list_addresses": lambda words, text: (words, text),
@@ -391,24 +352,7 @@ _ENCODE: dict[str, Callable[..., _Encoded]] = {
 }
 
 
-def _encode(operation: Operation) -> bytes:
-    name, *arguments = operation
-    words, text = _ENCODE.get(name, _plain)(*arguments)
-    rest = (0,) * (4 - len(words))
-    padding = bytes(-len(text) % 8)
-    return _HEAD.pack(_CODES[name], *words, *rest, len(text)) + text + padding
-
-
 # Decoding ------------------------------------------------------------------------------------
-
-
-def _words(data: memoryview) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // 8}Q", data)
-
-
-def _decode_one(data: memoryview) -> int | None:
-    """What most operations answer: one number, or nothing."""
-    return int.from_bytes(data, "little") if data else None
 
 
 def _decode_stats(data: memoryview) -> dict[str, int]:
@@ -427,7 +371,7 @@ def _decode_blocks(words: tuple[int, ...], address: int) -> list[Block]:
 
 
 def _decode_snapshot(data: memoryview) -> list[Segment]:
-    words = _words(data)
+    words = as_words(data)
     segments, at = [], 0
     while at < len(words):
         address, total, requested, allocated, active, stream = words[at : at + 6]
@@ -452,7 +396,7 @@ def _decode_snapshot(data: memoryview) -> list[Segment]:
 
 
 def _decode_trace(data: memoryview) -> list[TraceEntry]:
-    words = _words(data)
+    words = as_words(data)
     return [
         TraceEntry(
             action=ACTIONS[words[at]],
@@ -465,16 +409,6 @@ def _decode_trace(data: memoryview) -> list[TraceEntry]:
     ]
 
 
-def _decode_calls(data: memoryview) -> list[Call]:
-    words = _words(data)
-    calls: list[Call] = []
-    for at in range(0, len(words), 3):
-        name, first, second = CALLS[words[at]], words[at + 1], words[at + 2]
-        refused = name in ("malloc", "create", "pool_malloc") and second == 0
-        calls.append((name, first, None if refused else second))
-    return calls
-
-
 def _decode_replay(data: memoryview) -> tuple[npt.NDArray[np.uint64], float]:
     (seconds,) = struct.unpack_from("<d", data)
     return np.frombuffer(data[8:], np.uint64), seconds
@@ -485,42 +419,15 @@ _DECODE: dict[str, Callable[[memoryview], Any]] = {
     "stats": _decode_stats,
     "snapshot": _decode_snapshot,
     "trace": _decode_trace,
-    "calls": _decode_calls,
+    "calls": decode_calls,
     "replay": _decode_replay,
 }
-
-
-def _decode(operations: Sequence[Operation], reply: bytes) -> list[Any]:
-    view, at, answers = memoryview(reply), 0, []
-    for operation in operations:
-        status, words, length = _ANSWER.unpack_from(view, at)
-        start = at + _ANSWER.size
-        end = start + 8 * words
-        at = end + length + -length % 8
-        if status:
-            text = bytes(view[end : end + length]).decode(errors="replace")
-            answers.append(Failure(_KINDS[status], text))
-        else:
-            answers.append(_DECODE.get(operation[0], _decode_one)(view[start:end]))
-    return answers
 
 
 # Driving -------------------------------------------------------------------------------------
 
 
-def _environment(settings: str | None, extra: Mapping[str, str] | None) -> dict[str, str]:
-    """Ours, without what would steer upstream behind the caller's back."""
-    ours = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTORCH_", "TORCH_"))
-    }
-    if settings is not None:
-        ours["PYTORCH_CUDA_ALLOC_CONF"] = settings
-    return ours | dict(extra or {})
-
-
-class TorchPeer:
+class TorchPeer(Peer):
     """The compiled allocator of one device, in a process of its own.
 
     `settings` is the text of PYTORCH_CUDA_ALLOC_CONF when the process starts; `environment` adds
@@ -536,7 +443,15 @@ class TorchPeer:
     Streams are numbers, 0 the default one, and even where they are recorded. Work queued on a
     stream is over at once unless the stream is held; see `hold`. A wait finishes it. A graph
     capture never happens.
+
+    So that a list of operations can name a block that it makes, `malloc` and `allocate` take a slot
+    as third argument, any number, and `("free_slot", slot)` and `("record_stream_slot", slot,
+    stream)` stand for it. The slot of a failed request is empty: both then do nothing.
     """
+
+    codes = _CODES
+    encoders = _ENCODE
+    decoders = _DECODE
 
     def __init__(
         self,
@@ -552,16 +467,7 @@ class TorchPeer:
     ) -> None:
         if alignment < 1:
             raise ValueError("alignment is at least 1")
-        self._process: subprocess.Popen[bytes] | None = None
-        server = build()
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
-        self._process = subprocess.Popen(
-            [str(server)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            env=_environment(settings, environment),
-        )
+        super().__init__(build(), environment_for(settings, environment))
         words = (capacity, base, alignment, gap)
         operations: list[Operation] = [("configure", words, struct.pack("<Q", reserve_base))]
         if addresses is not None:
@@ -571,81 +477,6 @@ class TorchPeer:
         if isinstance(refusal, Failure):
             self.close()
             raise ValueError(f"{refusal.kind}: {refusal.text}")
-
-    def __enter__(self) -> TorchPeer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_process", None) is not None and not sys.is_finalizing():
-            self.close()
-
-    def close(self) -> None:
-        """End the process. Nothing is freed first."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            try:
-                if pipe is not None:
-                    pipe.close()
-            except BrokenPipeError:
-                pass  # it had died, with some of our request unread
-        process.wait()
-        self._messages.close()
-
-    # Running operations
-
-    def run(self, operations: Iterable[Operation]) -> list[Any]:
-        """Run many operations at the cost of one exchange: what each of them returns.
-
-        An operation is a tuple, a method's name and its arguments by position: `("malloc", 512)`,
-        `("stats",)`. So that one can name a block of the same list, `malloc` and `allocate` take a
-        slot as third argument, any number, and `("free_slot", slot)` and
-        `("record_stream_slot", slot, stream)` stand for it. The slot of a failed request is empty:
-        both then do nothing. A failure does not stop the list.
-        """
-        listed = list(operations)
-        body = b"".join(map(_encode, listed))
-        return _decode(listed, self._exchange(struct.pack("<Q", len(body) // 8) + body))
-
-    def _exchange(self, request: bytes) -> bytes:
-        if self._process is None:
-            raise PeerDied("this peer is closed")
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(request)
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._died() from None
-        head = self._process.stdout.read(8)
-        length = 8 * int.from_bytes(head, "little")
-        reply = self._process.stdout.read(length) if head else b""
-        if not head or len(reply) != length:
-            raise self._died()
-        return reply
-
-    def _died(self) -> PeerDied:
-        assert self._process is not None
-        status = self._process.wait()
-        return PeerDied(f"exit status {status}: {self.messages.strip() or 'no message'}")
-
-    def _one(self, *operation: Any) -> Any:
-        return self.run([operation])[0]
-
-    @property
-    def messages(self) -> str:
-        """What upstream has printed: its warnings."""
-        self._messages.seek(0)
-        return self._messages.read().decode(errors="replace")
 
     # Blocks
 
@@ -750,40 +581,6 @@ class TorchPeer:
     def trace(self) -> list[TraceEntry]:
         """The trace kept since `record_history`; to read it adds a "snapshot" entry."""
         return cast("list[TraceEntry]", self._one("trace"))
-
-    # The device
-
-    @property
-    def calls(self) -> list[Call]:
-        """The device's log, from the start: a name of `CALLS` and two numbers.
-
-        For memory they are the bytes and the address (of a "create" and a "release", the handle),
-        None for a refusal. Events are numbered from 1 as they are made, and used again once they
-        are over: ("event_record", event, stream), ("event_query", event, over or not),
-        ("event_synchronize", event, stream), ("stream_synchronize", stream, 0).
-        """
-        return cast("list[Call]", self._one("calls"))
-
-    @property
-    def live_bytes(self) -> int:
-        """The bytes that the device has given out."""
-        return cast(int, self._one("live_bytes"))
-
-    def fail_at(self, n: int, code: int = OUT_OF_MEMORY) -> None:
-        """Refuse the n-th growth from now (1 is the next) with this error; 0 takes it back."""
-        self._one("fail_at", n, code)
-
-    def hold(self, stream: int) -> None:
-        """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""
-        self._one("hold", stream)
-
-    def finish(self, stream: int) -> None:
-        """Everything queued on the stream has finished, and nothing more is held there."""
-        self._one("finish", stream)
-
-    def finish_events(self, stream: int, count: int) -> None:
-        """So many of the stream's unfinished events, the oldest, are over; it stays held."""
-        self._one("finish_events", stream, count)
 
     # Timing
 

@@ -5,14 +5,11 @@
 // words. What upstream throws becomes a result too. No memory stands behind an address.
 
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -23,6 +20,8 @@
 #include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
+
+#include "server.hpp"
 
 // From cudart_standin.cpp.
 extern "C" {
@@ -61,7 +60,10 @@ namespace {
 namespace cuda = c10::cuda;
 namespace cca = c10::cuda::CUDACachingAllocator;
 
-using Words = std::vector<uint64_t>;
+using server::Operation;
+using server::Result;
+using server::Words;
+using server::failure;
 
 // Mirrored by `_CODES` in torch.py, in this order.
 enum Code : uint64_t {
@@ -101,25 +103,10 @@ enum Code : uint64_t {
   kReplay,
 };
 
-// Mirrored by `_KINDS` in torch.py, in this order.
-enum Status : uint64_t { kOk, kOom, kValue, kDriver, kInternal, kOther };
-
 // Which streams an allocation scope takes in.
 enum Scope : uint64_t { kAllStreams, kNoStream, kOneStream };
 
 constexpr uint64_t kNoSlot = ~uint64_t{0};
-
-struct Operation {
-  uint64_t code;
-  std::array<uint64_t, 4> word;
-  std::string_view text;
-};
-
-struct Result {
-  uint64_t status = kOk;
-  Words words;
-  std::string text;
-};
 
 struct Slots {
   void* at(uint64_t slot) const {
@@ -470,8 +457,6 @@ void run_block(const Operation& operation, Words& out) {
   }
 }
 
-Result failure(Status status, std::string text) { return {status, {}, std::move(text)}; }
-
 // Errors as values. The order is that of the classes: each of upstream's derives from c10::Error.
 Result run(const Operation& operation) {
   Result result;
@@ -482,82 +467,18 @@ Result run(const Operation& operation) {
     }
     return result;
   } catch (const c10::OutOfMemoryError& error) {
-    return failure(kOom, error.what_without_backtrace());
+    return failure(server::kOom, error.what_without_backtrace());
   } catch (const c10::ValueError& error) {
-    return failure(kValue, error.what_without_backtrace());
+    return failure(server::kValue, error.what_without_backtrace());
   } catch (const c10::AcceleratorError& error) {
-    return failure(kDriver, error.what_without_backtrace());
+    return failure(server::kDriver, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return failure(kInternal, error.what_without_backtrace());
+    return failure(server::kInternal, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return failure(kOther, error.what());
+    return failure(server::kOther, error.what());
   }
-}
-
-// The pipe ----------------------------------------------------------------------------------------
-
-constexpr size_t kWord = sizeof(uint64_t);
-
-size_t padded(size_t nbytes) { return (nbytes + kWord - 1) / kWord; }
-
-// False at the end of the input: the other side has gone, and so may we.
-bool read_words(uint64_t* words, size_t count) {
-  auto* bytes = reinterpret_cast<char*>(words);
-  for (size_t left = count * kWord; left != 0;) {
-    const ssize_t got = read(STDIN_FILENO, bytes, left);
-    if (got <= 0) return false;
-    bytes += got;
-    left -= static_cast<size_t>(got);
-  }
-  return true;
-}
-
-bool write_words(const Words& words) {
-  const auto* bytes = reinterpret_cast<const char*>(words.data());
-  for (size_t left = words.size() * kWord; left != 0;) {
-    const ssize_t put = write(STDOUT_FILENO, bytes, left);
-    if (put <= 0) return false;
-    bytes += put;
-    left -= static_cast<size_t>(put);
-  }
-  return true;
-}
-
-// Code, four words, the length of the text in bytes, the text.
-Operation take_operation(const uint64_t*& words) {
-  const auto* text = reinterpret_cast<const char*>(words + 6);
-  const Operation operation{
-      words[0], {words[1], words[2], words[3], words[4]}, std::string_view(text, words[5])};
-  words += 6 + padded(words[5]);
-  return operation;
-}
-
-// Status, how many words, the length of the text in bytes, the words, the text.
-void put_result(Words& reply, const Result& result) {
-  reply.insert(reply.end(), {result.status, result.words.size(), result.text.size()});
-  reply.insert(reply.end(), result.words.begin(), result.words.end());
-  if (result.text.empty()) return;
-  const size_t start = reply.size();
-  reply.resize(start + padded(result.text.size()), 0);
-  std::memcpy(&reply[start], result.text.data(), result.text.size());
-}
-
-bool serve_one() {
-  uint64_t length = 0;
-  if (!read_words(&length, 1)) return false;
-  Words request(length);
-  if (!read_words(request.data(), length)) return false;
-  Words reply(1);
-  const uint64_t* words = request.data();
-  while (words != request.data() + length) put_result(reply, run(take_operation(words)));
-  reply[0] = reply.size() - 1;
-  return write_words(reply);
 }
 
 }  // namespace
 
-int main() {
-  while (serve_one()) {
-  }
-  _exit(0);  // upstream's own clean-up at exit is of no interest
-}
+int main() { server::serve(run); }

@@ -1,0 +1,172 @@
+// A device with nothing behind it: it hands out integers and writes down what was asked. One thread
+// drives it; nothing here is locked.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+namespace simulated {
+
+// As CUDA's runtime numbers them, and its driver the first two.
+constexpr uint64_t kInvalidValue = 1;
+constexpr uint64_t kOutOfMemory = 2;
+constexpr uint64_t kUnknown = 999;
+
+// Mirrored by `CALLS` in server.py.
+enum Kind : uint64_t {
+  kMalloc,
+  kFree,
+  kEventRecord,
+  kEventQuery,
+  kEventSynchronize,
+  kDeviceSynchronize,
+  kStreamSynchronize,
+  kReserve,
+  kUnreserve,
+  kCreate,
+  kRelease,
+  kMap,
+  kUnmap,
+  kSetAccess,
+  kPoolMalloc,
+  kPoolFree,
+  kHostMalloc,
+  kHostFree,
+};
+
+struct Call {
+  uint64_t kind;
+  uint64_t first;
+  uint64_t second;
+};
+
+// The work of a stream: how many events were recorded there, and how many of them are over.
+struct Stream {
+  uint64_t recorded = 0;
+  uint64_t finished = 0;
+  bool held = false;
+};
+
+struct Event {
+  uint64_t number;  // counted from 1, as events are made
+  uint64_t stream = 0;
+  uint64_t position = 0;  // among its stream's events
+};
+
+struct Device {
+  uint64_t capacity = 80ull << 30;
+  uint64_t alignment = 2 << 20;
+  uint64_t gap = 0;
+  uint64_t next = 1ull << 40;
+  uint64_t next_reserved = 1ull << 44;
+  uint64_t next_handle = 1;
+  uint64_t live_bytes = 0;
+  uint64_t fail_in = 0;
+  uint64_t fail_code = 0;
+  bool listed = false;  // addresses come from `addresses` alone
+  std::vector<uint64_t> addresses;
+  size_t next_listed = 0;
+  uint64_t events = 0;
+  std::unordered_map<uint64_t, uint64_t> blocks;   // address to bytes
+  std::unordered_map<uint64_t, uint64_t> handles;  // physical piece to bytes
+  std::map<uint64_t, uint64_t> mapped;             // address to handle, in address order
+  std::unordered_map<uint64_t, Stream> streams;
+  std::vector<Call> calls;
+};
+
+inline Device& device() {
+  static Device* const made = new Device;  // never destroyed: upstream still calls at exit
+  return *made;
+}
+
+inline void log(Kind kind, uint64_t first = 0, uint64_t second = 0) {
+  device().calls.push_back({kind, first, second});
+}
+
+// The error that a growth of `nbytes` meets, 0 for none.
+inline uint64_t refusal(uint64_t nbytes) {
+  Device& it = device();
+  if (it.fail_in != 0 && --it.fail_in == 0) return it.fail_code;
+  const unsigned __int128 wanted = static_cast<unsigned __int128>(it.live_bytes) + nbytes;
+  return wanted > it.capacity ? kOutOfMemory : 0;
+}
+
+inline uint64_t rising_address(uint64_t nbytes) {
+  Device& it = device();
+  const uint64_t address = (it.next + it.alignment - 1) / it.alignment * it.alignment;
+  it.next = address + nbytes + it.gap;
+  return address;
+}
+
+// The next recorded address; 0 stands for a call that was refused when the list was recorded.
+inline uint64_t listed_address(uint64_t* address) {
+  Device& it = device();
+  if (it.next_listed == it.addresses.size()) return kUnknown;
+  *address = it.addresses[it.next_listed++];
+  return *address == 0 ? kOutOfMemory : 0;
+}
+
+inline uint64_t place(uint64_t nbytes, uint64_t* address) {
+  if (const uint64_t error = refusal(nbytes)) return error;
+  if (device().listed) return listed_address(address);
+  *address = rising_address(nbytes);
+  return 0;
+}
+
+// The error, 0 for none.
+inline uint64_t grow(Kind kind, uint64_t nbytes, uint64_t* address) {
+  *address = 0;
+  const uint64_t error = place(nbytes, address);
+  log(kind, nbytes, *address);
+  if (error != 0) return error;
+  device().live_bytes += nbytes;
+  device().blocks[*address] = nbytes;
+  return 0;
+}
+
+inline uint64_t shrink(Kind kind, uint64_t address) {
+  Device& it = device();
+  const auto found = it.blocks.find(address);
+  const bool known = found != it.blocks.end();
+  log(kind, known ? found->second : 0, address);
+  if (!known) return kInvalidValue;
+  it.live_bytes -= found->second;
+  it.blocks.erase(found);
+  return 0;
+}
+
+inline bool ready(const Event& event) {
+  return event.position <= device().streams[event.stream].finished;
+}
+
+// Waiting is what lets a stream finish, since nothing else runs here.
+inline void finish(Stream& stream) {
+  stream.finished = stream.recorded;
+  stream.held = false;
+}
+
+// The event is behind all that was recorded on the stream so far.
+inline void record(Event& event, uint64_t stream) {
+  Stream& it = device().streams[stream];
+  event.stream = stream;
+  event.position = ++it.recorded;
+  if (!it.held) it.finished = it.recorded;
+  log(kEventRecord, event.number, stream);
+}
+
+inline bool query(const Event& event) {
+  const bool over = ready(event);
+  log(kEventQuery, event.number, over);
+  return over;
+}
+
+// The `count` oldest of the stream's unfinished events are over; the stream stays as it is.
+inline void finish_events(Stream& stream, uint64_t count) {
+  stream.finished += std::min(count, stream.recorded - stream.finished);
+}
+
+}  // namespace simulated
