@@ -9,61 +9,26 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-import shutil
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
-from bench.peers.tensorflow import PeerUnavailable, default_cache, run
+from bench.peers.tensorflow import PeerUnavailable, default_cache
 from bench.peers.torch import VERSION
+from bench.peers.torch_wheel import keep
 
 MODULE = "torch/cuda/_memory_viz.py"
 LICENCE = f"torch-{VERSION}.dist-info/licenses/LICENSE"
-WHEEL = ("--python-version", "3.11", "--implementation", "cp", "--abi", "cp311")
-PLATFORM = ("--platform", "macosx_11_0_arm64")
+KEPT = {name: Path(name).name for name in (MODULE, LICENCE)}
 
 
 def build(cache: Path | None = None) -> Path:
     """The viewer's path; downloads only what the cache does not hold yet."""
-    root = (cache or default_cache()).resolve()
-    folder = root / f"torch_viz-{VERSION}"
-    kept = folder / Path(MODULE).name
-    if kept.exists():
-        return kept
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as name:
-        made = Path(name) / "kept"
-        made.mkdir()
-        _extract(_download(Path(name)), made)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not kept.exists():  # otherwise another process was first, with the same file
-                raise
+    folder = (cache or default_cache()).resolve() / f"torch_viz-{VERSION}"
+    kept = keep(folder, VERSION, KEPT.get) / KEPT[MODULE]
+    if not kept.exists():
+        raise PeerUnavailable(f"the wheel of torch {VERSION} holds no {MODULE}")
     return kept
-
-
-def _download(folder: Path) -> Path:
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q"]
-    package = [f"torch=={VERSION}", *WHEEL, *PLATFORM, "-d", str(folder)]
-    run([sys.executable, "-m", "pip", "download", *options, *package], "the download")
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise PeerUnavailable(f"the download of torch {VERSION} left no wheel")
-    return wheels[0]
-
-
-def _extract(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for name in (MODULE, LICENCE):
-            try:
-                source = archive.open(name)
-            except KeyError:
-                raise PeerUnavailable(f"the wheel of torch {VERSION} holds no {name}") from None
-            with source, (target / Path(name).name).open("wb") as sink:
-                shutil.copyfileobj(source, sink)
 
 
 def load(cache: Path | None = None) -> ModuleType:
