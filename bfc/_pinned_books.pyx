@@ -150,13 +150,14 @@ cdef class PinnedBooks(Owner):
         self.stacks[bucket] = handle
 
     cdef void drop_cached(self, uint32_t only=NO_BLOCK) noexcept nogil:
-        """Takes one block, or all, from the stacks and out of the books, to be given back. A piece of the reserve is
-        lost until the allocator closes."""
+        """Takes one block, or all, from the stacks and out of the books, to be given back from the end of `leaving`: as
+        upstream, by bucket, and the block freed first is the first of its bucket. A piece of the reserve is lost until
+        the allocator closes."""
         cdef uint32_t* link
         cdef uint32_t handle
-        cdef size_t bucket
+        cdef int bucket
         cdef Range block
-        for bucket in range(self.stacks.size()):
+        for bucket in range(BUCKETS - 1, -1, -1):
             link = &self.stacks[bucket]
             while link[0] != NO_BLOCK:
                 handle = link[0]
