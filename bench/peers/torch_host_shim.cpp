@@ -147,28 +147,28 @@ Allocator& allocator() {
 struct Slot {
   void* pointer = nullptr;
   void* context = nullptr;
-  Places places;
 };
 
 std::unordered_map<uint64_t, Slot> slots;
+std::unordered_map<void*, Places> places;  // by context
 
 uint64_t allocate(uint64_t nbytes, uint64_t slot) {
-  slots.erase(slot);
   const auto [pointer, context] = allocator().allocate(nbytes);
-  slots[slot] = {pointer, context, {}};
+  slots[slot] = {pointer, context};
   return reinterpret_cast<uint64_t>(pointer);
 }
 
 // The slot stays, so that what is done to a block that was freed can be seen.
 void free_slot(uint64_t slot) {
-  slots.at(slot).places.clear();
-  allocator().free(slots.at(slot).context);
+  void* const context = slots.at(slot).context;
+  places.erase(context);
+  allocator().free(context);
 }
 
 // The address is a slot's and an offset; the context another slot's, or none.
 bool record_event(uint64_t slot, uint64_t offset, uint64_t owner, uint64_t stream) {
   void* const context = owner == kNoSlot ? nullptr : slots.at(owner).context;
-  places_now = &slots.at(owner == kNoSlot ? slot : owner).places;
+  places_now = &places[context == nullptr ? slots.at(slot).context : context];
   void* const pointer = static_cast<char*>(slots.at(slot).pointer) + offset;
   return allocator().record_event(pointer, context, named(stream));
 }
