@@ -472,9 +472,10 @@ cdef class PinnedAllocator(PinnedBooks):
             self.give_back_too_large(handle)
 
     cdef void give_back_too_large(self, uint32_t handle) noexcept:
+        """It is on top of its stack."""
         try:
             if self.blocks[handle].size > self.cached_at_most:
-                self.drop_cached(handle)
+                self.drop(&self.stacks[bucket_of(self.blocks[handle].size)])
                 self.give_back()
         except BaseException as error:
             report_unraisable(error, _PUT_OFF)

@@ -71,7 +71,8 @@ cdef class PinnedBooks(Owner):
     cdef uint32_t holder_of(self, uint64_t address) noexcept nogil
     cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE
     cdef void shelve(self, uint32_t handle) noexcept nogil
-    cdef void drop_cached(self, uint32_t only=*) noexcept nogil
+    cdef cbool drop(self, uint32_t* link) noexcept nogil
+    cdef void drop_cached(self) noexcept nogil
     cdef void forget_record(self, uint32_t handle) noexcept nogil
     cdef int64_t largest_cached(self) noexcept nogil
     cdef void abandon(self, uint32_t handle) noexcept nogil

@@ -149,26 +149,25 @@ cdef class PinnedBooks(Owner):
         block.next = self.stacks[bucket]
         self.stacks[bucket] = handle
 
-    cdef void drop_cached(self, uint32_t only=NO_BLOCK) noexcept nogil:
-        """Takes one block, or all, from the stacks and out of the books, to be given back from the end of `leaving`: as
-        upstream, by bucket, and the block freed first is the first of its bucket. A piece of the reserve is lost until
-        the allocator closes."""
-        cdef uint32_t* link
-        cdef uint32_t handle
+    cdef cbool drop(self, uint32_t* link) noexcept nogil:
+        """Takes the block that a link of a stack leads to out of the books, to be given back. A piece of the reserve is
+        lost until the allocator closes. False where the host has no memory for the note; the block stays then."""
+        cdef uint32_t handle = link[0]
+        cdef Range block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
+        if block.nbytes and not try_push_back(self.leaving, block):
+            return False
+        link[0] = self.blocks[handle].next
+        self.forget_record(handle)
+        return True
+
+    cdef void drop_cached(self) noexcept nogil:
+        """Drops all. They are given back from the end of `leaving`: as upstream, by bucket, and the block freed first is
+        the first of its bucket."""
         cdef int bucket
-        cdef Range block
         for bucket in range(BUCKETS - 1, -1, -1):
-            link = &self.stacks[bucket]
-            while link[0] != NO_BLOCK:
-                handle = link[0]
-                block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
-                if only != NO_BLOCK and handle != only:
-                    link = &self.blocks[handle].next
-                elif block.nbytes and not try_push_back(self.leaving, block):
-                    return          # the host has no memory for the note
-                else:
-                    link[0] = self.blocks[handle].next
-                    self.forget_record(handle)
+            while self.stacks[bucket] != NO_BLOCK:
+                if not self.drop(&self.stacks[bucket]):
+                    return
 
     cdef void forget_record(self, uint32_t handle) noexcept nogil:
         cdef Block* block = &self.blocks[handle]
