@@ -46,19 +46,14 @@ _POLL_SECONDS = 0.001
 _VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
-#: Weak references to the allocators that are open. Replaced, never changed, so that who reads it needs no lock.
-_open = ()
+#: id -> weak reference of each allocator that is open. One step puts it in and one takes it out, so no other thread, and
+#: no finaliser that makes or closes another allocator meanwhile, undoes either.
+_open = {}
 
 
 def open_allocators():
     """The allocators that are open now."""
-    return [allocator for allocator in [reference() for reference in _open] if allocator is not None]
-
-
-def _keep(allocator=None):
-    global _open
-    kept = [reference for reference in _open if reference() is not None and not reference().closed]
-    _open = (*kept, *([weakref.ref(allocator)] if allocator is not None else []))
+    return [allocator for allocator in [reference() for reference in list(_open.values())] if allocator is not None]
 
 
 def _after_fork_in_child():
@@ -185,7 +180,7 @@ cdef class PinnedAllocator(PinnedBooks):
         self.device = source.device
         self.host_accessible = source.host_accessible
         self.is_closed = False
-        _keep(self)
+        _open[id(self)] = weakref.ref(self)
 
     # -- settings -----------------------------------------------------------------------------------------------------
 
@@ -698,7 +693,7 @@ cdef class PinnedAllocator(PinnedBooks):
         self.offer_again()
         for kept in (self.uses, self.fenced, self.queue, self.stuck, self.unfreed):
             kept.clear()
-        _keep()
+        _open.pop(id(self), None)
         self.give_back(idle=False)
         if fault is not None:
             raise fault     # a device that fails gets its memory back all the same
