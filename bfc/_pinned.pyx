@@ -247,7 +247,13 @@ cdef class PinnedAllocator(PinnedBooks):
         cdef uint32_t handle = self.take(size_from(nbytes))
         if handle == NO_BLOCK:
             return 0
-        cdef uint64_t ptr = self.blocks[handle].ptr
+        cdef object ptr
+        try:
+            ptr = self.blocks[handle].ptr
+        except MemoryError:     # nobody has used the block, or can
+            self.blocks[handle].allocation_id = 0
+            self.retire(handle)
+            raise
         if stream is not None or scopes_open:
             self.used_first(handle, stream)
         return ptr
@@ -430,16 +436,21 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef int free_block(self, uint32_t handle, int64_t allocation_id) except -1:
         """Frees a live block: at once where no stream was recorded, else behind one event for each. Where the device
         fails the block stays live."""
+        if self.uses or self.fenced:
+            return self.free_used(handle, allocation_id)
+        self.blocks[handle].allocation_id = 0
+        self.retire(handle)
+        return 0
+
+    cdef int free_used(self, uint32_t handle, int64_t allocation_id) except -1:
+        cdef object key = allocation_id     # made before anything changes: the host may have no memory for it
         self.blocks[handle].allocation_id = 0
         self.blocks[handle].state = LEAVING
-        if not self.uses and not self.fenced:
-            self.retire(handle)
-            return 0
         try:
-            entries = [(fence, handle) for fence in self.fences_for(allocation_id)]
+            entries = [(fence, handle) for fence in self.fences_for(key)]
             if self.is_closed:
                 return 0
-            self.queue.extend(entries)
+            self.enqueue(entries)
         except BaseException:
             if not self.is_closed:
                 self.blocks[handle].allocation_id = allocation_id
@@ -448,14 +459,25 @@ cdef class PinnedAllocator(PinnedBooks):
         self.blocks[handle].fences = <uint32_t>len(entries)
         if not entries:
             self.retire(handle)
-        self.uses.pop(allocation_id, None)
-        self.fenced.pop(allocation_id, None)
+        self.uses.pop(key, None)
+        self.fenced.pop(key, None)
         return 0
 
-    cdef list fences_for(self, int64_t allocation_id):
+    cdef int enqueue(self, list entries) except -1:
+        """All, or where the host has no memory for that, none."""
+        cdef Py_ssize_t before = len(self.queue)
+        try:
+            self.queue.extend(entries)
+        except BaseException:
+            while <Py_ssize_t>len(self.queue) > before:
+                self.queue.pop()
+            raise
+        return 0
+
+    cdef list fences_for(self, key):
         """Those that were marked earlier, and one for each stream that may use the memory to this moment."""
-        fences = list(self.fenced.get(allocation_id, ()))
-        for source, stream in list(self.uses.get(allocation_id, ())):
+        fences = list(self.fenced.get(key, ()))
+        for source, stream in list(self.uses.get(key, ())):
             if source.asynchronous:
                 fences.append(source.fence(stream) or _OVER)
         return fences

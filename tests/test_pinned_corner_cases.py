@@ -6,12 +6,13 @@ The same rows run on the driver in tests/cuda/test_pinned.py.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import subprocess
 import sys
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 import numpy
@@ -335,6 +336,85 @@ def test_a_source_that_fails_changes_nothing() -> None:
     allocator.empty_cache()
     allocator.close()
     assert source.live == {}
+
+
+def test_a_free_for_which_the_host_has_no_memory_changes_nothing() -> None:
+    """It runs out at each place in turn, also between the two events of one block."""
+    tools = pytest.importorskip("_testcapi")
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    failures, held = 0, []
+    for waiting, place in itertools.product(range(60, 66), range(20)):
+        for stream in (7, 9):
+            source.hold(stream)
+        with bfc.PinnedAllocator(source) as allocator:
+            for _ in range(waiting):
+                allocator.allocate(128, 7).free()
+            ptr = allocator.allocate_raw(64)
+            for stream in (7, 9):
+                allocator.record_stream(ptr, stream)
+            held = [deque() for _ in range(40)]  # else Python has memory for a queue's next part
+            tools.set_nomemory(place, place + 1)
+            try:
+                allocator.deallocate_raw(ptr)
+            except MemoryError:
+                failures += 1
+                tools.remove_mem_hooks()
+                allocator.check()
+                allocator.deallocate_raw(ptr)
+            finally:
+                tools.remove_mem_hooks()
+            source.finish(7)
+            allocator.empty_cache()
+            assert ptr in source.live, "the other stream still uses it"
+            source.finish(9)
+            allocator.empty_cache()
+            assert source.live == {}
+            allocator.check()
+    assert failures >= 5
+    assert held
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_without_host_memory_an_operation_is_done_or_not_begun(seed: int) -> None:
+    """On hits, frees and records alone: a source that runs out of host memory may lose a block."""
+    tools = pytest.importorskip("_testcapi")
+    dice, source = random.Random(seed), bfc.SimulatedSubAllocator("1 GiB")
+    allocator = bfc.PinnedAllocator(source)
+    for ptr in [allocator.allocate_raw(5000) for _ in range(200)]:
+        allocator.deallocate_raw(ptr)
+    live: list[int] = []
+    for _ in range(150):
+        name = dice.choice(["allocate", "allocate", "free", "free", "record", "hold", "finish"])
+        stream, ptr = dice.choice([7, 9]), dice.choice(live or [0])
+        if name in ("hold", "finish"):
+            getattr(source, name)(stream)
+            continue
+        if dice.random() < 0.4:
+            place = dice.randrange(12)
+            tools.set_nomemory(place, place + 1)
+        try:
+            if name == "allocate":
+                ptr = allocator.allocate_raw(5000)
+            elif name == "free":
+                allocator.deallocate_raw(ptr)
+            else:
+                allocator.record_stream(ptr, stream)
+        except MemoryError:
+            name = "none"
+        finally:
+            tools.remove_mem_hooks()
+        if name == "allocate":
+            live.append(ptr)
+        elif name == "free" and ptr:
+            live.remove(ptr)
+        allocator.check()
+    for ptr in live:
+        allocator.deallocate_raw(ptr)
+    for stream in (7, 9):
+        source.finish(stream)
+    allocator.empty_cache()
+    assert source.live == {}, f"seed {seed}"
+    allocator.close()
 
 
 def test_a_fence_that_raises_keeps_its_block_and_lets_the_others_pass(reports: list[str]) -> None:
