@@ -792,12 +792,23 @@ cdef class PinnedAllocator(PinnedBooks):
         the whole device is waited for."""
         try:
             if self.sub_allocator.asynchronous:
-                fences = [fence for fence in self.fenced.get(allocation_id, ()) if not fence.done()]
-                self.fenced[allocation_id] = [*fences, self.sub_allocator.fence(stream) or _OVER]
+                fence = self.sub_allocator.fence(stream) or _OVER
+                self.fenced.setdefault(allocation_id, []).append(fence)
+                self.drop_done(self.fenced[allocation_id])
         except BaseException as error:
             if not self.drain():
                 self.uses.setdefault(allocation_id, {})[self.sub_allocator, stream] = None
                 report_unraisable(error, _PUT_OFF)
+
+    cdef int drop_done(self, list fences) except -1:
+        """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
+        while fences:
+            oldest = fences[0]
+            if not oldest.done():
+                return 0
+            if fences and fences[0] is oldest:
+                del fences[0]
+        return 0
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Whether it has."""

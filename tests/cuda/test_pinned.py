@@ -146,6 +146,46 @@ def test_a_consumers_stream_holds_the_memory_after_it_has_let_go(
         assert allocator.allocate(64).ptr == ptr
 
 
+def test_two_consumers_may_let_go_at_the_same_time(
+    lane: DriverLane, emulated: emulator.Driver
+) -> None:
+    """The second one does while the first one's marks are gone through."""
+
+    class Source(bfc.CUDASubAllocator):
+        then: Callable[[], object] = staticmethod(lambda: None)
+
+        def fence(self, stream: int) -> object:
+            fence, source = super().fence(stream), self
+
+            class Mark:
+                def done(self) -> bool:
+                    source.then()
+                    return fence.done()
+
+                def wait(self) -> None:
+                    fence.wait()
+
+            return Mark()
+
+    source = Source(kind="pinned")
+    with bfc.PinnedAllocator(source) as allocator:
+        first, second, third = lane.stream(), lane.stream(), lane.stream()
+        buffer = allocator.allocate(64)
+        ptr = buffer.ptr
+        emulated.hold(third)
+        capsules = [buffer.__dlpack__(stream=stream) for stream in (third, second, first)]
+        source.then = lambda: capsules.pop() if len(capsules) == 1 else None
+        capsules.pop()
+        emulated.hold(second)
+        capsules.pop()
+        assert capsules == []
+        emulated.release(second)
+        del buffer
+        assert allocator.allocate(64).ptr != ptr
+        emulated.release(third)
+        assert allocator.allocate(64).ptr == ptr
+
+
 def test_registered_memory_works_as_pinned_memory_does() -> None:
     with bfc.PinnedAllocator(bfc.CUDASubAllocator(kind="pinned"), REGISTERED) as allocator:
         for nbytes in (1, 4096, 5 * MIB + 1):
