@@ -46,8 +46,8 @@ _POLL_SECONDS = 0.001
 _VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
-#: id -> weak reference of each allocator that is open. One step puts it in and one takes it out, so no other thread, and
-#: no finaliser that makes or closes another allocator meanwhile, undoes either.
+#: id -> weak reference of each allocator that is open. One step puts it in and one takes it out, so neither another
+#: thread nor a finaliser that makes or closes one meanwhile undoes either.
 _open = {}
 
 

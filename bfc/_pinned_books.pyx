@@ -161,8 +161,8 @@ cdef class PinnedBooks(Owner):
         return True
 
     cdef void drop_cached(self) noexcept nogil:
-        """Drops all. They are given back from the end of `leaving`: as upstream, by bucket, and the block freed first is
-        the first of its bucket."""
+        """Drops all. They are given back from the end of `leaving`, so, as upstream, by bucket, and in a bucket the one
+        freed first is the first."""
         cdef int bucket
         for bucket in range(BUCKETS - 1, -1, -1):
             while self.stacks[bucket] != NO_BLOCK:
