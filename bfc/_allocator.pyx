@@ -12,8 +12,11 @@ import weakref
 
 cimport cython
 from libc.string cimport memcpy, memset
+from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
 from bfc._arguments cimport count_from, size_from, sizes_from
@@ -42,6 +45,7 @@ cdef extern from "_source.h":
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
+    PyObject* PyLong_FromUnsignedLongLong(unsigned long long number)    # NULL where there is no memory
 
 _RETRY_POLL_SECONDS = 0.001
 
@@ -93,6 +97,13 @@ cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded,
     request.rounded = rounded
     request.stream = stream
     request.indexed = True
+
+
+cdef inline object owned(PyObject* made):
+    """An object from the one reference that a function of C gave."""
+    found = <object>made
+    Py_DECREF(found)
+    return found
 
 
 @cython.no_gc_clear
@@ -212,7 +223,10 @@ cdef class Allocator(Frees):
         if stream is None and scopes_open:
             stream = current_stream()
         self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
-        return placed.ptr
+        cdef PyObject* address = PyLong_FromUnsignedLongLong(placed.ptr)
+        if address == NULL:
+            self.take_back(&placed)
+        return owned(address)
 
     def allocate(self, nbytes, stream=None):
         """A `Buffer` of `nbytes` bytes (an int, or a text such as "3 MiB"). Errors and cost as `allocate_raw`.
@@ -233,6 +247,12 @@ cdef class Allocator(Frees):
         buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
+
+    cdef int take_back(self, Placement* placed) except -1:
+        """Frees what nobody will know the address of, as Python has no memory for an int."""
+        PyErr_Clear()
+        self.free_address(placed.ptr)
+        raise out_of_host_memory()
 
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1:
@@ -276,6 +296,7 @@ cdef class Allocator(Frees):
                 if self.must_order(stream_id, &home_frees) or self.is_of_thread(on):
                     self.sub_allocator.order(self.home_stream, on)
                     self.was_ordered(stream_id, home_frees)
+            self.uses_stream(placed.allocation_id, on, stream)
         except BaseException:
             self.acquire()
             if self.is_live_locked(placed.handle, placed.allocation_id):
@@ -283,7 +304,6 @@ cdef class Allocator(Frees):
             else:
                 self.lock.release()
             raise
-        self.uses_stream(placed.allocation_id, on, stream)
         return 0
 
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
@@ -413,6 +433,7 @@ cdef class Allocator(Frees):
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
         found = numpy.empty(wanted.size(), numpy.uint64)
+        cdef uint64_t[::1] out = found
         addresses.resize(wanted.size())
         try:
             while done < wanted.size():
@@ -432,7 +453,6 @@ cdef class Allocator(Frees):
                 except Exception:
                     pass    # the error that is on its way says why
             raise
-        cdef uint64_t[::1] out = found
         if done:
             memcpy(&out[0], addresses.data(), done * sizeof(uint64_t))
         return found

@@ -204,3 +204,33 @@ def test_an_error_in_a_source_keeps_its_cause(make_allocator) -> None:
     with pytest.raises(bfc.SubAllocatorError, match="fell over") as caught:
         make_allocator(Broken("1 MiB")).allocate_raw(1)
     assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator])
+@pytest.mark.parametrize("stream", [None, 7])
+@pytest.mark.parametrize("method", ["allocate_raw", "allocate", "allocate_many"])
+def test_a_host_without_memory_for_the_answer_loses_no_block(
+    policy: type[bfc.Allocator], stream: int | None, method: str
+) -> None:
+    tools = pytest.importorskip("_testcapi")
+    allocator = policy(bfc.SimulatedSubAllocator("64 MiB"))
+    allocator.deallocate_raw(allocator.allocate_raw(1000))
+    sizes = [1000, 2000] if method == "allocate_many" else 1000
+    failures = 0
+    for place in range(40):
+        answer = None
+        tools.set_nomemory(place, place + 1)
+        try:
+            answer = getattr(allocator, method)(sizes, stream)
+        except MemoryError:
+            failures += 1
+        finally:
+            tools.remove_mem_hooks()
+        if method == "allocate_many" and answer is not None:
+            allocator.deallocate_many(answer)
+        elif method == "allocate_raw" and answer is not None:
+            allocator.deallocate_raw(answer)
+        del answer
+        assert allocator.stats().bytes_in_use == 0
+    assert failures >= 1
+    allocator.check()
