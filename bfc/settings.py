@@ -300,7 +300,7 @@ no threads; each allocation asks the oldest event itself
 
     def round_size(self, nbytes: int) -> int:
         """The bytes of the block for a request of so many bytes, 1 or more: the next power of two;
-        above either limit the next multiple of 512 (spec 4.5).
+        above either limit just as many.
 
         >>> PinnedSettings().round_size(81_920)
         131072
@@ -308,7 +308,7 @@ no threads; each allocation asks the oldest event itself
         limits = (self.pinned_max_round_threshold, self.pinned_max_cached_size)
         if all(limit is None or nbytes <= limit for limit in limits):
             return 1 << (nbytes - 1).bit_length()
-        return _up(nbytes, MIN_BLOCK)
+        return nbytes
 
 
 _SIZES = (

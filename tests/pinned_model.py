@@ -97,7 +97,7 @@ class Model:
             while size < nbytes:
                 size *= 2
             return size
-        return math.ceil(nbytes / 512) * 512
+        return nbytes
 
     def allocate(self, nbytes: int) -> Block | None:
         self.process_events()

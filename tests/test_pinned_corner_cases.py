@@ -191,7 +191,7 @@ def test_settings_of_the_device_allocator_are_read_and_change_nothing() -> None:
         assert allocator.settings == text
     kept = PinnedSettings().apply(text).apply("pinned_max_cached_size_mb:0")
     assert (kept.pinned_max_round_threshold, kept.pinned_max_cached_size) == (8 * MIB, 0)
-    assert kept.round_size(1) == 512
+    assert kept.round_size(1) == 1
 
 
 @pytest.mark.parametrize(
