@@ -195,10 +195,15 @@ class OpenCLSubAllocator(SubAllocator):
 
     def _change_regions(self, *, add: Region | None = None, remove: Region | None = None) -> None:
         with self._lock:
-            regions = [region for region in self._regions[1] if region is not remove]
-            regions += [add] if add is not None else []
-            regions.sort(key=lambda region: region.address)
-            self._regions = tuple(region.address for region in regions), tuple(regions)
+            while True:
+                before = self._regions
+                regions = [region for region in before[1] if region is not remove]
+                regions += [add] if add is not None else []
+                regions.sort(key=lambda region: region.address)
+                after = tuple(region.address for region in regions), tuple(regions)
+                if self._regions is before:  # a finaliser in this thread may have changed them
+                    self._regions = after
+                    return
 
     def _release(self, region: Region) -> None:
         """A buffer goes when the commands that use it have finished; SVM goes at once."""

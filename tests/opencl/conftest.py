@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,3 +96,40 @@ class Held:
 def hold(cl: Any) -> Callable[[Any], Held]:
     """Holds a queue's work back until the end of a `with` block, or `let_go()`."""
     return lambda queue: Held(cl, queue)
+
+
+class Interrupt:
+    """Runs something at a line of a function, once, in the same thread: as a finaliser might."""
+
+    def __call__(self, function: Any, line: int, action: Callable[[], object]) -> Interrupt:
+        self.code, self.line, self.action = function.__code__, line, action
+        self.ran = False
+        return self
+
+    @staticmethod
+    def lines_of(function: Any) -> list[int]:
+        first = function.__code__.co_firstlineno
+        return sorted({n for *_, n in function.__code__.co_lines() if n and n > first})
+
+    def __enter__(self) -> Interrupt:
+        self.before = sys.gettrace()
+        sys.settrace(self.enter)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        sys.settrace(self.before)
+        assert self.ran or exc_info[0], f"line {self.line} was not reached"
+
+    def enter(self, frame: Any, _event: str, _argument: object) -> Any:
+        return self.step if frame.f_code is self.code else None
+
+    def step(self, frame: Any, event: str, _argument: object) -> Any:
+        if event == "line" and frame.f_lineno == self.line and not self.ran:
+            self.ran = True
+            self.action()
+        return self.step
+
+
+@pytest.fixture
+def interrupt() -> Interrupt:
+    return Interrupt()

@@ -157,6 +157,21 @@ class Released:
         raise cl.LogicError(cl._cl._ErrorRecord(msg="no", code=-38, routine="release"))
 
 
+def test_a_finaliser_may_free_a_region_while_another_is_noted(context, interrupt) -> None:
+    """An allocator in a cycle is closed wherever Python collects garbage, in the same thread."""
+    call = bfc.OpenCLSubAllocator._change_regions
+    for line in interrupt.lines_of(call)[:-2]:  # Python does nothing between "is" and a store
+        source = bfc.OpenCLSubAllocator(context)
+        old = source.alloc(256, 1000)
+        with interrupt(call, line, lambda source=source, old=old: source.free(*old)):
+            new = source.alloc(256, 2000)
+        assert source.live_bytes == 2000
+        assert source.locate(new[0])[1] == 0
+        with pytest.raises(bfc.SubAllocatorError, match="lies in no region"):
+            source.locate(old[0])
+        source.free(*new)
+
+
 def test_made_up_addresses_are_nobodys_else(context, cl) -> None:
     """Not the process's, not another source's, not those of a region that was given back."""
     sources = [bfc.OpenCLSubAllocator(context) for _ in range(2)]
