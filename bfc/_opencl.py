@@ -4,9 +4,9 @@ the first device is asked for."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
-import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +23,21 @@ DRIVERS = (
 NO_ROOM = frozenset({-4, -5, -6, -61})
 #: The events of a wait ended with an error: ended they have.
 ENDED_BADLY = -14
+
+#: The extension of drivers whose objects all start with their table of functions.
+ICD = "cl_khr_icd"
+#: clGetCommandQueueInfo: its place in a driver's table of functions (cl_icd.h), what it takes
+#: (queue, question, bytes for the answer, the answer, its size), and two questions (cl.h).
+GET_QUEUE_INFO = 12
+_QUEUE_INFO = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_uint32,
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
+QUEUE_CONTEXT, QUEUE_DEVICE = 0x1090, 0x1091
 
 _HINTS = {
     -2: "the device was lost: close this allocator, and make another on a new context",
@@ -165,6 +180,7 @@ class Queues:
         self._context = context
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._can_look = can_look(own.device)
         self.own = Queue(self._cl, own, 0)
         self._known = {0: self.own, self.own.handle: self.own}
 
@@ -174,10 +190,7 @@ class Queues:
         return self._remember(stream) if found is None else found
 
     def _remember(self, stream: int) -> Queue:
-        if not is_object(stream, self.own.handle):
-            raise SubAllocatorError(
-                f"stream {stream:#x} is no command queue: pass the pyopencl.CommandQueue"
-            )
+        self._refuse_what_is_none(stream)
         with in_words(f"reading the command queue {stream:#x}"):
             queue = Queue(
                 self._cl,
@@ -186,13 +199,25 @@ class Queues:
             )
             foreign = queue.queue.context != self._context
         if foreign:
-            raise SubAllocatorError(
-                f"the command queue {stream:#x} belongs to another context than this memory"
-            )
+            raise foreign_queue(stream)
         with self._lock:
             if len(self._known) >= self.MANY:
                 self._let_idle_go()
             return self._known.setdefault(stream, queue)
+
+    def _refuse_what_is_none(self, stream: int) -> None:
+        """Looks before pyopencl does, which counts the reference to whatever a number leads to."""
+        if not self._can_look:
+            return
+        if is_object(stream, self.own.handle):
+            context, device = asked_as_queue(stream)
+            if device in (device.int_ptr for device in self._context.devices):
+                if context == self._context.int_ptr:
+                    return
+                raise foreign_queue(stream)
+        raise SubAllocatorError(
+            f"stream {stream:#x} is no command queue: pass the pyopencl.CommandQueue"
+        )
 
     def _let_idle_go(self) -> None:
         for handle, known in list(self._known.items()):
@@ -209,16 +234,45 @@ class Queues:
                 known.queue.finish()
 
 
+def foreign_queue(stream: int) -> SubAllocatorError:
+    return SubAllocatorError(
+        f"the command queue {stream:#x} belongs to another context than this memory"
+    )
+
+
+def can_look(device: Any) -> bool:
+    """Whether objects of its driver start with the driver's table of functions, as an installable
+    one's do, and memory can be read that may not be there, as on Linux."""
+    return ICD in device.platform.extensions and os.path.exists("/proc/self/mem")
+
+
 def is_object(handle: int, known: int) -> bool:
-    """Whether a number leads to an object of the same driver as the known one does. Both start with
-    the driver's table of functions; asking the driver about a wrong number would end the process.
-    """
+    """Whether a number leads to an object of the same driver as the known one does. Where
+    `can_look`."""
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
             first, second = (os.pread(memory.fileno(), 8, place) for place in (handle, known))
     except (OSError, OverflowError):
-        return not os.path.exists("/proc/self/mem")  # no such look elsewhere than on Linux
-    return len(first) == 8 and struct.unpack("Q", first) == struct.unpack("Q", second)
+        return False
+    return len(first) == 8 and first == second
+
+
+def asked_as_queue(handle: int) -> tuple[int, int]:
+    """What the driver takes for the context and the device of the queue that this is, 0 for none.
+
+    Drivers that do not tell a queue from their other objects answer with what lies there: no wrong
+    object has the right two. The question goes to the driver itself, since pyopencl would count a
+    reference to the answer. Where `is_object`.
+    """
+    table = ctypes.c_void_p.from_address(handle).value or 0
+    place = table + GET_QUEUE_INFO * ctypes.sizeof(ctypes.c_void_p)
+    ask = _QUEUE_INFO(ctypes.c_void_p.from_address(place).value or 0)
+    answer = ctypes.c_void_p()
+    size, found = ctypes.sizeof(answer), []
+    for question in (QUEUE_CONTEXT, QUEUE_DEVICE):
+        failed = ask(handle, question, size, ctypes.byref(answer), None)
+        found.append(0 if failed else answer.value or 0)
+    return found[0], found[1]
 
 
 class Fence:

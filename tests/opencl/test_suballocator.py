@@ -367,6 +367,42 @@ def test_another_contexts_queue_and_no_queue_at_all_are_errors(source, make, cl,
             allocator.allocate(100, wrong)
 
 
+def test_an_int_that_leads_to_another_object_is_an_error_not_a_crash(make, cl, context) -> None:
+    """PoCL does not tell a queue from what else it made: it would follow what lies there."""
+    program = cl.Program(context, "kernel void nothing(global int *a) { }").build()
+    allocator = make()
+    objects = {
+        "device": context.devices[0],
+        "platform": context.devices[0].platform,
+        "context": context,
+        "memory": cl.Buffer(context, cl.mem_flags.READ_WRITE, 100),
+        "event": cl.enqueue_marker(allocator.sub_allocator.queue),
+        "user event": cl.UserEvent(context),
+        "program": program,
+        "kernel": cl.Kernel(program, "nothing"),
+    }
+    for wrong in objects.values():
+        with pytest.raises(bfc.SubAllocatorError, match="no command queue"):
+            allocator.allocate(100, wrong.int_ptr)
+    objects["user event"].set_status(cl.command_execution_status.COMPLETE)
+
+
+@pytest.mark.parametrize("missing", ["the driver's table", "/proc"])
+def test_where_no_look_can_be_had_the_driver_is_trusted(context, cl, monkeypatch, missing) -> None:
+    """A driver that was linked to, and not found, need not have that table."""
+    if missing == "/proc":
+        exists = os.path.exists
+        monkeypatch.setattr(os.path, "exists", lambda path: "proc" not in path and exists(path))
+    else:
+        monkeypatch.setattr(_opencl, "ICD", "cl_khr_none")
+    source = bfc.OpenCLSubAllocator(context)
+    monkeypatch.setattr(_opencl, "is_object", lambda *_arguments: False)
+    assert source.is_ordered(cl.CommandQueue(context).int_ptr)
+    theirs = cl.CommandQueue(cl.Context([pocl.devices()[0]]))
+    with pytest.raises(bfc.SubAllocatorError, match="another context"):
+        source.is_ordered(theirs.int_ptr)
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 
