@@ -74,7 +74,6 @@ cdef class Allocator(Frees):
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
     cdef int set_granularity(self) except -1
-    cdef bint is_unordered(self, uint64_t stream) except -1
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1

@@ -164,7 +164,6 @@ cdef class Allocator(Frees):
         return 0
 
     cdef bint is_unordered(self, uint64_t stream) except -1:
-        """Whether what is freed on a stream may still be in use by work that was queued there before."""
         return self.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
 
     # -- what a policy answers ----------------------------------------------------------------------------------------

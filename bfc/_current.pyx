@@ -22,8 +22,9 @@ def chosen_stream():
 cdef class use_stream:
     """Within it, allocations that name no stream are for this one: of this thread, and of this task of asyncio.
 
-    `stream` is an int (a CUDA stream handle, 0 the default stream) or has `__cuda_stream__`. Scopes nest. Raises
-    TypeError or ValueError for what is no stream, RuntimeError where one is left that was not entered.
+    `stream` is an int (a CUDA stream handle, 0 the default stream), has `__cuda_stream__`, or is a
+    `pyopencl.CommandQueue`. Scopes nest. Raises TypeError or ValueError for what is no stream, RuntimeError where one
+    is left that was not entered.
 
     >>> import bfc
     >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))

@@ -50,6 +50,7 @@ cdef class Frees(Ledger):
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef list unfinished_fences(self, int64_t allocation_id)
     cdef list fences_on(self, streams)
+    cdef bint is_unordered(self, uint64_t stream) except -1
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil
     cdef int settle(self, bint again=*, bint wait=*) except -1
     cdef int free_put_off(self, list faults) except -1

@@ -324,9 +324,11 @@ cdef class Frees(Ledger):
         the free has finished. A no-op for the allocator's own stream. A stream object (with `__cuda_stream__`) is kept
         alive until then; an int must name a stream that lives as long.
 
-        Raises InvalidPointerError, or TypeError for what is neither an address nor a buffer. A no-op for 0 bytes.
+        Raises InvalidPointerError, TypeError for what is neither an address nor a buffer, and SubAllocatorError for a
+        queue of OpenCL that is none, or another context's. A no-op for 0 bytes.
         """
         cdef uint64_t on = self.stream_of(stream)
+        self.is_unordered(on)   # or what is no stream would show at the free, which could never be made
         cdef uint64_t address = 0
         cdef int64_t allocation_id
         cdef bint elsewhere = False
@@ -359,6 +361,11 @@ cdef class Frees(Ledger):
             raise InvalidPointerError("this buffer's memory was freed already")
         if elsewhere:
             self.uses_stream(allocation_id, on, stream)
+
+    cdef bint is_unordered(self, uint64_t stream) except -1:
+        """Whether what is freed on a stream may still be in use by work that was queued there before. Raises
+        SubAllocatorError for what is no stream, where there are such."""
+        return False
 
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
         """Whether a chunk that this stream uses cannot come back in the order of one stream."""

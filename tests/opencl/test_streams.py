@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
+
 import bfc
 
 
@@ -77,8 +82,6 @@ def test_an_unordered_queue_waits_for_the_last_use_at_home(make, cl, out_of_orde
 
 
 def test_an_allocator_cannot_belong_to_an_unordered_queue(make, out_of_order, context) -> None:
-    import pytest
-
     source = bfc.OpenCLSubAllocator(context)
     for policy in (bfc.BFCAllocator, bfc.CachingAllocator):
         with pytest.raises(ValueError, match="any order"):
@@ -108,3 +111,54 @@ def test_queues_are_streams_wherever_streams_are(make, queue) -> None:
     many = allocator.allocate_many([100, 200], stream=queue)
     allocator.deallocate_many(many.tolist())
     assert bytes(buffer.from_host(b"a" * 1000).to_host()) == b"a" * 1000
+
+
+def test_what_is_no_queue_of_the_context_is_refused_when_it_is_recorded(make, cl, context) -> None:
+    """At the free it would be too late: the memory could never come back."""
+    allocator = make()
+    buffer = allocator.allocate(1000)
+    theirs = cl.CommandQueue(cl.Context(context.devices))
+    for wrong in (7, theirs, theirs.int_ptr, context.int_ptr):
+        for what in (buffer, buffer.ptr):
+            with pytest.raises(bfc.SubAllocatorError, match="queue"):
+                allocator.record_stream(what, wrong)
+    place = buffer.ptr
+    buffer.free()
+    assert allocator.allocate(1000).ptr == place
+
+
+KERNEL = "kernel void add(global int *a, int number) { a[get_global_id(0)] += number; }"
+
+
+@pytest.mark.parametrize("kind", ["queue", "out_of_order"])
+def test_no_block_is_handed_out_before_the_kernels_that_use_it(
+    make, cl, context, kind, request
+) -> None:
+    """Kernels wait on two recorded queues, one behind the other's; what is allocated meanwhile is
+    written at home. On the unordered queue no barrier holds other work back."""
+    recorded: list[Any] = [request.getfixturevalue(kind), cl.CommandQueue(context)]
+    allocator = make()
+    source = allocator.sub_allocator
+    add = cl.Kernel(cl.Program(context, KERNEL).build(), "add")
+    buffer = allocator.allocate(4000).from_host(np.zeros(1000, "i4"))
+    place = buffer.ptr
+    memory = source.sub_buffer(place, 4000)
+    gates, kernels = [cl.UserEvent(context) for _ in recorded], []
+    for queue, gate in zip(recorded, gates, strict=True):
+        kernels.append(add(queue, (1000,), None, memory, np.int32(1), wait_for=[gate]))
+        queue.flush()
+        allocator.record_stream(buffer, queue)
+        allocator.record_stream(buffer, source.queue)
+    buffer.free()
+    for gate, kernel in zip(gates, kernels, strict=True):
+        taken = [allocator.allocate(4000) for _ in range(5)]
+        assert place not in [other.ptr for other in taken]
+        for other in taken:
+            other.from_host(np.full(1000, 7, "i4"))
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        kernel.wait()
+    for queue in recorded:
+        queue.finish()
+    again = allocator.allocate(4000)
+    assert again.ptr == place
+    assert (again.view("i4").to_host() == 2).all(), "something wrote there meanwhile"
