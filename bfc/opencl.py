@@ -13,6 +13,7 @@ from bfc import _opencl
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._caching import CachingAllocator
+from bfc._current import chosen_stream
 from bfc.cuda import Availability
 from bfc.errors import (
     ClosedError,
@@ -238,13 +239,16 @@ class DeviceAllocator:
 
         `stream` is the `pyopencl.CommandQueue` that uses it first: where its work runs in any
         order, the memory is used again only when all that was queued there at the free has
-        finished. None is the pool's own queue. Raises as `Allocator.allocate_raw`, and
+        finished. None is that of `use_stream`, or the pool's own queue. Raises as `Allocator.allocate_raw`, and
         DeviceUnavailableError for a device that is not there. Cost: that, and some 300 ns.
         """
         place = self._open(device)
         pool = place.pool
         assert pool is not None
-        stream = 0 if stream is None else stream
+        if stream is None:
+            stream = chosen_stream()
+        if stream is None:
+            stream = pool.stream or 0
         try:
             handle = pool.allocate_raw(nbytes, stream)
         except (OutOfMemoryError, SubAllocatorError):

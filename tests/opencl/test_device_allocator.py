@@ -165,6 +165,8 @@ def test_a_recorded_queue_is_waited_for_and_the_same_one_is_not(memory, cl, hold
         held.let_go()
         other.finish()
         assert memory.allocate(1000) == handle
+    with pytest.raises(bfc.SubAllocatorError, match="no command queue"):
+        memory.record_stream(second, 7)
     memory.record_stream(second, source.queue)
     memory.raw_delete(second)
     assert memory.allocate(1000) == second
@@ -182,6 +184,29 @@ def test_an_unordered_queue_is_respected(memory, cl, hold) -> None:
         held.let_go()
         unordered.finish()
         assert memory.allocate(1000, 0, unordered) == handle
+
+
+@pytest.mark.parametrize("policy", ["caching", "bfc"])
+def test_who_names_no_queue_gets_the_pools(policy, context, queue, hold) -> None:
+    with DeviceAllocator(
+        policy, devices=[context], memory_limit="64 MiB", stream=queue
+    ) as memory:
+        handle = memory.allocate(1000)
+        live = memory.allocator().snapshot().live_chunks()
+        assert [chunk.stream for chunk in live] == [queue.int_ptr]
+        with hold(memory.allocator().sub_allocator.queue):
+            memory.raw_delete(handle)
+            assert memory.allocate(1000) == handle, "it waits for a queue that was not named"
+
+
+def test_who_names_no_queue_gets_that_of_the_scope(memory, cl, hold) -> None:
+    memory.raw_delete(memory.allocate(1))
+    other = cl.CommandQueue(memory.allocator().sub_allocator.context)
+    with bfc.use_stream(other):
+        handle = memory.allocate(1000)
+    with hold(other):
+        memory.raw_delete(handle)
+        assert memory.allocate(1000) != handle, "its queue has not finished"
 
 
 def test_what_is_no_handle_is_an_error(memory) -> None:
