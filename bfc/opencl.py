@@ -20,8 +20,6 @@ from bfc.errors import (
     DeviceUnavailableError,
     DriverError,
     InvalidPointerError,
-    OutOfMemoryError,
-    SubAllocatorError,
 )
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import Device
@@ -71,7 +69,7 @@ class DeviceStats:
     peak_reserved_bytes: int = 0
     allocations: int = 0
     frees: int = 0
-    failures: int = 0  # allocations that were refused, or that the driver failed
+    failures: int = 0  # allocations that found no memory, or that the driver failed
     allocated_bytes: int = 0
     freed_bytes: int = 0
 
@@ -194,9 +192,7 @@ class DeviceAllocator:
 
     def allocator(self, device: SupportsIndex = 0) -> Allocator:
         """The pool of a device: snapshots, traces and all else that bfc has for it."""
-        pool = self._open(device).pool
-        assert pool is not None
-        return pool
+        return self._pool_of(self._at(device))
 
     def _known(self) -> list[_Place]:
         with self._lock:
@@ -217,18 +213,16 @@ class DeviceAllocator:
             )
         return places[ordinal]
 
-    def _open(self, device: SupportsIndex) -> _Place:
-        place = self._at(device)
-        if place.pool is not None:
-            return place
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this allocator is closed")
-            if place.pool is None:
-                source = OpenCLSubAllocator(place.context, svm=self._svm, index=place.ordinal)
-                source.device = Device("opencl", place.ordinal)
-                place.pool = _POLICIES[self.policy](source, **self._options)
-            return place
+    def _pool_of(self, place: _Place) -> Allocator:
+        if place.pool is None:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("this allocator is closed")
+                if place.pool is None:
+                    source = OpenCLSubAllocator(place.context, svm=self._svm, index=place.ordinal)
+                    source.device = Device("opencl", place.ordinal)
+                    place.pool = _POLICIES[self.policy](source, **self._options)
+        return place.pool
 
     # -- c10::Allocator ----------------------------------------------------------------------------
 
@@ -239,19 +233,19 @@ class DeviceAllocator:
 
         `stream` is the `pyopencl.CommandQueue` that uses it first: where its work runs in any
         order, the memory is used again only when all that was queued there at the free has
-        finished. None is that of `use_stream`, or the pool's own queue. Raises as `Allocator.allocate_raw`, and
-        DeviceUnavailableError for a device that is not there. Cost: that, and some 300 ns.
+        finished. None is that of `use_stream`, or the pool's own queue. Raises as
+        `Allocator.allocate_raw`, and DeviceUnavailableError for a device that is not there. Cost:
+        that, and some 300 ns.
         """
-        place = self._open(device)
-        pool = place.pool
-        assert pool is not None
-        if stream is None:
-            stream = chosen_stream()
-        if stream is None:
-            stream = pool.stream or 0
+        place = self._at(device)
         try:
+            pool = self._pool_of(place)
+            if stream is None:
+                stream = chosen_stream()
+            if stream is None:
+                stream = pool.stream or 0
             handle = pool.allocate_raw(nbytes, stream)
-        except (OutOfMemoryError, SubAllocatorError):
+        except (MemoryError, DriverError):
             place.count_failure()
             raise
         if handle:

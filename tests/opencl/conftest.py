@@ -98,6 +98,34 @@ def hold(cl: Any) -> Callable[[Any], Held]:
     return lambda queue: Held(cl, queue)
 
 
+class Faulty:
+    """pyopencl's functions, of which one fails: each call of `name`, with `code`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, cl: Any) -> None:
+        self.patch, self.cl = patch, cl
+        self.calls: list[str] = []
+
+    def fail(self, name: str, code: int, owner: Any = None) -> None:
+        owner = self.cl if owner is None else owner
+        error = self.cl.Error(self.error_record(name, code))
+
+        def fails(*_arguments: Any, **_options: Any) -> None:
+            self.calls.append(name)
+            raise error
+
+        self.patch.setattr(owner, name, fails)
+
+    def error_record(self, name: str, code: int) -> Any:
+        record = self.cl._cl._ErrorRecord(msg="told to fail", code=code, routine=name)
+        assert record.code() == code
+        return record
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch, cl: Any) -> Faulty:
+    return Faulty(monkeypatch, cl)
+
+
 class Interrupt:
     """Runs something at a line of a function, once, in the same thread: as a finaliser might."""
 

@@ -152,6 +152,31 @@ def test_the_counts_are_exact_and_the_resets_independent(memory) -> None:
     assert memory.device_stats().reserved_bytes == 0
 
 
+def test_a_failure_is_the_devices_and_no_wrong_argument(memory, cl, faulty) -> None:
+    """The first allocation opens the device, which may fail, too."""
+    faulty.fail("CommandQueue", -6)
+    with pytest.raises(bfc.DriverError, match="CL_OUT_OF_HOST_MEMORY"):
+        memory.allocate(1000)
+    assert memory.device_stats().failures == 1
+    faulty.patch.undo()
+    faulty.fail("Buffer", -34)
+    with pytest.raises(bfc.DriverError, match="CL_INVALID_CONTEXT"):
+        memory.allocate(1000)
+    faulty.patch.undo()
+    with pytest.raises(bfc.OutOfMemoryError):
+        memory.allocate(65 * MIB)
+    assert memory.device_stats().failures == 3
+    foreign = cl.CommandQueue(cl.Context(memory.allocator().sub_allocator.context.devices))
+    for wrong in ((-1, 0), ("lots", 0), (1000, 0, 7), (1000, 0, foreign), (1000, 0, "queue")):
+        with pytest.raises((ValueError, TypeError, bfc.SubAllocatorError)):
+            memory.allocate(*wrong)
+    assert memory.device_stats() == DeviceStats(
+        failures=3,
+        reserved_bytes=memory.allocator().stats().pool_bytes,
+        peak_reserved_bytes=memory.allocator().stats().pool_bytes,
+    )
+
+
 def test_a_recorded_queue_is_waited_for_and_the_same_one_is_not(memory, cl, hold) -> None:
     handle = memory.allocate(1000)
     source = memory.allocator().sub_allocator
@@ -188,9 +213,7 @@ def test_an_unordered_queue_is_respected(memory, cl, hold) -> None:
 
 @pytest.mark.parametrize("policy", ["caching", "bfc"])
 def test_who_names_no_queue_gets_the_pools(policy, context, queue, hold) -> None:
-    with DeviceAllocator(
-        policy, devices=[context], memory_limit="64 MiB", stream=queue
-    ) as memory:
+    with DeviceAllocator(policy, devices=[context], memory_limit="64 MiB", stream=queue) as memory:
         handle = memory.allocate(1000)
         live = memory.allocator().snapshot().live_chunks()
         assert [chunk.stream for chunk in live] == [queue.int_ptr]
