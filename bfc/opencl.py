@@ -195,6 +195,8 @@ class DeviceAllocator:
         return self._pool_of(self._at(device))
 
     def _known(self) -> list[_Place]:
+        if self._places is not None:
+            return self._places
         with self._lock:
             if self._places is None:
                 contexts = [None] * device_count() if self._given is None else self._given
@@ -235,7 +237,7 @@ class DeviceAllocator:
         order, the memory is used again only when all that was queued there at the free has
         finished. None is that of `use_stream`, or the pool's own queue. Raises as
         `Allocator.allocate_raw`, and DeviceUnavailableError for a device that is not there. Cost:
-        that, and some 300 ns.
+        that, and some 1.2 µs.
         """
         place = self._at(device)
         try:
