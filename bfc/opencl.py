@@ -378,13 +378,29 @@ class DeviceAllocator:
         return known
 
     def close(self) -> None:
-        """Gives everything back, live handles or not. Closing twice does nothing."""
+        """Gives everything back, live handles or not: nothing is current then. Closing twice does
+        nothing. Raises the first error of a device, once all were closed; closing again tries it
+        again. BufferError says that a device's memory is in use elsewhere, and stays."""
+        faults = []
         with self._lock:
             self._closed = True
             for place in self._places or ():
-                if place.pool is not None:
-                    place.pool.close()
-            self._live.clear()
+                try:
+                    if place.pool is not None:
+                        place.pool.close()
+                except Exception as error:
+                    faults.append(error)
+                if place.pool is None or place.pool.closed:
+                    self._forget(place)
+        if faults:
+            raise faults[0]
+
+    def _forget(self, closed: _Place) -> None:
+        for handle, known in list(self._live.items()):
+            if known.place is closed:
+                self._live.pop(handle, None)
+        with closed.lock:
+            closed.current_bytes = 0
 
     def __enter__(self) -> DeviceAllocator:
         return self

@@ -289,8 +289,41 @@ def test_closed_is_closed(memory) -> None:
     memory.close()
     assert not memory.initialized()
     assert all(pool.sub_allocator.live_bytes == 0 for pool in pools)
+    for device in (0, 1):
+        stats = memory.device_stats(device)
+        assert (stats.current_bytes, stats.reserved_bytes, stats.allocations) == (0, 0, 1)
     with pytest.raises(bfc.ClosedError):
         memory.allocate(10)
+
+
+def test_a_device_that_fails_to_close_keeps_no_other_open(memory, monkeypatch) -> None:
+    handles = [memory.allocate(1000, device) for device in (0, 1)]
+    sources = [memory.allocator(device).sub_allocator for device in (0, 1)]
+
+    def fails(*_block: int) -> None:
+        raise bfc.SubAllocatorError("the device does not answer")
+
+    monkeypatch.setattr(sources[0], "free", fails)
+    with pytest.raises(bfc.SubAllocatorError, match="does not answer"):
+        memory.close()
+    assert [source.live_bytes > 0 for source in sources] == [True, False]
+    with pytest.raises(bfc.InvalidPointerError):
+        memory.raw_delete(handles[1])
+    monkeypatch.undo()
+    memory.close()
+    assert sources[0].live_bytes == 0
+
+
+def test_memory_that_another_object_views_stays(memory) -> None:
+    handles = [memory.allocate(1000, device) for device in (0, 1)]
+    view = memory.allocator(0).allocate(1000).__dlpack__()
+    with pytest.raises(BufferError, match="view"):
+        memory.close()
+    assert memory.device_stats(0).current_bytes > 0
+    assert memory.device_stats(1).current_bytes == 0
+    memory.raw_delete(handles[0])
+    del view
+    memory.close()
 
 
 def test_options_that_are_none_are_refused(cl) -> None:
