@@ -89,7 +89,7 @@ class _Place:
         self.ordinal = ordinal
         self.context = context  # None: the shared one of the device
         self.pool: Allocator | None = None
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finaliser may free a handle inside any call below
         self.current_bytes = self.peak_bytes = 0
         self.clear_counts()
 
@@ -102,7 +102,8 @@ class _Place:
             self.allocations += 1
             self.allocated_bytes += nbytes
             self.current_bytes += nbytes
-            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            if self.current_bytes > self.peak_bytes:  # no call, in which a finaliser could run
+                self.peak_bytes = self.current_bytes
 
     def count_free(self, nbytes: int) -> None:
         with self.lock:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bfc
+from bfc import opencl
 from bfc.opencl import DeviceAllocator, DeviceStats
 
 MIB = 1 << 20
@@ -265,6 +266,38 @@ def test_a_free_that_the_driver_fails_leaves_the_handle_live(memory, cl, monkeyp
     monkeypatch.undo()
     memory.raw_delete(handle)
     assert memory.device_stats().frees == 1
+
+
+@pytest.mark.parametrize("name", ["count_allocation", "count_free", "count_failure", "stats"])
+def test_a_finaliser_may_free_a_handle_wherever_something_is_counted(memory, interrupt, name):
+    """A garbage collection runs it in the same thread."""
+    counting = getattr(opencl._Place, name)
+    faults: list[BaseException] = []
+
+    def use() -> None:
+        memory.raw_delete(memory.allocate(1000))
+        with pytest.raises(bfc.OutOfMemoryError):
+            memory.allocate(1 << 40)
+        memory.device_stats()
+
+    def count() -> None:
+        for number, line in enumerate(interrupt.lines_of(counting), 1):
+            other = memory.allocate(1000)
+            try:
+                with interrupt(counting, line, lambda other=other: memory.raw_delete(other)):
+                    use()
+            except BaseException as error:
+                faults.append(error)
+            stats = memory.device_stats()
+            expected = (2 * number, 2 * number, number, 0)
+            found = (stats.allocations, stats.frees, stats.failures, stats.current_bytes)
+            assert found == expected, (name, line)
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for a lock that its own thread has"
+    assert not faults
 
 
 def test_threads_count_exactly(memory) -> None:
