@@ -54,7 +54,8 @@ _FORKED = (
 )
 
 _lock = threading.Lock()
-_contexts: dict[tuple[int, int], Any] = {}  # by process and ordinal
+_contexts: dict[int, Any] = {}  # by ordinal
+_asked_in = 0  # the process in which a driver showed its devices
 
 
 def load() -> Any:
@@ -70,8 +71,12 @@ def load() -> Any:
 
 def devices() -> list[Any]:
     """Every device of every platform, as the platforms list them. Raises DeviceUnavailableError
-    where there is none."""
+    where there is none, and in a child of a process that asked already: its queues would wait for
+    threads that the child does not have."""
+    global _asked_in
     cl = load()
+    if _asked_in not in (0, os.getpid()):
+        raise DeviceUnavailableError(_FORKED)
     found: list[Any] = []
     try:
         for platform in cl.get_platforms():
@@ -83,6 +88,7 @@ def devices() -> list[Any]:
         ) from error
     if not found:
         raise DeviceUnavailableError(f"the OpenCL drivers show no device\n  try: {DRIVERS}")
+    _asked_in = os.getpid()
     return found
 
 
@@ -93,12 +99,11 @@ def default_context(ordinal: int) -> Any:
         raise DeviceUnavailableError(
             f"there is no OpenCL device {ordinal}: the drivers show {len(found)}, counted from 0"
         )
-    key = os.getpid(), ordinal
     with _lock:
-        if key not in _contexts:
+        if ordinal not in _contexts:
             with in_words(f"clCreateContext for device {ordinal}"):
-                _contexts[key] = load().Context([found[ordinal]])
-        return _contexts[key]
+                _contexts[ordinal] = load().Context([found[ordinal]])
+        return _contexts[ordinal]
 
 
 def ordinal_of(device: Any) -> int:

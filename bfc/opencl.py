@@ -3,8 +3,11 @@ this calls no driver; asking does."""
 
 from __future__ import annotations
 
+import atexit
 import operator
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -27,6 +30,28 @@ from bfc.suballocators.opencl import OpenCLSubAllocator
 
 Policy = Literal["caching", "bfc"]
 _POLICIES: dict[str, Callable[..., Allocator]] = {"caching": CachingAllocator, "bfc": BFCAllocator}
+
+
+_allocators: weakref.WeakSet[DeviceAllocator] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child, where the threads that may have held them are not."""
+    for memory in list(_allocators):
+        memory._lock = threading.RLock()
+        for place in memory._places or ():
+            place.lock = threading.RLock()
+
+
+def _leave_memory_alone() -> None:
+    """After this frees do nothing: the driver, or half of Python, may be gone already."""
+    for memory in list(_allocators):
+        memory._is_exiting = True
+
+
+atexit.register(_leave_memory_alone)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def is_available() -> Availability:
@@ -175,7 +200,9 @@ class DeviceAllocator:
         self._live: dict[int, _Handle] = {}
         self._lock = threading.RLock()
         self._closed = False
+        self._is_exiting = False
         self._deleter = self.raw_delete
+        _allocators.add(self)
 
     def __repr__(self) -> str:
         opened = [place for place in self._places or () if place.pool is not None]
@@ -264,8 +291,9 @@ class DeviceAllocator:
 
     def raw_delete(self, handle: int) -> None:
         """Frees a handle; 0 is a no-op. Raises InvalidPointerError for what is no live handle of
-        this allocator, and as `Allocator.deallocate_raw`: the handle stays live then."""
-        if handle == 0:
+        this allocator, and as `Allocator.deallocate_raw`: the handle stays live then. A no-op once
+        the interpreter exits."""
+        if handle == 0 or self._is_exiting:
             return
         known = self._live.pop(handle, None)
         if known is None:

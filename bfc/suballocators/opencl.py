@@ -57,7 +57,7 @@ class OpenCLSubAllocator(SubAllocator):
 
     Raises DeviceUnavailableError where a package, a driver or SVM is missing, and says what to
     install; later DriverError, with OpenCL's name for what went wrong. In a forked child freeing
-    does nothing, and all else raises SubAllocatorError.
+    does nothing, all else raises SubAllocatorError, and no other source can be made.
 
     >>> import bfc
     >>> if bfc.opencl.is_available():
@@ -181,6 +181,8 @@ class OpenCLSubAllocator(SubAllocator):
         queue.finish()
 
     def free(self, address: int, nbytes: int) -> None:
+        if not self._home.is_here:
+            return  # and a thread that is not in this process may hold the lock
         with self._lock:
             region = self._region_at(address, 1)
             if region is None or (region.address, region.nbytes) != (address, nbytes):
@@ -207,8 +209,6 @@ class OpenCLSubAllocator(SubAllocator):
 
     def _release(self, region: Region) -> None:
         """A buffer goes when the commands that use it have finished; SVM goes at once."""
-        if not self._home.is_here:
-            return
         if self.svm:
             self._queues.finish()
         with _opencl.in_words("clSVMFree" if self.svm else "clReleaseMemObject"):

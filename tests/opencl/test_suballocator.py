@@ -604,6 +604,67 @@ def test_in_a_forked_child_freeing_does_nothing_and_the_rest_says_why(cl) -> Non
     assert (run.returncode, run.stdout) == (0, "True\n0\n"), run.stderr
 
 
+FORKED = """
+import os, signal, threading
+import bfc
+memory = bfc.opencl.DeviceAllocator(memory_limit="64 MiB")
+unused = bfc.opencl.DeviceAllocator()
+handle = memory.allocate(1000)
+source = memory.allocator().sub_allocator
+locks = memory._lock, memory._places[0].lock, source._lock
+taken, go = threading.Event(), threading.Event()
+
+def hold():
+    with locks[0], locks[1], locks[2]:
+        taken.set()
+        go.wait()
+
+threading.Thread(target=hold).start()
+taken.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    for call in (bfc.OpenCLSubAllocator, unused.allocator):
+        try:
+            call()
+        except bfc.DeviceUnavailableError as error:
+            print("spawn" in str(error), flush=True)
+    print(bool(bfc.opencl.is_available()), bfc.opencl.device_count(), flush=True)
+    memory.raw_delete(handle)
+    print(memory.device_stats().frees, flush=True)
+    memory.close()
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+go.set()
+print(status, flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_waits_for_no_thread_of_its_parents(cl) -> None:
+    """Not for one that had a lock, and not for the driver's, which would run its queues."""
+    run = run_python(FORKED)
+    assert (run.returncode, run.stdout) == (0, "True\nTrue\nFalse 0\n1\n0\n"), run.stderr
+
+
+def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
+    run = run_python(
+        "import builtins, bfc, pyopencl\n"
+        "memory = bfc.opencl.DeviceAllocator(memory_limit='64 MiB')\n"
+        "class Tensor:\n"
+        "    def __init__(self):\n"
+        "        self.handle, self.delete = memory.allocate(1000), memory.raw_deleter()\n"
+        "        queue = pyopencl.CommandQueue(memory.allocator().sub_allocator.context)\n"
+        "        memory.record_stream(self.handle, queue)\n"
+        "    def __del__(self):\n"
+        "        self.delete(self.handle)\n"
+        "kept = builtins.kept = [Tensor() for _ in range(3)]\n"
+        "kept.append(kept)\n"
+        "print('end')"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
 def test_every_device_is_counted_and_has_memory_of_its_own(cl) -> None:
     run = run_python(
         "import pocl; pocl.devices()\n"
