@@ -109,11 +109,18 @@ def default_context(ordinal: int) -> Any:
 def ordinal_of(device: Any) -> int:
     """The place of a device, or of the device that it is a part of, among all; 0 for one that is
     not listed."""
-    whole = device
+    parts = [device]
     with contextlib.suppress(load().Error, AttributeError):
-        whole = device.parent_device or device
-    listed = devices()
-    return next((i for i, other in enumerate(listed) if other in (device, whole)), 0)
+        while (whole := parts[-1].parent_device) is not None:
+            parts.append(whole)
+    return next((i for i, other in enumerate(devices()) if other in parts), 0)
+
+
+def name_of(device: Any) -> str:
+    try:
+        return str(device.name).strip()
+    except load().Error as error:
+        return f"does not tell its name ({first_line(error)})"
 
 
 def first_line(error: object) -> str:

@@ -68,7 +68,8 @@ def is_available() -> Availability:
     except (DeviceUnavailableError, DriverError) as error:
         return Availability(False, f"OpenCL is not available: {error}")
     devices = "1 device" if len(found) == 1 else f"{len(found)} devices"
-    return Availability(True, f"OpenCL is available: {devices}, the first {found[0].name.strip()}")
+    name = _opencl.name_of(found[0])
+    return Availability(True, f"OpenCL is available: {devices}, the first {name}")
 
 
 def device_count() -> int:

@@ -59,7 +59,7 @@ def device_maker(text: str) -> Callable[[], Counted]:
 
 def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:
     index, _, size = rest.partition(":")
-    if not index.isdigit():
+    if not index.isdecimal():
         if size:
             raise ValueError(f"--device {text}: it is opencl[:INDEX][:SIZE]")
         index, size = "0", rest

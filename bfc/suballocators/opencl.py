@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import operator
 import threading
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
@@ -81,7 +82,7 @@ class OpenCLSubAllocator(SubAllocator):
     ) -> None:
         cl = _opencl.load()
         if context is None:
-            context = _opencl.default_context(index.__index__())
+            context = _opencl.default_context(operator.index(index))
         elif not isinstance(context, cl.Context):
             raise TypeError(f"context is a pyopencl.Context, not {type(context).__name__}")
         self._cl = cl

@@ -17,6 +17,7 @@ import pytest
 
 import bfc
 from bfc import _opencl
+from bfc.cli import main
 from bfc.suballocators import opencl as opencl_source
 
 MIB = 1 << 20
@@ -550,11 +551,49 @@ def test_without_a_driver_it_says_where_to_get_one(cl) -> None:
     assert run.stdout.rstrip().endswith("0")
 
 
+class Silent:
+    """A device that answers no question."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __getattr__(self, _name: str) -> Any:
+        raise self.error
+
+
+def test_a_device_that_does_not_answer_hides_no_other(cl, faulty, monkeypatch, capsys) -> None:
+    silent = Silent(cl.Error(faulty.error_record("clGetDeviceInfo", -2)))
+    monkeypatch.setattr(_opencl, "devices", lambda: [silent, pocl.devices()[0]])
+    usable = bfc.opencl.is_available()
+    assert usable
+    assert "2 devices, the first does not tell its name" in str(usable)
+    assert main(["devices"]) == 0
+    printed = capsys.readouterr().out
+    assert "opencl:0  cannot be asked: clGetDeviceInfo failed: DEVICE_NOT_AVAILABLE" in printed
+    assert f"opencl:1  {pocl.devices()[0].name}" in printed
+
+
+def test_a_part_of_a_part_of_a_device_counts_as_the_device(cl, monkeypatch) -> None:
+    class Part:
+        def __init__(self, whole: Part | None) -> None:
+            self.parent_device = whole
+
+    listed = [Part(None), Part(None)]
+    monkeypatch.setattr(_opencl, "devices", lambda: listed)
+    half = Part(listed[1])
+    for device in (listed[1], half, Part(half)):
+        assert _opencl.ordinal_of(device) == 1
+    assert _opencl.ordinal_of(Part(None)) == 0
+
+
 def test_odd_arguments_are_refused(context, cl, monkeypatch) -> None:
     with pytest.raises(TypeError, match=r"pyopencl\.Context"):
         bfc.OpenCLSubAllocator("gpu")
     for wrong in (-1, 99):
         with pytest.raises(bfc.DeviceUnavailableError, match="counted from 0"):
+            bfc.OpenCLSubAllocator(index=wrong)
+    for wrong in ("0", 1.0):
+        with pytest.raises(TypeError, match="integer"):
             bfc.OpenCLSubAllocator(index=wrong)
     with pytest.raises(ValueError, match="size"):
         bfc.OpenCLSubAllocator(context, capacity="plenty")
