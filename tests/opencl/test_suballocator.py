@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,44 @@ def test_no_two_queues_have_one_id(source, context, cl) -> None:
     assert len(source._queues._known) <= _opencl.Queues.MANY + 1, "queues are let go"
 
 
+class Lost:
+    """A queue that nobody else holds, and that does something else than to finish."""
+
+    reference_count = 1
+
+    def __init__(self, finish: Any) -> None:
+        self.finish = finish
+
+
+def test_letting_a_queue_go_stops_at_no_lost_one_and_at_no_finaliser(
+    source, context, cl, faulty
+) -> None:
+    def fails() -> None:
+        raise faulty.cl.LogicError(faulty.error_record("clFinish", -36))
+
+    late = [cl.CommandQueue(context) for _ in range(2)]
+    done = threading.Event()
+    source.is_ordered(late[0].int_ptr)
+    known = source._queues._known
+    finalisers = [lambda: source.is_ordered(late[1].int_ptr)]
+    finishes = fails, lambda: finalisers and finalisers.pop()()
+    for number, finish in enumerate(finishes, 1):
+        known[number] = _opencl.Queue(cl, source.queue, number)
+        known[number].queue = Lost(finish)
+    others = [cl.CommandQueue(context) for _ in range(_opencl.Queues.MANY)]
+
+    def name() -> None:
+        assert all(source.is_ordered(queue.int_ptr) for queue in others)
+        done.set()
+
+    threading.Thread(target=name, daemon=True).start()
+    assert done.wait(10), "it failed, or waits for a lock that its own thread has"
+    assert 1 in known, "what a lost queue still runs is unknown"
+    assert 2 not in known
+    assert late[1].int_ptr in known
+    del known[1]
+
+
 @pytest.mark.parametrize("wrong", [7, 1, 2**64 - 1, 2**47 - 4096, 1 << 60])
 def test_a_number_that_is_no_queue_is_an_error_not_a_crash(source, make, wrong) -> None:
     for call in (source.fence, source.is_ordered, source.stream_id):
@@ -394,8 +433,6 @@ def test_bytes_go_to_the_device_and_back(source, make, dice) -> None:
 
 def test_a_copy_is_behind_what_is_queued(source, make, cl, out_of_order, queue, hold) -> None:
     """Also on a queue that runs its work in any order."""
-    import threading
-
     for on in (queue, out_of_order):
         allocator = make(source)
         buffer = allocator.allocate(1000, on)
