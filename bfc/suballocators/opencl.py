@@ -18,8 +18,6 @@ from bfc.units import format_bytes, parse_bytes
 MADE_UP = 1 << 60
 #: What separates two regions, so that one address is never the end of one and the start of another.
 GAP = 1 << 16
-#: Alignment of what clSVMAlloc gives when it is asked for none: the largest type, long16.
-SVM_ALIGNMENT = 128
 
 _lock = threading.Lock()
 _next_address = MADE_UP
@@ -97,6 +95,7 @@ class OpenCLSubAllocator(SubAllocator):
             self.device = Device("opencl", _opencl.ordinal_of(self.cl_device))
         if svm:
             self.granularity = 256
+            self.largest_block -= self.granularity  # each is asked for with an alignment to spare
             self._require_svm()
         self.total_bytes = total if capacity is None else parse_bytes(capacity)
         with _opencl.in_words("clCreateCommandQueue"):
@@ -156,9 +155,8 @@ class OpenCLSubAllocator(SubAllocator):
         cl = self._cl
         memory: Any
         if self.svm:
-            margin = alignment if alignment > SVM_ALIGNMENT else 0
             flags = cl.svm_mem_flags.READ_WRITE
-            memory = cl.SVMAllocation(self.context, nbytes + margin, 0, flags)
+            memory = cl.SVMAllocation(self.context, nbytes + alignment, 0, flags)
             address = (memory.svm_ptr + alignment - 1) // alignment * alignment
         else:
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)

@@ -208,6 +208,40 @@ def test_a_request_above_the_largest_allocation_says_what_is_the_largest(make, c
     assert allocator.stats().peak_pool_bytes >= 21 * MIB
 
 
+@pytest.mark.parametrize("svm", [False, True])
+def test_the_largest_block_is_one_that_the_device_gives(context, cl, monkeypatch, svm) -> None:
+    """SVM is asked for more than a block's size, to start where blocks start."""
+    most = context.devices[0].max_mem_alloc_size
+    name = "SVMAllocation" if svm else "Buffer"
+    real = getattr(cl, name)
+    asked: list[int] = []
+
+    def small(context: Any, *rest: Any) -> Any:
+        place = 0 if svm else 1  # (size, alignment, flags) or (flags, size)
+        asked.append(rest[place])
+        return real(context, *(256 if i == place else value for i, value in enumerate(rest)))
+
+    monkeypatch.setattr(cl, name, small)
+    source = bfc.OpenCLSubAllocator(context, svm=svm, capacity=most)
+    block = source.alloc(256, source.largest_block)
+    assert asked[0] == most
+    assert source.alloc(256, source.largest_block + 1) is None
+    source.free(*block)
+
+
+@pytest.mark.parametrize("alignment", [256, 512, 4096, 1 << 20])
+def test_svm_starts_at_the_alignment_and_ends_inside(context, cl, alignment) -> None:
+    source = bfc.OpenCLSubAllocator(context, svm=True)
+    blocks = [source.alloc(alignment, 1000) for _ in range(20)]
+    for address, nbytes in blocks:
+        region = source._region_at(address, nbytes)
+        assert address % alignment == 0
+        assert region.memory.svm_ptr <= address
+        assert address + nbytes <= region.memory.svm_ptr + region.memory.size
+    for block in blocks:
+        source.free(*block)
+
+
 def test_the_drivers_own_limit_is_no_room_at_once(source) -> None:
     source.total_bytes = 1 << 62
     assert source.alloc(256, source.largest_block + 1) is None
