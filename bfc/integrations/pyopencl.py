@@ -61,7 +61,10 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
 
 def mem(buffer: Buffer) -> Any:
     """The OpenCL object of a buffer or a view, for kernels and copies: a new `pyopencl.Buffer` of
-    its bytes, or a `pyopencl.SVM`, which keeps the buffer. None for 0 bytes.
+    its bytes, or a `pyopencl.SVM`. None for 0 bytes.
+
+    It keeps the buffer from being collected, not from `buffer.free()`: after that others may get
+    the same memory, and what is queued with this object, or will be, writes into theirs.
 
     Raises ValueError for memory of another kind, ClosedError for a buffer that was freed. One
     driver call.
