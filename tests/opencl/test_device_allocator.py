@@ -153,6 +153,76 @@ def test_the_counts_are_exact_and_the_resets_independent(memory) -> None:
     assert memory.device_stats().reserved_bytes == 0
 
 
+class Counts:
+    """What a device's statistics must say, by the plainest sums over all that ever happened."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.history = [0]  # current bytes, from the last reset of the peak
+        self.allocated: list[int] = []
+        self.freed: list[int] = []
+        self.failures = 0
+
+    def note(self) -> None:
+        self.history.append(sum(self.live.values()))
+
+    def expected(self, pool: bfc.Allocator | None) -> DeviceStats:
+        stats = pool and pool.stats()
+        return DeviceStats(
+            sum(self.live.values()),
+            max(self.history),
+            pool.sub_allocator.live_bytes if pool else 0,
+            stats.peak_pool_bytes if stats else 0,
+            len(self.allocated),
+            len(self.freed),
+            self.failures,
+            sum(self.allocated),
+            sum(self.freed),
+        )
+
+
+def test_random_use_counts_as_the_plainest_sums_do(memory, dice, cl) -> None:
+    """Two devices; some blocks are used by a second queue, and some frees have to wait for it."""
+    models = [Counts(), Counts()]
+    opened = [False, False]
+    for _ in range(1500):
+        device = dice.randrange(2)
+        model, action = models[device], dice.random()
+        if action < 0.45:
+            size = dice.choice([0, 1, 256, 1000, 70_000, 5 * MIB, 90 * MIB])
+            opened[device] = True
+            try:
+                handle = memory.allocate(size, device)
+            except bfc.OutOfMemoryError:
+                model.failures += 1
+                continue
+            if handle:
+                model.live[handle] = memory.allocator(device).allocated_size(handle)
+                model.allocated.append(model.live[handle])
+        elif action < 0.85 and model.live:
+            handle = dice.choice(list(model.live))
+            if dice.random() < 0.2:
+                source = memory.allocator(device).sub_allocator
+                memory.record_stream(handle, cl.CommandQueue(source.context))
+            memory.raw_delete(handle)
+            model.freed.append(model.live.pop(handle))
+        elif action < 0.90:
+            with pytest.raises(bfc.InvalidPointerError):
+                memory.raw_delete(dice.randrange(1, 1 << 62) | 1)
+        elif action < 0.93:
+            memory.reset_accumulated_stats(device)
+            model.allocated, model.freed, model.failures = [], [], 0
+        elif action < 0.96:
+            memory.reset_peak_stats(device)
+            model.history = []
+        elif opened[device]:
+            memory.empty_cache(device)
+        model.note()
+        for i in (0, 1):
+            pool = memory.allocator(i) if opened[i] else None
+            assert memory.device_stats(i) == models[i].expected(pool)
+
+
 def test_a_failure_is_the_devices_and_no_wrong_argument(memory, cl, faulty) -> None:
     """The first allocation opens the device, which may fail, too."""
     faulty.fail("CommandQueue", -6)
