@@ -74,6 +74,8 @@ def test_the_deleter_takes_the_handle_alone(memory) -> None:
     handles = [memory.allocate(1000, device) for device in (0, 1, 0, 1)]
     assert len(set(handles)) == 4
     assert [memory.device_of(handle) for handle in handles] == [0, 1, 0, 1]
+    assert [memory.allocator(i).device.ordinal for i in (0, 1)] == [0, 1]
+    assert [memory.mem(handle).size for handle in handles] == [1000] * 4, "not all of its block"
     delete = memory.raw_deleter()
     assert delete is memory.raw_deleter()
     for handle in handles:
@@ -139,6 +141,7 @@ def test_the_counts_are_exact_and_the_resets_independent(memory) -> None:
     assert (stats.allocated_bytes, stats.freed_bytes) == (2 * block, block)
     assert stats.reserved_bytes == memory.allocator().sub_allocator.live_bytes
     memory.reset_accumulated_stats()
+    assert memory.allocator().stats().num_allocs == 0, "the pool's own start again, too"
     stats = memory.device_stats()
     assert (stats.allocations, stats.frees, stats.failures, stats.allocated_bytes) == (0, 0, 0, 0)
     assert (stats.current_bytes, stats.peak_bytes) == (block, 2 * block)
@@ -161,18 +164,19 @@ class Counts:
         self.history = [0]  # current bytes, from the last reset of the peak
         self.allocated: list[int] = []
         self.freed: list[int] = []
+        self.reserved = [0]
         self.failures = 0
 
-    def note(self) -> None:
+    def note(self, pool: bfc.Allocator | None) -> None:
         self.history.append(sum(self.live.values()))
+        self.reserved.append(pool.sub_allocator.live_bytes if pool else 0)
 
-    def expected(self, pool: bfc.Allocator | None) -> DeviceStats:
-        stats = pool and pool.stats()
+    def expected(self) -> DeviceStats:
         return DeviceStats(
             sum(self.live.values()),
             max(self.history),
-            pool.sub_allocator.live_bytes if pool else 0,
-            stats.peak_pool_bytes if stats else 0,
+            self.reserved[-1],
+            max(self.reserved),
             len(self.allocated),
             len(self.freed),
             self.failures,
@@ -195,7 +199,7 @@ def test_random_use_counts_as_the_plainest_sums_do(memory, dice, cl) -> None:
                 handle = memory.allocate(size, device)
             except bfc.OutOfMemoryError:
                 model.failures += 1
-                continue
+                handle = 0
             if handle:
                 model.live[handle] = memory.allocator(device).allocated_size(handle)
                 model.allocated.append(model.live[handle])
@@ -214,13 +218,11 @@ def test_random_use_counts_as_the_plainest_sums_do(memory, dice, cl) -> None:
             model.allocated, model.freed, model.failures = [], [], 0
         elif action < 0.96:
             memory.reset_peak_stats(device)
-            model.history = []
+            model.history, model.reserved = [], []
         elif opened[device]:
             memory.empty_cache(device)
-        model.note()
-        for i in (0, 1):
-            pool = memory.allocator(i) if opened[i] else None
-            assert memory.device_stats(i) == models[i].expected(pool)
+        model.note(memory.allocator(device) if opened[device] else None)
+        assert [memory.device_stats(i) for i in (0, 1)] == [model.expected() for model in models]
 
 
 def test_a_failure_is_the_devices_and_no_wrong_argument(memory, cl, faulty) -> None:
