@@ -165,6 +165,10 @@ class Home:
 # -- queues ----------------------------------------------------------------------------------------
 
 
+class WrongQueueError(SubAllocatorError):
+    """What was given for a queue is none, or another context's: no fault of the device's."""
+
+
 class Queue:
     """A command queue that was named once: `number` is its own, and no other's."""
 
@@ -227,7 +231,7 @@ class Queues:
                 if context == self._context.int_ptr:
                     return
                 raise foreign_queue(stream)
-        raise SubAllocatorError(
+        raise WrongQueueError(
             f"stream {stream:#x} is no command queue: pass the pyopencl.CommandQueue"
         )
 
@@ -246,8 +250,8 @@ class Queues:
                 known.queue.finish()
 
 
-def foreign_queue(stream: int) -> SubAllocatorError:
-    return SubAllocatorError(
+def foreign_queue(stream: int) -> WrongQueueError:
+    return WrongQueueError(
         f"the command queue {stream:#x} belongs to another context than this memory"
     )
 

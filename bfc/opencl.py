@@ -23,6 +23,7 @@ from bfc.errors import (
     DeviceUnavailableError,
     DriverError,
     InvalidPointerError,
+    SubAllocatorError,
 )
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import Device
@@ -276,8 +277,9 @@ class DeviceAllocator:
             if stream is None:
                 stream = pool.stream or 0
             handle = pool.allocate_raw(nbytes, stream)
-        except (MemoryError, DriverError):
-            place.count_failure()
+        except (MemoryError, SubAllocatorError) as error:
+            if not isinstance(error, _opencl.WrongQueueError):
+                place.count_failure()
             raise
         if handle:
             block_bytes = pool.allocated_size(handle)

@@ -239,12 +239,16 @@ def test_a_failure_is_the_devices_and_no_wrong_argument(memory, cl, faulty) -> N
     with pytest.raises(bfc.OutOfMemoryError):
         memory.allocate(65 * MIB)
     assert memory.device_stats().failures == 3
+    faulty.patch.setattr(memory.allocator().sub_allocator, "alloc", lambda *_arguments: 1 / 0)
+    with pytest.raises(bfc.SubAllocatorError, match="ZeroDivisionError"):
+        memory.allocate(1000)
+    faulty.patch.undo()
     foreign = cl.CommandQueue(cl.Context(memory.allocator().sub_allocator.context.devices))
     for wrong in ((-1, 0), ("lots", 0), (1000, 0, 7), (1000, 0, foreign), (1000, 0, "queue")):
         with pytest.raises((ValueError, TypeError, bfc.SubAllocatorError)):
             memory.allocate(*wrong)
     assert memory.device_stats() == DeviceStats(
-        failures=3,
+        failures=4,
         reserved_bytes=memory.allocator().stats().pool_bytes,
         peak_reserved_bytes=memory.allocator().stats().pool_bytes,
     )
