@@ -196,8 +196,9 @@ class Queues:
         self._context = context
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()  # a finaliser may name a queue while others are let go
-        self._can_look = can_look(own.device)
         self.own = Queue(self._cl, own, 0)
+        right = int(context.int_ptr), int(own.device.int_ptr)
+        self._can_look = can_look(own.device) and asked_as_queue(self.own.handle) == right
         self._known = {0: self.own, self.own.handle: self.own}
 
     def find(self, stream: int) -> Queue:
@@ -282,7 +283,10 @@ def asked_as_queue(handle: int) -> tuple[int, int]:
     """
     table = ctypes.c_void_p.from_address(handle).value or 0
     place = table + GET_QUEUE_INFO * ctypes.sizeof(ctypes.c_void_p)
-    ask = _QUEUE_INFO(ctypes.c_void_p.from_address(place).value or 0)
+    function = ctypes.c_void_p.from_address(place).value
+    if not function:
+        return 0, 0
+    ask = _QUEUE_INFO(function)
     answer = ctypes.c_void_p()
     size, found = ctypes.sizeof(answer), []
     for question in (QUEUE_CONTEXT, QUEUE_DEVICE):

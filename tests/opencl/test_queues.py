@@ -196,12 +196,14 @@ def test_an_int_that_leads_to_another_object_is_an_error_not_a_crash(make, cl, c
     objects["user event"].set_status(cl.command_execution_status.COMPLETE)
 
 
-@pytest.mark.parametrize("missing", ["the driver's table", "/proc"])
+@pytest.mark.parametrize("missing", ["the driver's table", "/proc", "the right answer"])
 def test_where_no_look_can_be_had_the_driver_is_trusted(context, cl, monkeypatch, missing) -> None:
     """A driver that was linked to, and not found, need not have that table."""
     if missing == "/proc":
         exists = os.path.exists
         monkeypatch.setattr(os.path, "exists", lambda path: "proc" not in path and exists(path))
+    elif missing == "the right answer":
+        monkeypatch.setattr(_opencl, "asked_as_queue", lambda _handle: (0, 0))
     else:
         monkeypatch.setattr(_opencl, "ICD", "cl_khr_none")
     source = bfc.OpenCLSubAllocator(context)
