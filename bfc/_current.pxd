@@ -2,4 +2,4 @@
 
 cdef int scopes_open            # in all threads, guarded by the GIL: 0 spares the look-up
 
-cdef object current_stream()
+cpdef object current_stream()

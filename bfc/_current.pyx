@@ -9,14 +9,9 @@ _stream = ContextVar("bfc.stream", default=None)
 cdef int scopes_open = 0
 
 
-cdef object current_stream():
+cpdef object current_stream():
     """What `use_stream` was given last in this thread, or None."""
     return _stream.get()
-
-
-def chosen_stream():
-    """What `use_stream` was given last in this thread, or None."""
-    return current_stream()
 
 
 cdef class use_stream:

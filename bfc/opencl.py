@@ -16,7 +16,7 @@ from bfc import _opencl
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._caching import CachingAllocator
-from bfc._current import chosen_stream
+from bfc._current import current_stream
 from bfc.cuda import Availability
 from bfc.errors import (
     ClosedError,
@@ -273,7 +273,7 @@ class DeviceAllocator:
         try:
             pool = self._pool_of(place)
             if stream is None:
-                stream = chosen_stream()
+                stream = current_stream()
             if stream is None:
                 stream = pool.stream or 0
             handle = pool.allocate_raw(nbytes, stream)

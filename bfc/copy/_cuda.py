@@ -71,7 +71,7 @@ def failure(name: str, code: int, hint: str = "") -> DriverError:
 
 def chosen_stream(stream: Any) -> int | None:
     """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither."""
-    stream = _current.chosen_stream() if stream is None else stream
+    stream = _current.current_stream() if stream is None else stream
     if hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__"):
         raise TypeError("a stream is one of CUDA's here, not a pyopencl.CommandQueue")
     return None if stream is None else stream_handle(stream) or 1
