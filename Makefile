@@ -27,7 +27,7 @@ test-gpu: $(VENV)/clients ## run the CUDA tests on this machine's GPU
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
 	cd build/cuda12 && ../../.venv-cuda12/bin/pytest --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
 
-peers: $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and PyTorch's, 530 MB)
+peers: $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/pytest -m peers
 
 check: .venv-check/built ## run the tests on a debug build: every invariant after every step
