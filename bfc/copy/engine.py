@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bfc.copy import _host, kernels
+from bfc.copy import _cuda, _host, kernels
 from bfc.copy.layout import (
     Rows,
     is_aligned,
@@ -91,8 +91,6 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
 
 def _told(stream: Any) -> int:
     """The CUDA stream that a DLPack producer is told to come before."""
-    from bfc.copy import _cuda
-
     return 1 if hasattr(stream, "int_ptr") else _cuda.chosen_stream(stream) or 1
 
 
@@ -121,28 +119,33 @@ def _flags(change: int) -> tuple[bool, bool]:
 
 
 def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
-    from bfc.copy import _cuda
-
-    with ExitStack() as open_lanes:
-        if to.on_host or source.on_host:
-            device, host = (source, to) if to.on_host else (to, source)
-            lane = open_lanes.enter_context(_cuda.lane(device, stream))
+    if to.on_host or source.on_host:
+        device, host = (source, to) if to.on_host else (to, source)
+        with _cuda.lane(device, stream) as lane:
             lane.refuse_capture_of(host.address, non_blocking)
             lane.adopt(device)
-            with _held(lane, host, non_blocking):
+            if non_blocking:
+                lane.adopt_pinned(host)
+            try:
                 _across(lane, to, source, change, non_blocking)
-            return
-        if to.ordinal == source.ordinal:
-            lane = open_lanes.enter_context(_cuda.lane(source, stream))
+            except BaseException:
+                if not non_blocking:
+                    with suppress(Exception):  # what is queued may use memory that goes now
+                        lane.synchronize()
+                raise
+            finally:
+                if non_blocking:
+                    lane.settle_pinned(host)  # after an error too: the transfer may be queued
+    elif to.ordinal == source.ordinal:
+        with _cuda.lane(source, stream) as lane:
             lane.adopt(to, source)
             _within(lane, to, source, change)
-            return
+    else:
         first, second = _cuda.lanes(source, to, stream)
-        open_lanes.enter_context(second)
-        open_lanes.enter_context(first)
-        first.adopt(source)
-        second.adopt(to)
-        _between(first, second, to, source, change, _cuda.reaches(source, to), non_blocking)
+        with second, first:
+            first.adopt(source)
+            second.adopt(to)
+            _between(first, second, to, source, change, _cuda.reaches(source, to), non_blocking)
 
 
 def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
@@ -165,24 +168,6 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
             with suppress(Exception):  # what is queued may use memory that goes now
                 lane.synchronize()
             raise
-
-
-@contextmanager
-def _held(lane: Any, host: View, non_blocking: bool) -> Iterator[None]:
-    """Pinned memory of ours is not used again before a queued transfer is done."""
-    if not non_blocking:
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):  # what is queued may use memory that goes now
-                lane.synchronize()
-            raise
-        return
-    lane.adopt_pinned(host)
-    try:
-        yield
-    finally:
-        lane.settle_pinned(host)  # after an error too: the transfer may be queued
 
 
 def _through_host(to: View, source: View, change: int, stream: Any) -> None:
