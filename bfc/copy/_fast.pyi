@@ -1,7 +1,10 @@
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
+def address_of(array: np.ndarray[Any, Any]) -> int: ...
 def copy(
     dst: T,
     src: Any,

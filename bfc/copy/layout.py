@@ -54,8 +54,22 @@ def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     strides, step = [], itemsize
     for count in reversed(shape):
         strides.append(step)
-        step *= max(count, 1)
-    return tuple(reversed(strides))
+        step *= count or 1
+    return tuple(strides[::-1])
+
+
+def is_packed(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether items lie row by row without gaps. The stride of a single item says nothing.
+
+    >>> is_packed((2, 1, 3), (12, 99, 4), 4)
+    True
+    """
+    step = itemsize
+    for count, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if count != 1 and stride != step:
+            return False
+        step *= count or 1
+    return True
 
 
 def expanded_strides(

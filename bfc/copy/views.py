@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bfc._buffer import Buffer, BufferView
-from bfc.copy.layout import expanded_strides, packed_strides, span
+from bfc.copy._fast import address_of
+from bfc.copy.layout import expanded_strides, is_packed, packed_strides, span
 from bfc.errors import ClosedError
 
 HOST = ("cpu", "cuda_host")
@@ -59,9 +60,7 @@ class View:
 
     @property
     def is_packed(self) -> bool:
-        packed = packed_strides(self.shape, self.dtype.itemsize)
-        pairs = zip(self.shape, self.strides, packed, strict=True)
-        return all(count == 1 or stride == wanted for count, stride, wanted in pairs)
+        return is_packed(self.shape, self.strides, self.dtype.itemsize)
 
     def is_same(self, other: View) -> bool:
         """Whether both show the same items of the same memory."""
@@ -131,7 +130,7 @@ def of_array(array: np.ndarray[Any, Any], owner: Any = None) -> View:
     return View(
         "cpu",
         0,
-        array.__array_interface__["data"][0],
+        address_of(array),
         array.dtype,
         array.shape,
         array.strides,
