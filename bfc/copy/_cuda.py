@@ -162,6 +162,14 @@ class Device:
         finally:
             call("cuCtxPopCurrent")
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        """`call`, with the context current for it alone."""
+        mode = self.enter()
+        try:
+            return call(name, *arguments)
+        finally:
+            self.leave(mode)
+
     def notice_reset(self) -> None:
         """Forgets what has gone with the context, where another library has reset the device."""
         try:
@@ -183,11 +191,7 @@ class Device:
         """A stream that nothing is queued on but waiting for others."""
         self.notice_reset()
         if self._follower is None:
-            mode = self.enter()
-            try:
-                self._follower = int(call("cuStreamCreate", NON_BLOCKING))
-            finally:
-                self.leave(mode)
+            self._follower = int(self.call("cuStreamCreate", NON_BLOCKING))
         return self._follower
 
     def attribute(self, number: int) -> int:
@@ -218,14 +222,11 @@ def peer_access(source: int, to: int) -> bool:
     if (source, to) not in peers:
         can = bool(call("cuDeviceCanAccessPeer", device(source).handle, device(to).handle))
         if can:
-            mode = device(source).enter()
             try:
-                call("cuCtxEnablePeerAccess", device(to).context(), 0)
+                device(source).call("cuCtxEnablePeerAccess", device(to).context(), 0)
             except DriverError as error:
                 if error.code != ALREADY_ENABLED:
                     raise
-            finally:
-                device(source).leave(mode)
         peers[source, to] = can
     return peers[source, to]
 
@@ -264,11 +265,7 @@ def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
 
 
 def _belongs(handle: int, there: Device) -> bool:
-    mode = there.enter()
-    try:
-        found = call("cuStreamGetCtx", handle)
-    finally:
-        there.leave(mode)
+    found = there.call("cuStreamGetCtx", handle)
     context = found[0] if isinstance(found, tuple) else found
     return int(context) == int(there.context())
 
@@ -285,6 +282,7 @@ class Lane:
         #: Whether it is the only lane of a copy, whose context may stay current all along.
         self.alone = alone
         self._mode: Any = None
+        self._call = call if alone else device.call
         self._capturing: bool | None = None
         self._followers: dict[int, Lane] = {}
 
@@ -302,16 +300,6 @@ class Lane:
         self.held.clear()
         if self.alone:
             self.device.leave(self._mode)
-            self._mode = None
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        if self._mode is not None:
-            return call(name, *arguments)
-        mode = self.device.enter()
-        try:
-            return call(name, *arguments)
-        finally:
-            self.device.leave(mode)
 
     # -- what comes before -------------------------------------------------------------------------
 
