@@ -65,8 +65,9 @@ def is_packed(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
     True
     """
     step = itemsize
-    for count, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if count != 1 and stride != step:
+    for axis in range(len(shape) - 1, -1, -1):
+        count = shape[axis]
+        if count != 1 and strides[axis] != step:
             return False
         step *= count or 1
     return True

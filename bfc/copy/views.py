@@ -17,6 +17,7 @@ from bfc.errors import ClosedError
 
 HOST = ("cpu", "cuda_host")
 CUDA = ("cuda", "cuda_managed")
+BYTE = np.dtype(np.uint8)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,12 +101,12 @@ def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
     Raises TypeError for what has no memory that can be read (written), ClosedError for a buffer
     that was freed, InvalidPointerError for CUDA memory that the driver does not know.
     """
+    if isinstance(thing, Buffer):
+        return _of_buffer(thing)
     if isinstance(thing, np.ndarray):
         return of_array(np.asarray(thing))
     if isinstance(thing, np.generic):  # some export bytes that know nothing of their dtype
         return replace(of_array(np.asarray(thing)), readonly=True)
-    if isinstance(thing, Buffer):
-        return _of_buffer(thing)
     if (view := _of_pyopencl(thing)) is not None:
         return view
     interface = getattr(thing, "__cuda_array_interface__", None)
@@ -158,9 +159,10 @@ def _of_buffer(buffer: Buffer) -> View:
         root = root.base
     if root.freed:
         raise ClosedError("this buffer was freed: its memory belongs to others now")
-    typed = isinstance(buffer, BufferView)
-    dtype = buffer.dtype if isinstance(buffer, BufferView) else np.dtype(np.uint8)
-    shape = buffer.shape if isinstance(buffer, BufferView) else (buffer.nbytes,)
+    if isinstance(buffer, BufferView):
+        dtype, shape = buffer.dtype, buffer.shape
+    else:
+        dtype, shape = BYTE, (buffer.nbytes,)
     device = buffer.device
     view = View(
         device.kind,
@@ -174,18 +176,18 @@ def _of_buffer(buffer: Buffer) -> View:
         buffer=root if root.nbytes else None,
         owner=buffer,
     )
+    if device.kind in CUDA:
+        return view
     if device.kind in HOST:
         memory: Any = root
-        flat = (
-            np.frombuffer(memory, np.uint8)[: buffer.nbytes] if root.nbytes else np.empty(0, "u1")
-        )
-        view.array = flat.view(dtype).reshape(shape) if typed else flat
+        flat = np.frombuffer(memory, dtype, view.items) if root.nbytes else np.empty(0, dtype)
+        view.array = flat.reshape(shape)
         if view.readonly:
             view.array.flags.writeable = False
         return view
-    if device.kind not in ("cuda", "cuda_managed", "opencl"):
+    if device.kind != "opencl":
         raise TypeError(f"memory on {device} has no bytes that could be copied")
-    if device.kind == "opencl" and root.nbytes:
+    if root.nbytes:
         _find_in_opencl(view, root)
     return view
 
@@ -228,7 +230,7 @@ def _of_pyopencl(thing: Any) -> View | None:
     if isinstance(thing, (cl.MemoryObjectHolder, cl.SVMAllocation)):
         if isinstance(thing, cl.Image):
             raise TypeError("an image of OpenCL's is not copied: its layout is the driver's own")
-        return _of_cl_memory(thing, np.dtype(np.uint8), (thing.size,), (1,), 0)
+        return _of_cl_memory(thing, BYTE, (thing.size,), (1,), 0)
     return None
 
 
