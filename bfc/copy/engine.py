@@ -99,16 +99,12 @@ def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any)
         assert to.array is not None
         assert source.array is not None
         _host.copy(to.array, source.array, *_flags(change))
-    elif not _on_cuda(to) and not _on_cuda(source):
-        _opencl_way(to, source, change, non_blocking, stream)
-    elif "opencl" in (to.kind, source.kind):
+    elif "opencl" not in (to.kind, source.kind):
+        _cuda_way(to, source, change, non_blocking, stream)
+    elif to.kind in CUDA or source.kind in CUDA:
         _through_host(to, source, change, stream)
     else:
-        _cuda_way(to, source, change, non_blocking, stream)
-
-
-def _on_cuda(view: View) -> bool:
-    return view.kind in CUDA
+        _opencl_way(to, source, change, non_blocking, stream)
 
 
 def _flags(change: int) -> tuple[bool, bool]:
@@ -203,7 +199,7 @@ def _within(lane: Lane, to: View, source: View, change: int) -> None:
     if to.dtype == source.dtype and not change:
         ends = _as_bytes(to, source)
         if ends is not None:
-            if (to.address, to.place) != (source.address, source.place):
+            if to.address != source.address or to.place != source.place:
                 lane.move(*ends)
             return
         way = walk(to.shape, to.strides, source.strides)
