@@ -72,18 +72,23 @@ def failure(name: str, code: int, hint: str = "") -> DriverError:
 def chosen_stream(stream: Any) -> int | None:
     """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither."""
     stream = _current.current_stream() if stream is None else stream
+    if stream is None:
+        return None
     if hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__"):
         raise TypeError("a stream is one of CUDA's here, not a pyopencl.CommandQueue")
-    return None if stream is None else stream_handle(stream) or 1
+    return stream_handle(stream) or 1
 
 
 # -- addresses and devices -------------------------------------------------------------------------
 
 
 def _attributes(address: int, *numbers: int) -> Any:
-    cu = driver()
-    wanted = [cu.CUpointer_attribute(number) for number in numbers]
-    return call("cuPointerGetAttributes", len(wanted), wanted, address)
+    return call("cuPointerGetAttributes", len(numbers), _named(numbers), address)
+
+
+@functools.cache
+def _named(numbers: tuple[int, ...]) -> list[Any]:
+    return [driver().CUpointer_attribute(number) for number in numbers]
 
 
 def kind_and_ordinal(address: int) -> tuple[str, int]:
@@ -275,6 +280,10 @@ class Lane:
     used it. Every call is made with the device's primary context current, and leaves the caller's
     as it was."""
 
+    __slots__ = (
+        "_call", "_capturing", "_followers", "_mode", "alone", "device", "handle", "held",
+    )  # fmt: skip
+
     def __init__(self, device: Device, handle: int, *, alone: bool = False) -> None:
         self.device = device
         self.handle = handle
@@ -305,7 +314,7 @@ class Lane:
 
     def is_capturing(self) -> bool:
         if self._capturing is None:
-            self._capturing = bool(int(self._call("cuStreamIsCapturing", self.handle)))
+            self._capturing = bool(self._call("cuStreamIsCapturing", self.handle))
         return self._capturing
 
     def refuse_capture(self) -> None:
