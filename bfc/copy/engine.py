@@ -20,7 +20,6 @@ from bfc.copy.layout import (
     Rows,
     is_aligned,
     is_one_run,
-    packed_strides,
     rows_of,
     stands_still,
     walk,
@@ -413,8 +412,3 @@ def _borrowed(lane: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterat
         yield view
     finally:
         lane.release(view)
-
-
-def packed_view(kind: str, ordinal: int, address: int, dtype: Any, shape: tuple[int, ...]) -> View:
-    """New memory that lies without gaps."""
-    return View(kind, ordinal, address, dtype, shape, packed_strides(shape, dtype.itemsize))
