@@ -478,7 +478,7 @@ cdef class Allocator(Frees):
                 addresses[i] = placed.ptr
             i += 1
             if i % BETWEEN_OTHERS == 0:
-                self.lock.give_way()
+                self.give_way()
         self.lock.release()
         return i
 

@@ -196,7 +196,7 @@ cdef class Frees(Ledger):
                 self.frees += 1
             i += 1
             if i % BETWEEN_OTHERS == 0:
-                self.lock.give_way()
+                self.give_way()
         self.lock.release()
         return i
 

@@ -32,6 +32,7 @@ cdef class Ledger(Owner):
 
     cdef void acquire(self) noexcept nogil
     cdef int catch_up(self) except -1
+    cdef void give_way(self) noexcept nogil
     cdef object settings_now(self)
     cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
     cdef list entries_of(self, vector[HistoryRecord]& records)

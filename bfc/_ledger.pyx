@@ -13,6 +13,7 @@ from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
 
 cdef extern from "_wait.hpp" namespace "bfc" nogil:
     void wait_and_acquire "bfc::acquire"(Lock& lock)
+    void let_others_on "bfc::give_way"(Lock& lock)
 
 
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
@@ -27,6 +28,10 @@ cdef class Ledger(Owner):
     cdef void acquire(self) noexcept nogil:
         """The lock. Callers may hold the GIL or not."""
         wait_and_acquire(self.lock)
+
+    cdef void give_way(self) noexcept nogil:
+        """Lets others have the lock that the caller holds, if there are any, and takes it again."""
+        let_others_on(self.lock)
 
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id

@@ -29,7 +29,9 @@ public:
     }
     void release() noexcept { held_.store(false, std::memory_order_release); }
 
-    // Lets others have it, if there are any, and takes it again.
+    bool is_wanted() const noexcept { return waiters_.load() > 0; }
+
+    // Lets others have it, if there are any, and takes it again. Never with the GIL: see _wait.hpp.
     void give_way() noexcept {
         const int waiting = waiters_.load();
         if (waiting == 0) return;

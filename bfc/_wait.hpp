@@ -19,4 +19,17 @@ inline void acquire(Lock& lock) noexcept {
     PyEval_RestoreThread(state);
 }
 
+// Lets others have a lock that the caller holds, if there are any, and takes it again. Who gets it may want the GIL before
+// letting go of it.
+inline void give_way(Lock& lock) noexcept {
+    if (!lock.is_wanted()) return;
+    if (!PyGILState_Check()) {
+        lock.give_way();
+        return;
+    }
+    PyThreadState* state = PyEval_SaveThread();
+    lock.give_way();
+    PyEval_RestoreThread(state);
+}
+
 }  // namespace bfc

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 import bfc
@@ -408,3 +410,30 @@ def test_what_is_dropped_while_the_lock_is_taken_is_not_lost(make_allocator) -> 
     assert run_all([hold_the_lock_often, drop]) == []
     allocator.deallocate_many(kept)
     assert_empty(allocator)
+
+
+@pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator])
+def test_long_lists_let_others_on_that_want_the_gil_too(policy: type[bfc.Allocator]) -> None:
+    """A replay keeps the lock without the GIL, so that both of the others wait for it at once."""
+    allocator = policy(bfc.SimulatedSubAllocator("64 MiB"))
+    events = 50_000
+    numbers = np.repeat(np.arange(events, dtype=np.uint32), 2)
+    trace = bfc.Trace(np.tile([0, 1], events), numbers, np.full(2 * events, 256))
+    is_over = threading.Event()
+
+    def replay() -> None:
+        for _ in range(30):
+            trace.replay(allocator)
+        is_over.set()
+
+    def many() -> None:
+        while not is_over.is_set():
+            allocator.deallocate_many(allocator.allocate_many(np.full(5000, 256)))
+
+    def one() -> None:
+        while not is_over.is_set():
+            allocator.deallocate_raw(allocator.allocate_raw(256))
+
+    assert run_all([replay, many, one, one]) == []
+    assert allocator.stats().bytes_in_use == 0
+    allocator.check()
