@@ -75,9 +75,10 @@ def _after_fork_in_parent():
 
 
 def _after_fork_in_child():
-    """The threads that were inside a call to a sub-allocator do not exist here."""
+    """The threads that were inside a call to a sub-allocator, or waited for a lock, do not exist here."""
     cdef Allocator allocator
     for allocator in _locked_for_a_fork:
+        allocator.lock.reset()
         allocator.callers.clear()
         allocator.set_aside = allocator.unreturned_bytes
         for queue in allocator.waiting.values():

@@ -13,6 +13,7 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
         void wait_and_acquire()
         void release()
         void give_way()
+        void reset()
         uint64_t acquisitions()
 
 cdef enum:

@@ -437,3 +437,26 @@ def test_long_lists_let_others_on_that_want_the_gil_too(policy: type[bfc.Allocat
     assert run_all([replay, many, one, one]) == []
     assert allocator.stats().bytes_in_use == 0
     allocator.check()
+
+
+def test_who_waited_for_the_lock_is_not_waited_for_in_a_child() -> None:
+    """Long lists let others on, if there are any: a thread that was left behind is none."""
+    code = (
+        "import os, threading, time\n"
+        "os.register_at_fork(before=lambda: (thread.start(), time.sleep(0.2)))\n"
+        "import bfc\n"
+        "allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 MiB'))\n"
+        "allocator.deallocate_raw(allocator.allocate_raw(256))\n"
+        "thread = threading.Thread(target=allocator.allocate_raw, args=[256])\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    before = allocator._lock_acquisitions\n"
+        "    allocator.allocate_many([256] * 1000)\n"
+        "    os._exit(allocator._lock_acquisitions - before)\n"
+        "thread.join()\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (answer.stdout, answer.stderr) == ("2\n", "")
