@@ -15,7 +15,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport NO_CONSUMER, Buffer, BufferView
-from bfc._core cimport COUNTED, EXPORTED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._ledger cimport HOST_STREAM
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -181,7 +181,7 @@ cdef class Frees(Ledger):
     cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
                            size_t i) noexcept:
         """Frees from the i-th on, under one lock, up to one that needs more: what that one's index is. Another thread
-        may have freed some since they were looked up."""
+        may have freed some since they were looked up, and a replay, whose chunks have no address, may hold them."""
         cdef Chunk* chunk
         if not self.frees_are_plain():
             return i
@@ -189,7 +189,7 @@ cdef class Frees(Ledger):
         while i < addresses.size():
             if handles[i] != NO_CHUNK:
                 chunk = &self.pool.chunks[handles[i]]
-                if chunk.ptr != addresses[i] or chunk.allocation_id <= 0 or chunk.state & (USED_ELSEWHERE | EXPORTED):
+                if chunk.ptr != addresses[i] or chunk.state != IN_USE | INDEXED:
                     break
                 if not self.pool.free_chunk(handles[i]):
                     break

@@ -185,3 +185,33 @@ def test_threads_that_free_the_same_list_free_it_once() -> None:
             thread.join()
     assert len(won) == 50
     assert allocator.stats().bytes_in_use == 0
+
+
+def test_memory_that_a_replay_holds_is_nobodys_address(make_allocator) -> None:
+    """One of the list is freed, and replayed into, while an earlier one's free asks the device."""
+
+    class Device(bfc.SimulatedSubAllocator):
+        asynchronous = True
+
+        def fence(self, stream: int) -> None:
+            allocator.deallocate_raw(last)
+            thread.start()
+            placed.wait(10)
+
+    def replay() -> None:
+        trace = bfc.Trace([0], [0], [256])
+        trace.replay(allocator, progress=lambda done: (placed.set(), is_over.wait(10)))
+
+    allocator = bfc.BFCAllocator(Device("1 MiB"))
+    placed, is_over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=replay)
+    first, last = allocator.allocate_many([256, 256]).tolist()
+    allocator.record_stream(first, 7)
+    try:
+        with pytest.raises(bfc.InvalidPointerError):
+            allocator.deallocate_many([first, last])
+    finally:
+        is_over.set()
+    thread.join()
+    assert [chunk.ptr for chunk in allocator.snapshot().live_chunks()] == [last]
+    allocator.check()
