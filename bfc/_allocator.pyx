@@ -459,13 +459,16 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
+        cdef uint64_t clock
         if self.orphans.size() or self.waiting or self.stranded.size():
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
+                clock = self.pool.clock
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, vector[uint64_t]& addresses, size_t i,
                               uint64_t on) noexcept:
         """Serves from the i-th on, under one lock, up to one that no free chunk serves: what that one's index is."""
+                    self.pool.clock = clock     # who serves it searches again, and that counts
         cdef Request request
         cdef Placement placed
         self.acquire()

@@ -507,6 +507,8 @@ cdef class Pool:
                     rounded = round_up(size, granularity)
                 handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, has_lanes)
                 if handle >= NO_HOST_MEMORY:
+                    if has_lanes and handle == NO_CHUNK:
+                        self.clock -= self.bin_sets[bin_set].ticks  # who serves it searches again, and that counts
                     break
                 handles[number[i]] = handle
                 events.addresses[i] = self.chunks[handle].ptr

@@ -215,3 +215,32 @@ def test_memory_that_a_replay_holds_is_nobodys_address(make_allocator) -> None:
     thread.join()
     assert [chunk.ptr for chunk in allocator.snapshot().live_chunks()] == [last]
     allocator.check()
+
+
+@pytest.mark.parametrize("make", ["many", "replay"])
+def test_a_miss_counts_as_one_search_as_one_by_one(make: str) -> None:
+    """The ages of free regions are counted in searches: what is as old as the average goes back."""
+    trace = bfc.Trace(
+        [0, 0, 0, 0, 1, 1, 0, 1, 0, 1, 0],
+        [0, 1, 2, 3, 3, 0, 4, 1, 5, 2, 6],
+        [size * MIB for size in (20, 22, 24, 40, 0, 0, 50, 0, 40, 0, 60)],
+    )
+    rows = []
+    for how in ("one by one", make):
+        allocator = bfc.CachingAllocator(
+            bfc.SimulatedSubAllocator("350 MiB"), garbage_collection_threshold=0.4
+        )
+        if how == "replay":
+            trace.replay(allocator)
+        else:
+            ptrs: dict[int, Any] = {}
+            for op, number, size in zip(trace.op, trace.id, trace.size, strict=True):
+                if op:
+                    allocator.deallocate_many([ptrs[number]])
+                elif how == "many":
+                    ptrs[number] = allocator.allocate_many([size])[0]
+                else:
+                    ptrs[number] = allocator.allocate_raw(size)
+        rows.append([region.size // MIB for region in allocator.snapshot().regions])
+    assert rows[0] == rows[1]
+    assert sorted(rows[0]) == [24, 40, 50, 60]
