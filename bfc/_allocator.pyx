@@ -251,8 +251,7 @@ cdef class Allocator(Frees):
     cdef int take_back(self, Placement* placed) except -1:
         """Frees what nobody will know the address of, as Python has no memory for an int."""
         PyErr_Clear()
-        self.free_address(placed.ptr)
-        raise out_of_host_memory()
+        raise self.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
 
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1:
@@ -297,13 +296,8 @@ cdef class Allocator(Frees):
                     self.sub_allocator.order(self.home_stream, on)
                     self.was_ordered(stream_id, home_frees)
             self.uses_stream(placed.allocation_id, on, stream)
-        except BaseException:
-            self.acquire()
-            if self.is_live_locked(placed.handle, placed.allocation_id):
-                self.free_locked(placed.handle)
-            else:
-                self.lock.release()
-            raise
+        except BaseException as error:
+            raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
 
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
@@ -445,39 +439,36 @@ cdef class Allocator(Frees):
                     done += 1
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
                 self.check()
-        except BaseException:
+        except BaseException as error:
             for i in range(done):
-                try:
-                    if addresses[i]:
-                        self.free_address(addresses[i])
-                except Exception:
-                    pass    # the error that is on its way says why
-            raise
+                if addresses[i]:
+                    error = self.undo_at(addresses[i]) or error
+            raise error
         if done:
             memcpy(&out[0], addresses.data(), done * sizeof(uint64_t))
         return found
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-        cdef uint64_t clock
         if self.orphans.size() or self.waiting or self.stranded.size():
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
-                clock = self.pool.clock
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, vector[uint64_t]& addresses, size_t i,
                               uint64_t on) noexcept:
         """Serves from the i-th on, under one lock, up to one that no free chunk serves: what that one's index is."""
-                    self.pool.clock = clock     # who serves it searches again, and that counts
         cdef Request request
         cdef Placement placed
+        cdef uint64_t clock
         self.acquire()
         while i < sizes.size() and not self.is_closed:
             addresses[i] = 0
             if sizes[i]:
+                clock = self.pool.clock
                 self.set_request(&request, sizes[i], on)
                 self.fill(self.place(&request), &request, &placed)
                 if placed.handle >= NO_HOST_MEMORY:
+                    self.pool.clock = clock     # who serves it searches again, and that counts
                     break
                 addresses[i] = placed.ptr
             i += 1

@@ -38,6 +38,8 @@ cdef class Frees(Ledger):
     cdef bint frees_are_plain(self) noexcept
     cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
                            size_t i) noexcept
+    cdef object undo(self, ChunkHandle handle, int64_t allocation_id)
+    cdef object undo_at(self, uint64_t address)
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept

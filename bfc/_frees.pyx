@@ -203,6 +203,32 @@ cdef class Frees(Ledger):
     cdef int before_free(self, uint64_t address) except -1:
         return 0
 
+    cdef object undo_at(self, uint64_t address):
+        """Frees what nobody will know the address of, and answers as `undo`."""
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.handle_of(address)
+        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+        self.lock.release()
+        if handle != NO_CHUNK:
+            try:
+                self.before_free(address)
+            except MemoryError:
+                pass
+            return self.undo(handle, allocation_id)
+
+    cdef object undo(self, ChunkHandle handle, int64_t allocation_id):
+        """Frees a chunk whose allocation fails after all. Where that fails too, the next call tries again. Returns the
+        user's Ctrl-C if it came meanwhile: it is no fault of the device."""
+        self.acquire()
+        if not self.is_live_locked(handle, allocation_id):
+            self.lock.release()
+            return None
+        try:
+            self.free_locked(handle)
+        except BaseException as error:
+            self.orphans.push_back(Orphan(handle, allocation_id))
+            return None if isinstance(error, Exception) else error
+
     cdef int free_locked(self, ChunkHandle handle) except -1:
         """Frees a chunk with the lock held, and lets go of the lock."""
         cdef bint freed

@@ -244,3 +244,41 @@ def test_a_miss_counts_as_one_search_as_one_by_one(make: str) -> None:
         rows.append([region.size // MIB for region in allocator.snapshot().regions])
     assert rows[0] == rows[1]
     assert sorted(rows[0]) == [24, 40, 50, 60]
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_an_interrupt_of_the_way_back_leaves_nothing_live(place: int) -> None:
+    class Device(bfc.SimulatedSubAllocator):
+        asynchronous = True
+        fences = 0
+
+        def fence(self, stream: int) -> None:
+            self.fences += 1
+            if self.fences == place:
+                raise KeyboardInterrupt
+
+    allocator = bfc.BFCAllocator(Device("1 MiB"))
+    with pytest.raises(KeyboardInterrupt):
+        allocator.allocate_many([MIB // 4] * 5, stream=7)
+    assert allocator.stats().bytes_in_use == 0
+    allocator.check()
+
+
+def test_a_device_that_fails_on_the_way_back_keeps_no_block_for_ever() -> None:
+    class Device(bfc.SimulatedSubAllocator):
+        asynchronous = True
+        fails = False
+
+        def fence(self, stream: int) -> None:
+            if self.fails:
+                raise OSError("the device fell over")
+
+    device = Device("1 MiB")
+    allocator = bfc.BFCAllocator(device)
+    device.fails = True
+    with pytest.raises(bfc.OutOfMemoryError):
+        allocator.allocate_many([MIB // 4] * 5, stream=7)
+    device.fails = False
+    allocator.release_free_regions()
+    assert allocator.stats().bytes_in_use == 0
+    allocator.check()
