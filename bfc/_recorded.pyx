@@ -10,6 +10,7 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cython.operator cimport dereference as deref
 
 from bfc._allocator cimport Allocator, Placement
@@ -46,6 +47,9 @@ cdef tuple python_frames():
         while frame is not None:
             frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back
+        if PyErr_Occurred() != NULL:    # Python 3.11 says None, and leaves its MemoryError behind
+            PyErr_Clear()
+            return ()
         return tuple(frames)
     except (ValueError, RecursionError, MemoryError):   # ValueError: a thread that Python did not start
         return ()
@@ -222,7 +226,10 @@ cdef class Recorded(Allocator):
             raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
         Allocator.allocate_placement(self, size, on, stream, None, placed)
         if self.keeps_frames and placed.allocation_id:
-            self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
+            try:
+                self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
+            except MemoryError:
+                pass    # no room for the frames: what was allocated stays so
         return 0
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:

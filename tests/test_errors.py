@@ -234,3 +234,34 @@ def test_a_host_without_memory_for_the_answer_loses_no_block(
         assert allocator.stats().bytes_in_use == 0
     assert failures >= 1
     allocator.check()
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 0])
+@pytest.mark.parametrize("context", ["alloc", "all"])
+@pytest.mark.parametrize("stream", [None, 7])
+@pytest.mark.parametrize("method", ["allocate_raw", "allocate", "allocate_many"])
+def test_a_host_without_memory_for_the_frames_loses_no_block(
+    method: str, stream: int | None, context: str, failures: int
+) -> None:
+    """Also where every request from some point on fails (0), and with it what frees the block."""
+    tools = pytest.importorskip("_testcapi")
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+    allocator.deallocate_raw(allocator.allocate_raw(1000))
+    allocator.record_history(context=context)
+    sizes = [1000, 2000] if method == "allocate_many" else 1000
+    for place in range(60):
+        answer = None
+        tools.set_nomemory(place, place + failures if failures else 0)
+        try:
+            answer = getattr(allocator, method)(sizes, stream)
+        except MemoryError:
+            pass
+        finally:
+            tools.remove_mem_hooks()
+        if method == "allocate_many" and answer is not None:
+            allocator.deallocate_many(answer)
+        elif method == "allocate_raw" and answer is not None:
+            allocator.deallocate_raw(answer)
+        del answer
+        assert allocator.stats().bytes_in_use == 0
+    allocator.check()
