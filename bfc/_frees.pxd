@@ -44,7 +44,7 @@ cdef class Frees(Ledger):
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept
     cdef int finish_waiting(self, ChunkHandle handle) except -1
-    cdef int forget_streams(self, int64_t allocation_id) except -1
+    cdef int forget_streams(self, allocation_id) except -1
     cdef int wait_behind(self, stream, fence, late) except -1
     cdef int drop_done(self, list fences) except -1
     cdef bint drain(self) noexcept

@@ -434,22 +434,21 @@ cdef class Frees(Ledger):
         self.pool.stop_using(handle)
         self.lock.release()
         try:
+            key = allocation_id     # the host may have no memory for it later
             fences = self.unfinished_fences(allocation_id)
+            late = [handle, len(fences)]
+            for stream, fence in fences:
+                self.wait_behind(stream, fence, late)   # where one fails, those before it never count down to 0
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
                 self.pool.use_again(handle, allocation_id)
             self.lock.release()
             raise
-        self.forget_streams(allocation_id)
-        if not fences:
-            return self.finish_waiting(handle)
-        late = [handle, len(fences)]
-        for stream, fence in fences:
-            self.wait_behind(stream, fence, late)
-        return 0
+        self.forget_streams(key)
+        return 0 if fences else self.finish_waiting(handle)
 
-    cdef int forget_streams(self, int64_t allocation_id) except -1:
+    cdef int forget_streams(self, allocation_id) except -1:
         self.streams_of.pop(allocation_id, None)
         self.fenced.pop(allocation_id, None)
         return 0

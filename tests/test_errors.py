@@ -265,3 +265,46 @@ def test_a_host_without_memory_for_the_frames_loses_no_block(
         del answer
         assert allocator.stats().bytes_in_use == 0
     allocator.check()
+
+
+@pytest.mark.parametrize("failures", [1, 0])
+@pytest.mark.parametrize("method", ["deallocate_raw", "deallocate_many"])
+@pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator])
+def test_a_host_without_memory_for_a_free_loses_no_block(
+    policy: type[bfc.Allocator], method: str, failures: int
+) -> None:
+    tools = pytest.importorskip("_testcapi")
+
+    class Fence:
+        def done(self) -> bool:
+            return True
+
+        def wait(self) -> None:
+            pass
+
+    class Device(bfc.SimulatedSubAllocator):
+        asynchronous = True
+
+        def fence(self, stream: int) -> Fence:
+            return Fence()
+
+    for place in range(60):
+        allocator = policy(Device("16 MiB"))
+        ptrs = [allocator.allocate_raw(1000) for _ in range(4)]
+        for ptr in ptrs[::2]:
+            allocator.record_stream(ptr, 9)
+            allocator.record_stream(ptr, 10)
+        what = ptrs[0] if method == "deallocate_raw" else ptrs
+        tools.set_nomemory(place, place + failures if failures else 0)
+        try:
+            getattr(allocator, method)(what)
+        except MemoryError:
+            pass
+        finally:
+            tools.remove_mem_hooks()
+        for chunk in allocator.snapshot().live_chunks():
+            if chunk.state == "in use":
+                allocator.deallocate_raw(chunk.ptr)
+        allocator.release_free_regions()
+        assert allocator.stats().pool_bytes == 0
+        allocator.check()
