@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -282,3 +283,24 @@ def test_a_device_that_fails_on_the_way_back_keeps_no_block_for_ever() -> None:
     allocator.release_free_regions()
     assert allocator.stats().bytes_in_use == 0
     allocator.check()
+
+
+def test_each_of_many_keeps_its_frames() -> None:
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+    allocator.deallocate_raw(allocator.allocate_raw(256))
+    allocator.record_history(context="all")
+    allocator.deallocate_many(allocator.allocate_many([256, 512]))
+    history = allocator.history()
+    assert [len(entry.frames) > 0 for entry in history] == [True] * 6
+
+
+def test_who_waits_for_memory_sees_a_list_that_is_freed() -> None:
+    allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"), retry_seconds=60)
+    ptrs = allocator.allocate_many([MIB // 2] * 2)
+    thread = threading.Thread(target=allocator.allocate_raw, args=[MIB], daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    allocator.deallocate_many(ptrs)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert allocator.stats().bytes_in_use == MIB
