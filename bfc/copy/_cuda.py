@@ -15,8 +15,9 @@ import numpy as np
 from bfc import _current, _driver
 from bfc._buffer import Buffer
 from bfc.copy import kernels
+from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
-from bfc.copy.layout import MAX_DIMS, Rows, in_units, is_aligned, packed_strides, pieces, walk
+from bfc.copy.layout import MAX_DIMS, Rows, packed_strides, pieces
 from bfc.copy.views import View
 from bfc.errors import (
     DeviceUnavailableError,
@@ -492,15 +493,11 @@ class Lane:
         return self._call("cuKernelGetFunction", kernel)
 
     def launch(self, to: View, source: View, change: int) -> None:
-        way = walk(to.shape, to.strides, source.strides)
-        if not change and to.dtype == source.dtype:
-            unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)
-            codes = kernels.UNITS[unit], kernels.UNITS[unit]
-        else:
-            codes = str(kernels.code_of(source.dtype)), str(kernels.code_of(to.dtype))
-            sizes = [kernels.component_size(code) for code in codes]
-            if not is_aligned(way, to.address, sizes[1], source.address, sizes[0]):
-                return self._launch_aligned(to, source, change)
+        asked = plan(to, source, change)
+        if asked is None:
+            launch_by_temporaries(self, to, source, change)
+            return
+        codes, way = asked
         function = self._function(*codes)
         most = BLOCKS_EACH * max(self.device.attribute(MULTIPROCESSORS), 1)
         for piece in pieces(way):
@@ -510,22 +507,6 @@ class Lane:
                 "cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, self.handle,
                 arguments.pointers, 0,
             )  # fmt: skip
-        return None
-
-    def _launch_aligned(self, to: View, source: View, change: int) -> None:
-        """By way of memory where items lie at multiples of their size: both sides go through it as
-        plain bytes."""
-        packed = self.temporary(source.dtype, source.shape)
-        try:
-            cast = self.temporary(to.dtype, to.shape)
-            try:
-                self.launch(packed, source, 0)
-                self.launch(cast, packed, change)
-                self.launch(to, cast, 0)
-            finally:
-                self.release(cast)
-        finally:
-            self.release(packed)
 
 
 class _Event:

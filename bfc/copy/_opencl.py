@@ -12,17 +12,15 @@ import numpy as np
 import pyopencl as cl
 
 from bfc.copy import kernels
+from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
 from bfc.copy.layout import (
     MAX_DIMS,
     Rows,
     Walk,
-    in_units,
-    is_aligned,
     packed_strides,
     pieces,
     span,
-    walk,
 )
 from bfc.copy.views import View
 from bfc.errors import DeviceUnavailableError, DriverError, OutOfMemoryError
@@ -282,33 +280,15 @@ class Lane:
         return True
 
     def launch(self, to: View, source: View, change: int) -> None:
-        way = walk(to.shape, to.strides, source.strides)
-        if to.overlaps(source) and not to.is_same(source):
-            return self._launch_by(to, source, change)
-        if not change and to.dtype == source.dtype:
-            unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)
-            codes = kernels.UNITS[unit], kernels.UNITS[unit]
-        else:
-            codes = str(kernels.code_of(source.dtype)), str(kernels.code_of(to.dtype))
-            sizes = [kernels.component_size(code) for code in codes]
-            if not is_aligned(way, to.address, sizes[1], source.address, sizes[0]):
-                return self._launch_by(to, source, change)
+        overlaps = to.overlaps(source) and not to.is_same(source)
+        asked = None if overlaps else plan(to, source, change)
+        if asked is None:
+            launch_by_temporaries(self, to, source, change)
+            return
+        codes, way = asked
         kernel = self.known.kernel(*codes)
         for piece in pieces(way):
             self._launch_piece(kernel, to, source, piece, change)
-        return None
-
-    def _launch_by(self, to: View, source: View, change: int) -> None:
-        """By way of memory of its own, where items lie at multiples of their size."""
-        packed = self.temporary(source.dtype, source.shape)
-        cast = self.temporary(to.dtype, to.shape)
-        try:
-            self.launch(packed, source, 0)
-            self.launch(cast, packed, change)
-            self.launch(to, cast, 0)
-        finally:
-            self.release(packed)
-            self.release(cast)
 
     def _launch_piece(self, kernel: Any, to: View, source: View, piece: Walk, change: int) -> None:
         layout = np.zeros((), LAYOUT)

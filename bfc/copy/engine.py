@@ -8,14 +8,14 @@ The ways are the same for every kind of device. A `Lane` is a device and a strea
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from bfc.copy import _cuda, _host, kernels
+from bfc.copy._launch import borrowed
 from bfc.copy.layout import (
     Rows,
     is_aligned,
@@ -392,9 +392,9 @@ def _by_temporaries(
     with ExitStack() as temporaries:
         if at_source or not source.is_packed:
             dtype = to.dtype if at_source else source.dtype
-            leaves = temporaries.enter_context(_borrowed(first, dtype, source.shape))
+            leaves = temporaries.enter_context(borrowed(first, dtype, source.shape))
         if (casts and not at_source) or not to.is_packed:
-            arrives = temporaries.enter_context(_borrowed(second, leaves.dtype, to.shape))
+            arrives = temporaries.enter_context(borrowed(second, leaves.dtype, to.shape))
         if leaves is not source:
             _within(first, leaves, source, change if at_source else 0)
         first.wait_for(second)
@@ -403,12 +403,3 @@ def _by_temporaries(
         if arrives is not to:
             _within(second, to, arrives, 0 if at_source else change)
     return None
-
-
-@contextmanager
-def _borrowed(lane: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[View]:
-    view = lane.temporary(dtype, shape)
-    try:
-        yield view
-    finally:
-        lane.release(view)

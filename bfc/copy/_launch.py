@@ -1,0 +1,52 @@
+"""What lanes of every kind settle before a kernel is launched."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bfc.copy import kernels
+from bfc.copy.layout import Walk, in_units, is_aligned, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from bfc.copy.views import View
+
+
+def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | None:
+    """The codes of the kernel, source and destination, and the way that it walks. None where items
+    do not lie at multiples of their size, as a kernel with arithmetic needs them to."""
+    way = walk(to.shape, to.strides, source.strides)
+    if not change and to.dtype == source.dtype:
+        unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)
+        return (kernels.UNITS[unit], kernels.UNITS[unit]), way
+    codes = str(kernels.code_of(source.dtype)), str(kernels.code_of(to.dtype))
+    sizes = [kernels.component_size(code) for code in codes]
+    if not is_aligned(way, to.address, sizes[1], source.address, sizes[0]):
+        return None
+    return codes, way
+
+
+def launch_by_temporaries(lane: Any, to: View, source: View, change: int) -> None:
+    """By way of memory of its own, where items lie at multiples of their size: both sides go
+    through it as plain bytes."""
+    with (
+        borrowed(lane, source.dtype, source.shape) as packed,
+        borrowed(lane, to.dtype, to.shape) as cast,
+    ):
+        lane.launch(packed, source, 0)
+        lane.launch(cast, packed, change)
+        lane.launch(to, cast, 0)
+
+
+@contextmanager
+def borrowed(lane: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[View]:
+    """A temporary of a lane's."""
+    view = lane.temporary(dtype, shape)
+    try:
+        yield view
+    finally:
+        lane.release(view)
