@@ -68,7 +68,7 @@ cdef class Allocator(Frees):
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
     cdef bint hits_are_plain(self, uint64_t on) except -1
-    cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, vector[uint64_t]& addresses, size_t i,
+    cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on) noexcept
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1

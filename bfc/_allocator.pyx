@@ -11,7 +11,7 @@ import time
 import weakref
 
 cimport cython
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
@@ -419,7 +419,7 @@ cdef class Allocator(Frees):
         """
         import numpy
 
-        cdef vector[uint64_t] wanted, addresses
+        cdef vector[uint64_t] wanted
         cdef size_t done = 0, i
         cdef Placement placed
         sizes_from(sizes, &wanted)
@@ -427,8 +427,7 @@ cdef class Allocator(Frees):
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
         found = numpy.empty(wanted.size(), numpy.uint64)
-        cdef uint64_t[::1] out = found
-        addresses.resize(wanted.size())
+        cdef uint64_t[::1] addresses = found
         try:
             while done < wanted.size():
                 if self.hits_are_plain(on):
@@ -444,8 +443,6 @@ cdef class Allocator(Frees):
                 if addresses[i]:
                     error = self.undo_at(addresses[i]) or error
             raise error
-        if done:
-            memcpy(&out[0], addresses.data(), done * sizeof(uint64_t))
         return found
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
@@ -454,7 +451,7 @@ cdef class Allocator(Frees):
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
-    cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, vector[uint64_t]& addresses, size_t i,
+    cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on) noexcept:
         """Serves from the i-th on, under one lock, up to one that no free chunk serves: what that one's index is."""
         cdef Request request

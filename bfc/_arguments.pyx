@@ -12,6 +12,9 @@ cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
 
 
+ctypedef uint64_t (*Reader)(object) except? 0xFFFFFFFFFFFFFFFF
+
+
 cdef inline bint is_small_int(object value, uint64_t* number):
     """Whether it is a plain int from 0 to 2**63 - 1, and which."""
     cdef int overflow = 0
@@ -61,25 +64,22 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
 
 cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1:
     """Each as `size_from` gives it. Any iterable; an array of 64-bit ints goes fastest."""
-    if copy_ints(sizes, found):
-        return 0
-    cdef Py_ssize_t i
-    cdef list items = list(sizes)   # of its own: what stands in theirs may run code that changes it
-    found.resize(len(items))
-    for i, item in enumerate(items):
-        found.data()[<size_t>i] = size_from(item)
-    return 0
+    return numbers_from(sizes, found, size_from)
 
 
 cdef int addresses_from(object ptrs, vector[uint64_t]* found) except -1:
     """Each as `address_from` gives it. Any iterable; an array of 64-bit ints goes fastest."""
-    if copy_ints(ptrs, found):
-        return 0
+    return numbers_from(ptrs, found, address_from)
+
+
+cdef int numbers_from(object given, vector[uint64_t]* found, Reader read) except -1:
     cdef Py_ssize_t i
-    cdef list items = list(ptrs)
+    if copy_ints(given, found):
+        return 0
+    cdef list items = list(given)   # of its own: what stands in theirs may run code that changes it
     found.resize(len(items))
     for i, item in enumerate(items):
-        found.data()[<size_t>i] = address_from(item)
+        found.data()[<size_t>i] = read(item)
     return 0
 
 
