@@ -1,9 +1,12 @@
 from collections.abc import Iterable
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from bfc._buffer import Buffer
 from bfc._ledger import Ledger
 from bfc.streams import StreamLike
+
+OVER: Any
+VIEWED: str
 
 def is_forking() -> bool: ...
 

@@ -39,8 +39,8 @@ class _Over:
         pass
 
 
-_OVER = _Over()
-_VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
+OVER = _Over()
+VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef bint exiting = False
 cdef unsigned long forking_thread = 0   # it holds every allocator's lock; other hooks of the fork may run Python in it
@@ -171,7 +171,7 @@ cdef class Frees(Ledger):
         if found & COUNTED:
             raise InvalidPointerError(f"{addresses[checked]:#x} stands twice in one call")
         if found & EXPORTED:
-            raise BufferError(_VIEWED)
+            raise BufferError(VIEWED)
         self.raise_invalid_pointer(addresses[checked])
 
     cdef bint frees_are_plain(self) noexcept:
@@ -235,7 +235,7 @@ cdef class Frees(Ledger):
         if self.pool.chunks[handle].state & (USED_ELSEWHERE | EXPORTED):
             if self.pool.chunks[handle].state & EXPORTED:
                 self.lock.release()
-                raise BufferError(_VIEWED)
+                raise BufferError(VIEWED)
             return self.free_shared(handle)
         self.pool.prefetch_neighbours(handle)
         freed = self.pool.free_chunk(handle)
@@ -481,7 +481,7 @@ cdef class Frees(Ledger):
             fences += self.fences_on(streams)
         if self.asks_later:
             marked = {stream for stream, _fence in fences}
-            return fences + [(stream, _OVER) for stream in sorted(streams) if stream not in marked]
+            return fences + [(stream, OVER) for stream in sorted(streams) if stream not in marked]
         return [(stream, fence) for stream, fence in fences if not fence.done()]
 
     cdef list fences_on(self, streams):

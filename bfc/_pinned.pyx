@@ -28,6 +28,8 @@ from bfc._pinned_books cimport (
 
 from bfc import cuda
 from bfc._driver import device_in_use
+from bfc._frees import OVER as _OVER
+from bfc._frees import VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )
@@ -43,7 +45,6 @@ cdef enum:
     PIECE = 4096                # of the reserve
 
 _POLL_SECONDS = 0.001
-_VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
 #: id -> weak reference of each allocator that is open. One step puts it in and one takes it out, so neither another
@@ -65,19 +66,6 @@ def _after_fork_in_child():
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-class _Over:
-    """The fence of a stream that had nothing queued. It takes its place in the queue all the same."""
-
-    def done(self):
-        return True
-
-    def wait(self):
-        pass
-
-
-_OVER = _Over()
 
 
 cdef extern from "Python.h":
