@@ -116,6 +116,15 @@ def ordinal_of(device: Any) -> int:
     return next((i for i, other in enumerate(devices()) if other in parts), 0)
 
 
+def has_svm(device: Any) -> bool:
+    """Whether a device has shared virtual memory in the form that every kind of it includes."""
+    cl = load()
+    try:
+        return bool(device.svm_capabilities & cl.device_svm_capabilities.COARSE_GRAIN_BUFFER)
+    except cl.Error:
+        return False  # OpenCL 1.x does not know the question
+
+
 def name_of(device: Any) -> str:
     try:
         return str(device.name).strip()

@@ -77,16 +77,8 @@ def _opencl_device(number: int) -> dict[str, Any]:
         "total_bytes": int(device.global_mem_size),
         "largest_allocation_bytes": int(device.max_mem_alloc_size),
         "alignment_bytes": int(device.mem_base_addr_align) // 8,
-        "svm": _has_svm(device),
+        "svm": _opencl.has_svm(device),
     }
-
-
-def _has_svm(device: Any) -> bool:
-    cl = _opencl.load()
-    try:
-        return bool(device.svm_capabilities & cl.device_svm_capabilities.COARSE_GRAIN_BUFFER)
-    except cl.Error:
-        return False  # OpenCL 1.x does not know the question
 
 
 def _host(_number: int) -> dict[str, Any]:

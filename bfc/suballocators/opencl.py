@@ -96,7 +96,10 @@ class OpenCLSubAllocator(SubAllocator):
         if svm:
             self.granularity = 256
             self.largest_block -= self.granularity  # each is asked for with an alignment to spare
-            self._require_svm()
+            if not _opencl.has_svm(self.cl_device):
+                raise DeviceUnavailableError(
+                    f"{self.name} has no shared virtual memory: take svm=False"
+                )
         self.total_bytes = total if capacity is None else parse_bytes(capacity)
         with _opencl.in_words("clCreateCommandQueue"):
             self.queue = cl.CommandQueue(context, self.cl_device)
@@ -107,18 +110,6 @@ class OpenCLSubAllocator(SubAllocator):
         self._lock = threading.RLock()
         # By rising address; replaced, never changed, so that look-ups need no lock.
         self._regions: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
-
-    def _require_svm(self) -> None:
-        cl = self._cl
-        coarse = cl.device_svm_capabilities.COARSE_GRAIN_BUFFER
-        try:
-            has_svm = bool(self.cl_device.svm_capabilities & coarse)
-        except cl.Error:
-            has_svm = False  # OpenCL 1.x does not know the question
-        if not has_svm:
-            raise DeviceUnavailableError(
-                f"{self.name} has no shared virtual memory: take svm=False"
-            )
 
     def __repr__(self) -> str:
         live, total = format_bytes(self.live_bytes), format_bytes(self.total_bytes)
