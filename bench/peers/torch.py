@@ -12,9 +12,7 @@ import hashlib
 import platform
 import shutil
 import struct
-import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -34,6 +32,7 @@ from bench.peers.server import (
     environment_for,
 )
 from bench.peers.tensorflow import PeerUnavailable, compiler, default_cache, run
+from bench.peers.torch_wheel import download, extract, rename
 
 VERSION = "2.11.0"
 PACKAGES = (f"torch=={VERSION}", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
@@ -168,32 +167,13 @@ def _upstream(root: Path) -> Path:
         return folder
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as name:
         kept = Path(name) / "kept"
-        for wheel in _download(Path(name)):
-            _extract(wheel, kept)
+        for wheel in download(Path(name), PACKAGES, WHEEL, PLATFORMS):
+            extract(wheel, kept, _place)
         missing = [library for library in LIBRARIES if not (kept / "lib" / library).exists()]
         if missing:
             raise PeerUnavailable(f"the wheel of torch {VERSION} holds no {missing[0]}")
-        _rename(kept, folder)
+        rename(kept, folder)
     return folder
-
-
-def _rename(made: Path, wanted: Path) -> None:
-    try:
-        made.rename(wanted)
-    except OSError:
-        if not wanted.exists():  # otherwise another process was first, with the same files
-            raise
-
-
-def _download(folder: Path) -> list[Path]:
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q", *WHEEL]
-    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    command = [sys.executable, "-m", "pip", "download", *options, *platforms, *PACKAGES]
-    run([*command, "-d", str(folder)], "the download")
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != len(PACKAGES):
-        raise PeerUnavailable(f"the download of torch {VERSION} and its headers is incomplete")
-    return wheels
 
 
 def _place(name: str) -> str | None:
@@ -205,20 +185,6 @@ def _place(name: str) -> str | None:
     if folder.endswith(".dist-info") and "license" in rest.lower():
         return f"licences/{folder.removesuffix('.dist-info')}/{Path(rest).name}"
     return None
-
-
-def _extract(wheel: Path, target: Path) -> None:
-    """Keep what is needed of a wheel, and delete the wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
-            place = None if info.is_dir() else _place(info.filename)
-            if place is None or ".." in Path(place).parts:
-                continue
-            path = target / place
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(info) as source, path.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
-    wheel.unlink()
 
 
 def _compile(upstream: Path, wanted: Path) -> None:
@@ -238,7 +204,7 @@ def _compile(upstream: Path, wanted: Path) -> None:
         rpath = f"-Wl,--disable-new-dtags,-rpath,$ORIGIN:$ORIGIN/../{upstream.name}/lib"
         inputs = [str(SHIM), *libraries, runtime, "-ldl", rpath, "-o", str(made / SERVER)]
         run([*compiler(), *FLAGS, *headers, *inputs], "compiling the shim")
-        _rename(made, wanted)
+        rename(made, wanted)
 
 
 # Encoding ------------------------------------------------------------------------------------

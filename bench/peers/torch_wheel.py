@@ -1,6 +1,7 @@
-"""Files of torch's published wheels that are the same in each of them: Python, headers, licences.
+"""Torch's published wheels: what is downloaded of them, once, and kept.
 
-They come from the smallest wheel of a version (for macOS, 80 MB and more), downloaded once.
+`keep` has what is the same in each wheel of a version (Python, headers, licences), of the smallest
+one (for macOS, 80 MB and more).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.peers.tensorflow import PeerUnavailable, run
@@ -30,29 +31,38 @@ def keep(folder: Path, version: str, place: Callable[[str], str | None]) -> Path
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as name:
         made = Path(name) / "kept"
         made.mkdir()
-        _extract(_download(Path(name), version), made, place)
+        for wheel in download(Path(name), [f"torch=={version}"], WHEEL, PLATFORMS):
+            extract(wheel, made, place)
         if not any(made.iterdir()):
             raise PeerUnavailable(f"the wheel of torch {version} holds nothing of what is needed")
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.exists():  # otherwise another process was first, with the same files
-                raise
+        rename(made, folder)
     return folder
 
 
-def _download(folder: Path, version: str) -> Path:
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q", *WHEEL]
-    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    package = [f"torch=={version}", *platforms, "-d", str(folder)]
-    run([sys.executable, "-m", "pip", "download", *options, *package], "the download")
+def rename(made: Path, wanted: Path) -> None:
+    try:
+        made.rename(wanted)
+    except OSError:
+        if not wanted.exists():  # otherwise another process was first, with the same files
+            raise
+
+
+def download(
+    folder: Path, packages: Sequence[str], python: Sequence[str], platforms: Sequence[str]
+) -> list[Path]:
+    """The wheels of some packages, for a Python and the first of the platforms that has one."""
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q", *python]
+    named = [word for name in platforms for word in ("--platform", name)]
+    command = [sys.executable, "-m", "pip", "download", *options, *named, *packages]
+    run([*command, "-d", str(folder)], "the download")
     wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise PeerUnavailable(f"the download of torch {version} left no wheel")
-    return wheels[0]
+    if len(wheels) != len(packages):
+        raise PeerUnavailable(f"the download of {', '.join(packages)} is incomplete")
+    return wheels
 
 
-def _extract(wheel: Path, target: Path, place: Callable[[str], str | None]) -> None:
+def extract(wheel: Path, target: Path, place: Callable[[str], str | None]) -> None:
+    """Keeps what `place` names of a wheel, and deletes the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
             wanted = None if info.is_dir() else place(info.filename)
@@ -62,3 +72,4 @@ def _extract(wheel: Path, target: Path, place: Callable[[str], str | None]) -> N
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
+    wheel.unlink()
