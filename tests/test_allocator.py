@@ -624,18 +624,18 @@ def test_repr_names_the_limit_and_the_source(make_allocator) -> None:
 
 
 def test_a_retry_waits_for_another_thread_to_free(make_allocator) -> None:
-    allocator = make_allocator("1 MiB", retry_seconds=10.0)
+    allocator = make_allocator("1 MiB", retry_seconds=60.0)
     ptr = allocator.allocate_raw(MIB)
     timer = threading.Timer(0.05, allocator.deallocate_raw, (ptr,))
-    timer.start()
     begun = time.monotonic()
+    timer.start()
     assert allocator.allocate_raw(MIB) == ptr
-    assert 0.04 < time.monotonic() - begun < 5
+    assert 0.05 <= time.monotonic() - begun < 30
     timer.join()
 
 
 def test_a_retry_sees_a_buffer_that_another_thread_drops(make_allocator) -> None:
-    allocator = make_allocator("1 MiB", retry_seconds=10.0)
+    allocator = make_allocator("1 MiB", retry_seconds=60.0)
     held = [allocator.allocate(MIB)]
     timer = threading.Timer(0.05, held.clear)
     timer.start()
@@ -649,18 +649,18 @@ def test_a_retry_gives_up_after_its_time(make_allocator) -> None:
     begun = time.monotonic()
     with pytest.raises(bfc.OutOfMemoryError):
         allocator.allocate_raw(256)
-    assert 0.09 < time.monotonic() - begun < 2
+    assert 0.1 <= time.monotonic() - begun < 30
 
 
 def test_a_retry_ends_when_the_allocator_is_closed(make_allocator) -> None:
-    allocator = make_allocator("1 MiB", retry_seconds=30.0)
+    allocator = make_allocator("1 MiB", retry_seconds=60.0)
     ptr = allocator.allocate_raw(MIB)
     frees = threading.Timer(0.05, lambda: (allocator.close(), allocator.deallocate_raw(0)))
     frees.start()
     begun = time.monotonic()
     with pytest.raises(bfc.ClosedError):
         allocator.allocate_raw(MIB)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     frees.join()
     assert ptr
 

@@ -23,7 +23,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 ENOUGH = 1 << 50
-WAIT = 0.3
+#: Seconds that a test waits to the end, and seconds that it fails if it waits to the end.
+WAIT, AGES = 0.3, 60.0
 
 
 def device(capacity: int = ENOUGH, **options) -> bfc.SimulatedSubAllocator:
@@ -346,7 +347,7 @@ def test_cc_28_freeing_nothing_changes_nothing():
 
 
 def test_cc_28_freeing_nothing_wakes_a_waiting_thread():
-    allocator = pool(1024, retry_seconds=5 * WAIT)
+    allocator = pool(1024, retry_seconds=AGES)
     ptr = allocator.allocate_raw(1024)
     with Waiter(allocator, 256) as waiter:
         waiter.until_attempts(1)
@@ -727,17 +728,20 @@ class Waiter:
         wait_until(lambda: self.attempts >= number)
         time.sleep(0.01)  # the attempt itself comes after its constraint
 
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
     def __enter__(self) -> Waiter:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._thread.join(20)
+        self._thread.join(2 * AGES)
         assert not self._thread.is_alive()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + AGES
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -751,28 +755,28 @@ def test_cc_54_a_request_that_may_wait_is_refused_when_the_time_is_up():
     with Waiter(allocator, 256) as waiter:
         pass
     assert waiter.ptr is None
-    assert waiter.seconds == pytest.approx(WAIT, abs=0.1)
+    assert WAIT <= waiter.seconds < AGES / 2
     assert waiter.attempts >= 2
 
 
 def test_cc_54_a_request_that_waits_is_served_by_a_free():
-    allocator = pool(1024, retry_seconds=20 * WAIT)
+    allocator = pool(1024, retry_seconds=AGES)
     ptr = allocator.allocate_raw(1024)
     with Waiter(allocator, 256) as waiter:
-        time.sleep(WAIT)
+        waiter.until_attempts(1)
         allocator.deallocate_raw(ptr)
     assert waiter.ptr == BASE
-    assert waiter.seconds == pytest.approx(WAIT, abs=0.1)
+    assert waiter.seconds < AGES / 2
 
 
 def test_cc_54_a_free_between_the_attempt_and_the_wait_is_not_missed():
     source = FreesWhileAsked()
-    allocator = growing(8 * MIB, source, retry_seconds=5 * WAIT)
+    allocator = growing(8 * MIB, source, retry_seconds=AGES)
     source.victim = allocator.allocate_raw(2 * MIB)
     source.allocator = allocator
     start = time.monotonic()
     assert allocator.allocate_raw(2 * MIB) == BASE
-    assert time.monotonic() - start < 3 * WAIT
+    assert time.monotonic() - start < AGES / 2
 
 
 class FreesWhileAsked(bfc.SimulatedSubAllocator):
@@ -795,13 +799,15 @@ def test_cc_55_a_free_of_too_little_does_not_move_the_deadline():
     allocator = pool(1024, retry_seconds=2 * WAIT)
     ptr, _ = take(allocator, 256, 768)
     with Waiter(allocator, 512) as waiter:
-        time.sleep(WAIT)
-        before = waiter.attempts
-        allocator.deallocate_raw(ptr)
-        waiter.until_attempts(before + 1)
+        waiter.until_attempts(1)
+        start = time.monotonic()
+        while waiter.waits() and time.monotonic() - start < AGES / 2:
+            allocator.deallocate_raw(ptr)
+            time.sleep(WAIT / 4)
+            ptr = allocator.allocate_raw(256)
     assert waiter.ptr is None
-    assert waiter.attempts == 3
-    assert waiter.seconds == pytest.approx(2 * WAIT, abs=0.1)
+    assert waiter.attempts > 2
+    assert 2 * WAIT <= waiter.seconds < AGES / 2
 
 
 def test_cc_56_bin_totals_count_chunks_in_use_by_their_size():
