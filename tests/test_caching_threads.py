@@ -264,7 +264,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     allocator.close()
 
 
-def wait_for_child(child: int, seconds: float = 20) -> int:
+def wait_for_child(child: int, seconds: float = 60) -> int:
     """Its exit code; it is ended where it does not end."""
     timer = threading.Timer(seconds, os.kill, [child, 9])
     timer.start()

@@ -93,10 +93,9 @@ def test_emptying_waits_for_what_streams_still_use(make, emulated, side) -> None
         emulated.hold(side)
         raw_cuda.fill(buffer.ptr, 1, 4, side)
         buffer.free()
-    timer = threading.Timer(0.05, emulated.release, [side])
-    timer.start()
+    release = emulated.release_once_waited_for(side)
     assert allocator.empty_cache() == 32 * MIB
-    timer.join()
+    release.join()
     assert emulated.count("cuEventSynchronize") >= 1
 
 

@@ -110,18 +110,15 @@ def test_memory_is_not_reused_before_the_other_stream_has_finished(
 
 def test_running_out_waits_for_the_other_stream(make_cuda, emulated, side) -> None:
     """The call blocks in cuEventSynchronize without the GIL: another thread lets it go on."""
-    import threading
-
     allocator = make_cuda(memory_limit="4 MiB")
     buffer = allocator.allocate("3 MiB")
     allocator.record_stream(buffer, side)
     emulated.hold(side)
     raw_cuda.fill(buffer.ptr, 1, 4, side)
     buffer.free()
-    timer = threading.Timer(0.05, emulated.release, [side])
-    timer.start()
+    release = emulated.release_once_waited_for(side)
     allocator.allocate("3 MiB").free()
-    timer.join()
+    release.join()
     assert emulated.count("cuEventSynchronize") == 1
 
 

@@ -318,6 +318,14 @@ EXPORT size_t emu_pending(void)
     return count;
 }
 
+EXPORT size_t emu_blocked(void)
+{
+    machine_lock();
+    size_t count = blocked_callers;
+    machine_unlock();
+    return count;
+}
+
 EXPORT unsigned emu_retained(int device)
 {
     machine_lock();

@@ -191,6 +191,9 @@ void *slab_find(struct slab *slab, const void *handle)
     return (void *)place;
 }
 
+/* How many threads are blocked in a call now; no part of the machine, which a reset empties under them. */
+size_t blocked_callers;
+
 /* Waits without the lock until ready() says yes. The work that it waits for may be held by the
  * very thread that waits, so patience has an end. */
 CUresult wait_until(struct call *call, bool (*ready)(const void *), const void *argument)
@@ -205,7 +208,9 @@ CUresult wait_until(struct call *call, bool (*ready)(const void *), const void *
         deadline.tv_sec++;
     }
     while (!ready(argument)) {
+        blocked_callers++;
         int late = pthread_cond_timedwait(&machine.changed, &machine.lock, &deadline);
+        blocked_callers--;
         if (machine.generation != generation)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         if (late == ETIMEDOUT && !ready(argument)) {

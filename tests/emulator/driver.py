@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -181,6 +182,7 @@ class Driver:
             "emu_live_events": (size, []),
             "emu_live_streams": (size, []),
             "emu_pending": (size, []),
+            "emu_blocked": (size, []),
             "emu_retained": (ctypes.c_uint, [number]),
             "emu_device_of": (number, [wide]),
         }
@@ -318,6 +320,19 @@ class Driver:
     def release(self, stream: object, device: int = 0) -> None:
         """Lets the stream go on: all that is ready runs at once."""
         self._hold(stream, device, False)
+
+    def release_once_waited_for(self, stream: object) -> threading.Thread:
+        """Lets the stream go on when a thread is blocked in a call. To be joined."""
+
+        def watch() -> None:
+            end = time.monotonic() + 60
+            while not self.library.emu_blocked() and time.monotonic() < end:
+                time.sleep(0.001)
+            self.release(stream)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        return thread
 
     def hold_all(self) -> None:
         """Holds every stream that there is now."""

@@ -294,6 +294,7 @@ struct machine {
 };
 
 extern struct machine machine;
+extern size_t blocked_callers;
 extern _Thread_local struct thread this_thread;
 
 #define EXPORT __attribute__((visibility("default")))
