@@ -20,13 +20,12 @@ from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
 from bfc._arguments cimport count_from, size_from, sizes_from
-from bfc._buffer cimport Buffer
+from bfc._buffer cimport HOST_STREAM, Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport BETWEEN_OTHERS, Orphan, is_exiting, set_forking_thread
-from bfc._ledger cimport HOST_STREAM
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
 from bfc.suballocators.base import SubAllocator, checked_alloc, resolve_limit
@@ -474,29 +473,12 @@ cdef class Allocator(Frees):
         self.lock.release()
         return i
 
-    cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
-        self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
-        return 0
-
-    cdef tuple exchange_address(self, uint64_t address):
-        return self.sub_allocator.exchange_address(address)
-
-    cdef int wait_for(self, uint64_t stream) except -1:
-        if stream != HOST_STREAM and self.sub_allocator.asynchronous:
-            fence = self.sub_allocator.fence(stream)
-            if fence is not None:
-                fence.wait()
-        return 0
-
     cdef bint drain(self) noexcept:
         cdef int result = -1
         if self.native != NULL:
             with nogil:
                 result = self.native.synchronize(self.native.self)
         return result == 0
-
-    cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
-        return self.allocate(nbytes, self.visible_stream(stream))
 
     cdef int hand_over(self, ChunkHandle handle) except -1:
         """Makes a chunk that was allocated by handle known by its address, and its stream respected."""

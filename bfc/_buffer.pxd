@@ -6,6 +6,7 @@ from bfc._core cimport ChunkHandle
 
 
 cdef enum:
+    HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # the stream of memory whose user is the host
     NO_CONSUMER = 0xFFFFFFFFFFFFFFFF
 
 cdef class Buffer
@@ -14,10 +15,11 @@ cdef class Buffer
 cdef class Owner:
     """Who a buffer gives its chunk back to. The allocator derives from it, so no import points upwards."""
 
+    cdef readonly object sub_allocator      # whose memory it hands out
     cdef readonly object device
     cdef readonly bint host_accessible
     cdef int64_t exports            # views of this memory that other libraries hold
-    # What is queued on a consumer's stream waits for a buffer's own stream from now on, and counts as using the buffer.
+    # What is queued on a consumer's stream waits for a buffer's own stream from now on, and counts as using the buffer
     # until consumer_left says that it is done. Returns that stream's handle, NO_CONSUMER for the buffer's own.
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept

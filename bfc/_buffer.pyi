@@ -5,9 +5,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import CapsuleType
 
-from bfc.suballocators.base import Device
+from bfc.suballocators.base import Device, SubAllocator
 
 class Owner:
+    @property
+    def sub_allocator(self) -> SubAllocator: ...
     @property
     def device(self) -> Device: ...
     @property

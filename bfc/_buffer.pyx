@@ -88,22 +88,31 @@ cdef class Owner:
         pass
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
-        raise NotImplementedError
+        self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
+        return 0
 
     cdef tuple exchange_address(self, uint64_t address):
-        raise NotImplementedError
+        return self.sub_allocator.exchange_address(address)
 
     cdef int wait_for(self, uint64_t stream) except -1:
-        raise NotImplementedError
+        if stream != HOST_STREAM and self.sub_allocator.asynchronous:
+            fence = self.sub_allocator.fence(stream)
+            if fence is not None:
+                fence.wait()
+        return 0
 
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
-        raise NotImplementedError
+        return self.allocate(nbytes, self.visible_stream(stream))
 
     cdef object visible_stream(self, uint64_t stream):
-        return stream
+        return None if stream == HOST_STREAM else stream
 
     cdef object interface_stream(self, uint64_t stream):
-        return None
+        source = self.sub_allocator
+        if stream == HOST_STREAM or not source.asynchronous:
+            return None
+        # another thread may read it, whose own stream this is not: the default stream waits for all of them
+        return source.default_stream_alias if stream == 0 or stream in source.thread_streams else stream
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         raise NotImplementedError

@@ -8,12 +8,12 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._allocator cimport Placement, Request, set_plain_request
+from bfc._buffer cimport HOST_STREAM
 from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
     TorchSizes, is_large,
 )
 from bfc._frees cimport PUT_OFF, Frees, report_unraisable
-from bfc._ledger cimport HOST_STREAM
 
 from dataclasses import replace
 

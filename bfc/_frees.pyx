@@ -14,9 +14,8 @@ cimport cython
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc._arguments cimport address_from, addresses_from
-from bfc._buffer cimport NO_CONSUMER, Buffer, BufferView
+from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc._ledger cimport HOST_STREAM
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
 

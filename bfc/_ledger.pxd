@@ -16,14 +16,10 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
         void reset()
         uint64_t acquisitions()
 
-cdef enum:
-    HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # the home of memory whose user is the host
-
 
 cdef class Ledger(Owner):
     cdef Lock lock
     cdef Pool pool
-    cdef readonly object sub_allocator
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef uint64_t default_stream_alias
     cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread

@@ -2,11 +2,8 @@ from typing import SupportsIndex
 
 from bfc._buffer import Owner
 from bfc.snapshot import Snapshot, Stats
-from bfc.suballocators.base import SubAllocator
 
 class Ledger(Owner):
-    @property
-    def sub_allocator(self) -> SubAllocator: ...
     @property
     def memory_limit(self) -> int: ...
     @property

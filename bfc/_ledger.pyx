@@ -59,15 +59,6 @@ cdef class Ledger(Owner):
                 return True
         return False
 
-    cdef object visible_stream(self, uint64_t stream):
-        return None if stream == HOST_STREAM else stream
-
-    cdef object interface_stream(self, uint64_t stream):
-        if stream == HOST_STREAM or not self.sub_allocator.asynchronous:
-            return None
-        # another thread may read it, whose own stream this is not: the default stream waits for all of them
-        return self.default_stream_alias if stream == 0 or self.is_of_thread(stream) else stream
-
     cdef Counters start_peaks(self) noexcept:
         """Lets the peaks of bytes start from now; end_peaks puts back what start_peaks returned."""
         self.acquire()

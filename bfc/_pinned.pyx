@@ -17,11 +17,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._arguments cimport address_from, size_from
-from bfc._buffer cimport NO_CONSUMER, Buffer
+from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport is_exiting, report_unraisable
-from bfc._ledger cimport HOST_STREAM
 from bfc._pinned_books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, bucket_of, count_time, increase, try_push_back,
 )
@@ -129,7 +128,6 @@ cdef class PinnedAllocator(PinnedBooks):
     True
     """
 
-    cdef readonly object sub_allocator
     cdef object applied             # the settings
     cdef object __weakref__
     cdef object no_cuda             # why None stands for pageable memory; "" where it does not
@@ -805,27 +803,3 @@ cdef class PinnedAllocator(PinnedBooks):
         except BaseException:
             return False
         return True
-
-    cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1:
-        self.sub_allocator.copy(destination, source, nbytes, 0 if stream == HOST_STREAM else stream)
-        return 0
-
-    cdef int wait_for(self, uint64_t stream) except -1:
-        if stream != HOST_STREAM and self.sub_allocator.asynchronous:
-            fence = self.sub_allocator.fence(stream)
-            if fence is not None:
-                fence.wait()
-        return 0
-
-    cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
-        return self.allocate(nbytes, self.visible_stream(stream))
-
-    cdef object visible_stream(self, uint64_t stream):
-        return None if stream == HOST_STREAM else stream
-
-    cdef object interface_stream(self, uint64_t stream):
-        if stream == HOST_STREAM or not self.sub_allocator.asynchronous:
-            return None
-        # another thread may read it, whose own stream this is not: the default stream waits for all of them
-        is_default = stream == 0 or stream in self.sub_allocator.thread_streams
-        return self.sub_allocator.default_stream_alias if is_default else stream

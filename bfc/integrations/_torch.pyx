@@ -8,8 +8,8 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._allocator cimport Allocator
+from bfc._buffer cimport HOST_STREAM
 from bfc._core cimport Counters
-from bfc._ledger cimport HOST_STREAM
 
 cdef extern from *:
     """
