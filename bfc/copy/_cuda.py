@@ -71,13 +71,19 @@ def failure(name: str, code: int, hint: str = "") -> DriverError:
 
 
 def chosen_stream(stream: Any) -> int | None:
-    """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither."""
-    stream = _current.current_stream() if stream is None else stream
+    """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither, or
+    where the latter is a queue of OpenCL's."""
     if stream is None:
-        return None
-    if hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__"):
+        stream = _current.current_stream()
+        if stream is None or _is_queue(stream):
+            return None
+    if _is_queue(stream):
         raise TypeError("a stream is one of CUDA's here, not a pyopencl.CommandQueue")
     return stream_handle(stream) or 1
+
+
+def _is_queue(stream: Any) -> bool:
+    return hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__")
 
 
 # -- addresses and devices -------------------------------------------------------------------------

@@ -155,11 +155,12 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     Between the host and a device it is done when this returns; with `non_blocking` it is queued,
     and the host's memory must stay as it is until the stream is done. Between devices it is queued
     in any case, on the stream of the source. `stream` is a CUDA stream (a handle, or with
-    `__cuda_stream__`) or a `pyopencl.CommandQueue`; None is that of `bfc.use_stream`, else the one
-    that the device's side names, else the default stream. Work on other streams is ordered only
-    where the memory names its stream, and is waited for then. A buffer of OpenCL's that names no
-    queue is copied before this returns. A CUDA graph captures a transfer of pinned memory that the host
-    has no part in, and uses that memory at each run: keep it for as long.
+    `__cuda_stream__`) or a `pyopencl.CommandQueue`; None is that of `bfc.use_stream` where the
+    memory can be on it, else the one that the device's side names, else the default stream. Work on
+    other streams is ordered only where the memory names its stream, and is waited for then. A buffer
+    of OpenCL's that names no queue, where none is chosen, is copied before this returns. A CUDA
+    graph captures a transfer of pinned memory that the host has no part in, and uses that memory at
+    each run: keep it for as long.
 
     As in C, a float that the destination's integers cannot hold becomes any number. A complex
     source loses its imaginary part in a real destination, with one `ComplexWarning` a copy. Source

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from bfc import _opencl
+from bfc._current import current_stream
 from bfc.copy import kernels
 from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
@@ -89,24 +91,38 @@ def context_of(context: Any, device: Any) -> Context:
 
 
 def lane(view: View, stream: Any) -> Lane:
-    """On the queue that the user named, or the memory does, or the context's own."""
-    if view.context is None and view.stream is None and stream is None:
-        raise TypeError("this memory names no OpenCL context: pass its queue as stream")
-    queue: Any = _as_queue(stream) if stream is not None else None
-    context = view.context or (view.stream or queue).context
-    if queue is not None and queue.context != context:
-        raise ValueError("the queue belongs to another OpenCL context than the memory")
+    """On the queue that the user named, or chose for a while, or the memory names, or the context's
+    own."""
+    context = view.context
+    queue = _chosen(context) if stream is None else _as_queue(stream, context)
     queue = queue or view.stream
+    if context is None:
+        if queue is None:
+            raise TypeError("this memory names no OpenCL context: pass its queue as stream")
+        context = queue.context
     device = queue.device if queue is not None else context.devices[0]
-    known = context_of(context, device)
-    return Lane(known, queue)
+    return Lane(context_of(context, device), queue)
 
 
-def _as_queue(stream: Any) -> Any:
+def _chosen(context: Any) -> Any:
+    """The queue of `bfc.use_stream`, where this memory can have it. A number is CUDA's stream."""
+    chosen = current_stream()
+    if isinstance(chosen, cl.CommandQueue) and context in (None, chosen.context):
+        return chosen
+    return None
+
+
+def _as_queue(stream: Any, context: Any) -> Any:
     if isinstance(stream, cl.CommandQueue):
+        if context not in (None, stream.context):
+            raise ValueError("the queue belongs to another OpenCL context than the memory")
         return stream
-    if isinstance(stream, int) and stream:
-        return cl.CommandQueue.from_int_ptr(stream, True)
+    if isinstance(stream, int) and stream and context is not None:
+        own = context_of(context, context.devices[0]).queue()
+        try:
+            return _opencl.Queues(context, own).find(stream).queue
+        except _opencl.WrongQueueError as error:
+            raise ValueError(str(error)) from None
     raise TypeError(
         f"the stream of a copy in OpenCL is a pyopencl.CommandQueue, not {type(stream).__name__}"
     )

@@ -483,6 +483,11 @@ def test_the_stream_is_the_one_named_then_chosen_then_of_the_memory(emulated):
         assert used(stream=named) == named
     protocol = SimpleNamespace(__cuda_stream__=lambda: (0, named))
     assert used(stream=protocol) == named
+    queue = SimpleNamespace(int_ptr=5, finish=lambda: None)  # as OpenCL's are
+    with bfc.use_stream(queue):
+        assert used() == own
+        with pytest.raises(TypeError, match="one of CUDA's"):
+            bfc.copy(a, host, stream=queue)
     a.stream = None
     assert used() == used(stream=0) == 1
     for stream in ("fast", -1):

@@ -584,3 +584,48 @@ def test_memory_of_the_host_stays_until_a_transfer_is_done(opencl):
     assert there.get().tolist() == wanted.tolist()
     bfc.copy(there, np.zeros(64, "u1"), non_blocking=True)
     assert alive() is None
+
+
+def is_queued(event) -> bool:
+    return event.command_execution_status != cl.command_execution_status.COMPLETE
+
+
+def test_a_queue_chosen_for_a_while_is_that_of_the_copy(opencl):
+    chosen = cl.CommandQueue(opencl.context)
+    gate = cl.UserEvent(opencl.context)
+    there, elsewhere = cl.array.zeros(opencl, 8, "f4"), cl.array.zeros(opencl, 8, "f4")
+    opencl.finish()
+    cl.enqueue_barrier(chosen, wait_for=[gate])
+    other = cl.CommandQueue(cl.Context(opencl.context.devices))
+    foreign = cl.array.zeros(other, 8, "f4")
+    with bfc.use_stream(chosen):
+        bfc.copy(there, np.ones(8), non_blocking=True)
+        assert is_queued(there.events[-1])
+        bfc.copy(elsewhere, np.ones(8), stream=opencl, non_blocking=True)  # which is named
+        # Memory that cannot be on that queue is copied as outside.
+        assert bfc.copy(np.zeros(2), [1, 2]).tolist() == [1, 2]
+        assert bfc.copy(foreign, np.full(8, 3.0)).get().tolist() == [3] * 8
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    chosen.finish()
+    assert there.get().tolist() == elsewhere.get().tolist() == [1] * 8
+    with bfc.use_stream(chosen):
+        assert bfc.copy(foreign, there, neg=True).get().tolist() == [-1] * 8
+    with bfc.use_stream(7):  # CUDA's
+        assert bfc.copy(there, elsewhere, neg=True).get().tolist() == [-1] * 8
+
+
+def test_a_number_that_leads_to_no_queue_of_the_memorys_context_is_refused(opencl):
+    there = cl.array.zeros(opencl, 4, "f4")
+    other = cl.CommandQueue(cl.Context(opencl.context.devices))
+    for number, words in (
+        (5, "no command queue"),
+        (True, "no command queue"),
+        (-1, "stream handle lies"),
+        (1 << 63, "no command queue"),
+        (opencl.context.int_ptr, "no command queue"),
+        (other.int_ptr, "another context"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            bfc.copy(there, np.ones(4), stream=number)
+    assert not there.get().any()
+    assert bfc.copy(there, np.ones(4), stream=opencl.int_ptr).get().all()
