@@ -151,7 +151,8 @@ class Lane:
 
     def settle(self, *views: View) -> None:
         """Tells the views' owners that the queue uses their memory. OpenCL keeps buffers until its
-        commands are done, and pyopencl frees shared virtual memory behind what is queued."""
+        commands are done, and pyopencl frees shared virtual memory behind what is queued on the
+        queue that it is bound to."""
         if self.is_private:
             self.synchronize()
             return
@@ -166,6 +167,8 @@ class Lane:
                 self.queue.flush()
             if elsewhere and view.buffer is not None:
                 view.buffer.allocator.record_stream(view.buffer, self.queue.int_ptr)
+            if _is_unbound(view):
+                self.kept.append(view.owner)
         if not self.kept or not self.last:
             return
         self.queue.flush()
@@ -231,15 +234,11 @@ class Lane:
             arguments = to.memory, source.memory
         else:
             arguments = _end(to, nbytes), _end(source, nbytes)
-            options = {}
+            options = {"is_blocking": False}
             if to.memory is not None:
                 options["dst_offset"] = to.address
             if source.memory is not None:
                 options["src_offset"] = source.address
-            if to.on_host or source.on_host or to.memory is None or source.memory is None:
-                options["is_blocking"] = False
-        if to.memory is None and source.memory is None:
-            options.pop("is_blocking", None)
         self._enqueue(cl.enqueue_copy, *arguments, **options)
         return None
 
@@ -336,6 +335,16 @@ def _end(view: View, nbytes: int) -> Any:
         return view.memory
     array = _array_at(view.address, nbytes)
     return array if view.on_host else cl.SVM(array)
+
+
+def _is_unbound(view: View) -> bool:
+    """Whether it is shared virtual memory of pyopencl's that goes at once when it is dropped. A
+    block of ours under an array goes behind the array's queue."""
+    if view.memory is not None or view.buffer is not None:
+        return False
+    memory = getattr(view.owner, "base_data", view.owner)
+    is_ours = view.stream is not None and hasattr(memory, "block")
+    return not is_ours and getattr(memory, "_queue", None) is None
 
 
 def _in_units(run: View, unit: int) -> View:

@@ -146,13 +146,15 @@ def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: A
 def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
     from bfc.copy import _opencl
 
-    if not to.on_host and not source.on_host and to.context != source.context:
+    sides = [view for view in (source, to) if not view.on_host]
+    known = [view for view in sides if view.context is not None]
+    if len(known) == 2 and to.context != source.context:
         _through_host(to, source, change, stream)
         return
-    device = source if to.on_host or not source.on_host else to
+    device = (known or sides)[0]
     with _opencl.told():
         lane = _opencl.lane(device, stream)
-        lane.adopt(*(view for view in (to, source) if not view.on_host))
+        lane.adopt(*sides)
         try:
             if to.on_host or source.on_host:
                 _across(lane, to, source, change, non_blocking and not lane.is_private)

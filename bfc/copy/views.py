@@ -224,10 +224,10 @@ def _of_pyopencl(thing: Any) -> View | None:
         if memory is None:
             return View("opencl", 0, 0, thing.dtype, thing.shape, thing.strides)
         view = _of_cl_memory(memory, thing.dtype, thing.shape, thing.strides, thing.offset)
-        view.context, view.stream = thing.context, thing.queue
+        view.context, view.stream = thing.context, thing.queue or view.stream
         view.events = view.owner = thing
         return view
-    if isinstance(thing, (cl.MemoryObjectHolder, cl.SVMAllocation)):
+    if isinstance(thing, (cl.MemoryObjectHolder, cl.SVMPointer)):
         if isinstance(thing, cl.Image):
             raise TypeError("an image of OpenCL's is not copied: its layout is the driver's own")
         return _of_cl_memory(thing, BYTE, (thing.size,), (1,), 0)
@@ -242,7 +242,8 @@ def _of_cl_memory(
         if not memory.svm_ptr and view.items:
             raise ClosedError("this shared virtual memory was released")
         view.address += memory.svm_ptr
-        view.context = getattr(memory, "context", None)
+        view.stream = getattr(memory, "_queue", None)  # behind which pyopencl frees it
+        view.context = None if view.stream is None else view.stream.context
     else:
         import pyopencl as cl
 

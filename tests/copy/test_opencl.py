@@ -629,3 +629,87 @@ def test_a_number_that_leads_to_no_queue_of_the_memorys_context_is_refused(openc
             bfc.copy(there, np.ones(4), stream=number)
     assert not there.get().any()
     assert bfc.copy(there, np.ones(4), stream=opencl.int_ptr).get().all()
+
+
+def virtual(queue, bound_to=None):
+    """64 bytes of shared virtual memory."""
+    if not queue.device.svm_capabilities:
+        pytest.skip("no shared virtual memory")
+    return cl.SVMAllocation(queue.context, 64, 64, cl.svm_mem_flags.READ_WRITE, queue=bound_to)
+
+
+def test_nobody_waits_for_shared_virtual_memory(opencl):
+    one, other = virtual(opencl), virtual(opencl)
+    values, out = np.arange(64, dtype="u1"), np.zeros(64, "u1")
+    gate = cl.UserEvent(opencl.context)
+    cl.enqueue_barrier(opencl, wait_for=[gate])
+    bfc.copy(one, values, stream=opencl, non_blocking=True)
+    bfc.copy(other, one, stream=opencl)
+    bfc.copy(out, other, stream=opencl, non_blocking=True)
+    assert not out.any()
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    opencl.finish()
+    assert np.array_equal(out, values)
+
+
+@pytest.mark.filterwarnings("ignore:Array has different queue")
+def test_shared_virtual_memory_that_is_bound_to_no_queue_stays_until_a_copy_is_done(opencl):
+    class Watched(cl.SVMPointer):
+        """Which can be asked whether it is alive, as pyopencl's own cannot."""
+
+        def __init__(self) -> None:
+            self.memory = virtual(opencl)
+
+        svm_ptr = property(lambda self: self.memory.svm_ptr)
+        size = property(lambda self: self.memory.size)
+
+    to, source = cl.array.zeros(opencl, 16, "f4"), Watched()
+    bfc.copy(source, np.full(64, 1, "u1"), stream=opencl)
+    alive = weakref.ref(source)
+    gate = cl.UserEvent(opencl.context)
+    cl.enqueue_barrier(opencl, wait_for=[gate])
+    bfc.copy(to, cl.array.Array(opencl, (16,), np.int32, data=source))
+    bfc.copy(cl.array.zeros(opencl, 64, "u1"), source, stream=opencl)
+    del source
+    assert alive() is not None
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    opencl.finish()
+    assert to.get().tolist() == [np.float32(0x01010101)] * 16
+    bfc.copy(to, np.zeros(16), non_blocking=True)
+    assert alive() is None
+
+
+def test_an_array_in_a_pool_of_shared_virtual_memory_goes_when_it_is_dropped(opencl):
+    virtual(opencl)
+    source = bfc.OpenCLSubAllocator(opencl.context, svm=True, capacity="1 MiB")
+    with bfc.BFCAllocator(source, stream=opencl) as pool:
+        make = bfc.integrations.pyopencl.allocator(pool)
+        array = cl.array.zeros(opencl, 16, "f4", allocator=make)
+        bfc.copy(cl.array.zeros(opencl, 16, "i4"), array)
+        del array
+        assert pool.stats().bytes_in_use == 0
+
+
+def test_shared_virtual_memory_names_its_queue_or_takes_that_of_the_other_side(opencl):
+    values = np.arange(64, dtype="u1")
+    bound, unbound = virtual(opencl, bound_to=opencl), virtual(opencl)
+    assert np.array_equal(bfc.copy(np.zeros(64, "u1"), bfc.copy(bound, values)), values)
+    buffer = cl.Buffer(opencl.context, cl.mem_flags.READ_WRITE, 64)
+    array = cl.array.zeros(opencl, 64, "u1")
+    for other in (bound, buffer, array):
+        for options in ({}, {"stream": opencl}):
+            bfc.copy(unbound, np.zeros(64, "u1"), stream=opencl)
+            bfc.copy(other, values)
+            bfc.copy(unbound, other, **options)
+            opencl.finish()
+            bfc.copy(other, np.zeros(64, "u1"))
+            bfc.copy(other, unbound, **options)
+            opencl.finish()
+            assert np.array_equal(bfc.copy(np.zeros(64, "u1"), other), values)
+    of_host = np.zeros(64, "u1")
+    bfc.copy(cl.SVM(of_host), values, stream=opencl)  # the host's own, as a kernel gets it
+    assert np.array_equal(of_host, values)
+    with pytest.raises(TypeError, match="names no OpenCL context"):
+        bfc.copy(unbound, values)
+    opencl.finish()
+    bound.release()
