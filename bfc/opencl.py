@@ -315,13 +315,18 @@ class DeviceAllocator:
 
     def copy_data(self, destination: int, source: int, nbytes: SupportsIndex) -> None:
         """Copies bytes between two handles of one device, behind what is queued on the queues that
-        they were allocated for. Done when it returns.
+        they were allocated for. Done when it returns. A no-op for 0 bytes, of which the handle 0
+        has no more, and for a handle and itself.
 
         Raises InvalidPointerError for a handle that is not live, ValueError for handles of two
-        devices, for more bytes than either has and for a handle and itself, DriverError.
+        devices and for more bytes than either has, DriverError.
         """
         count = operator.index(nbytes)
-        to, start = self._find(destination), self._find(source)
+        to, start = (None if it == 0 else self._find(it) for it in (destination, source))
+        if to is None or start is None:
+            if count:
+                raise ValueError(f"{count} bytes cannot be copied: the handle 0 has none")
+            return
         if to.place is not start.place:
             raise ValueError(
                 f"the handles are of devices {to.place.ordinal} and {start.place.ordinal}: "

@@ -99,6 +99,11 @@ def test_data_is_copied_when_it_returns(memory) -> None:
     elsewhere = memory.allocate(5000, 1)
     with pytest.raises(ValueError, match="devices 1 and 0"):
         memory.copy_data(elsewhere, first, 100)
+    empty = memory.allocate(0)
+    for ends in ((empty, empty), (empty, first), (first, empty)):
+        memory.copy_data(*ends, 0)
+        with pytest.raises(ValueError, match="handle 0 has none"):
+            memory.copy_data(*ends, 1)
     memory.raw_delete(first)
     with pytest.raises(bfc.InvalidPointerError):
         memory.copy_data(second, first, 10)
