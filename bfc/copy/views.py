@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from bfc._buffer import Buffer, BufferView
 from bfc.copy._fast import address_of
 from bfc.copy.layout import expanded_strides, is_packed, packed_strides, span
 from bfc.errors import ClosedError
+from bfc.streams import stream_handle
 
 HOST = ("cpu", "cuda_host")
 CUDA = ("cuda", "cuda_managed")
@@ -123,7 +125,13 @@ def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
             f"a {type(thing).__name__} has no memory to copy into: a destination is a NumPy array "
             "or speaks the buffer protocol, __cuda_array_interface__ or DLPack, or is OpenCL's"
         )
-    return of_array(np.asarray(thing), thing)
+    array = np.asarray(thing)
+    if array.dtype.hasobject and not writes:
+        raise TypeError(
+            f"no array of numbers can be made of this {type(thing).__name__}: NumPy makes one of "
+            "Python objects, which are not copied"
+        )
+    return of_array(array, thing)
 
 
 def of_array(array: np.ndarray[Any, Any], owner: Any = None) -> View:
@@ -263,20 +271,42 @@ def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
     stream = interface.get("stream")
     if stream == 0:
         raise ValueError("__cuda_array_interface__ names stream 0, which could mean two streams")
-    address, readonly = interface["data"]
-    typestr, shape = interface["typestr"], tuple(interface["shape"])
-    plain = typestr[1:2] != "V" or not interface.get("descr")
-    dtype = np.dtype(typestr if plain else [tuple(field) for field in interface["descr"]])
-    strides = interface.get("strides")
-    strides = packed_strides(shape, dtype.itemsize) if strides is None else tuple(strides)
-    view = View("cuda", 0, address, dtype, shape, strides, bool(readonly), owner=thing)
+    try:
+        address, readonly, dtype, shape, strides = _read_interface(interface)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"the __cuda_array_interface__ of a {type(thing).__name__} cannot be read: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    view = View("cuda", 0, address, dtype, shape, strides, readonly, owner=thing)
     if not view.items:
         return view
     view.kind, view.ordinal = _cuda.kind_and_ordinal(address)
-    view.stream = stream
+    view.stream = None if stream is None else stream_handle(stream)
     if view.kind == "cuda_host":
         return _of_memory("cuda_host", view.ordinal, address, view)
     return view
+
+
+def _read_interface(
+    interface: dict[str, Any],
+) -> tuple[int, bool, np.dtype[Any], tuple[int, ...], tuple[int, ...]]:
+    """(address, whether it may only be read, dtype, shape, strides in bytes)."""
+    address, readonly = interface["data"]
+    typestr, shape = interface["typestr"], tuple(map(operator.index, interface["shape"]))
+    plain = typestr[1:2] != "V" or not interface.get("descr")
+    dtype = np.dtype(typestr if plain else [tuple(field) for field in interface["descr"]])
+    strides = interface.get("strides")
+    if strides is None:
+        strides = packed_strides(shape, dtype.itemsize)
+    strides = tuple(map(operator.index, strides))
+    if len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {shape} is negative")
+    if 0 not in shape and not 0 <= operator.index(address) < 1 << 64:
+        raise ValueError(f"{address} is no address")
+    return address or 0, bool(readonly), dtype, shape, strides
 
 
 # -- DLPack ----------------------------------------------------------------------------------------

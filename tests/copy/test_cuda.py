@@ -542,6 +542,32 @@ def test_the_stream_that_memory_names_is_waited_for(emulated):
     assert out.block.tolist() == [7] * 96
 
 
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"data": None}, "'data'"),
+        ({"data": 4096}, "TypeError"),
+        ({"data": (None, False)}, "TypeError"),
+        ({"data": (-5, False)}, "-5 is no address"),
+        ({"typestr": "bogus"}, "bogus"),
+        ({"shape": (4.0, 6)}, "float"),
+        ({"shape": (-1, 6)}, "negative"),
+        ({"strides": (4,)}, "1 strides for 2 dimensions"),
+        ({"stream": "fast"}, "a stream is"),
+        ({"stream": -1}, "a stream handle"),
+    ],
+)
+def test_an_interface_that_says_no_sense(emulated, entries, words: str):
+    good = memory().__cuda_array_interface__
+    named = {name: value for name, value in (good | entries).items() if name == "stream" or value}
+    thing, out = SimpleNamespace(__cuda_array_interface__=named), values()
+    for ends in ((out, thing), (thing, out)):
+        with pytest.raises((TypeError, ValueError), match=words) as caught:
+            bfc.copy(*ends)
+        assert "SimpleNamespace" in str(caught.value) or "stream" in entries
+    assert np.array_equal(out, values())
+
+
 def test_memory_of_ours_is_not_used_again_before_the_copys_stream_is_done(emulated):
     stream = new_stream()
     with bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="4 MiB") as allocator:

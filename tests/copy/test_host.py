@@ -202,7 +202,9 @@ class Cheat:
         (np.zeros(3), np.array([1, "a", None], object), TypeError, "Python objects"),
         (np.empty(3, object), np.zeros(3), TypeError, "Python objects"),
         (np.empty(3, object), np.empty(3, object), TypeError, "Python objects"),
-        (np.zeros(3), [None], TypeError, "Python objects"),
+        (np.zeros(3), [None], TypeError, "of this list: .*Python objects"),
+        (np.zeros(3), iter([1, 2, 3]), TypeError, "of this list_iterator"),
+        (np.zeros(3), 10**30, TypeError, "of this int"),
         (np.broadcast_to(np.zeros(1), 3), np.zeros(3), ValueError, "share one place|read-only"),
         (
             np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,)),
