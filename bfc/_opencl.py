@@ -55,7 +55,7 @@ _FORKED = (
 
 _lock = threading.Lock()
 _contexts: dict[int, Any] = {}  # by ordinal
-_asked_in = 0  # the process in which a driver showed its devices
+_asked_in = 0  # the process in which a driver was used
 
 
 def load() -> Any:
@@ -73,10 +73,8 @@ def devices() -> list[Any]:
     """Every device of every platform, as the platforms list them. Raises DeviceUnavailableError
     where there is none, and in a child of a process that asked already: its queues would wait for
     threads that the child does not have."""
-    global _asked_in
     cl = load()
-    if _asked_in not in (0, os.getpid()):
-        raise DeviceUnavailableError(_FORKED)
+    refuse_child()
     found: list[Any] = []
     try:
         for platform in cl.get_platforms():
@@ -88,8 +86,20 @@ def devices() -> list[Any]:
         ) from error
     if not found:
         raise DeviceUnavailableError(f"the OpenCL drivers show no device\n  try: {DRIVERS}")
-    _asked_in = os.getpid()
+    note_use()
     return found
+
+
+def refuse_child() -> None:
+    """Raises DeviceUnavailableError in a child of a process that used a driver."""
+    if _asked_in not in (0, os.getpid()):
+        raise DeviceUnavailableError(_FORKED)
+
+
+def note_use() -> None:
+    """A driver is used in this process: its children cannot use one."""
+    global _asked_in
+    _asked_in = os.getpid()
 
 
 def default_context(ordinal: int) -> Any:

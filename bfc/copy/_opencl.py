@@ -92,7 +92,9 @@ def context_of(context: Any, device: Any) -> Context:
 
 def lane(view: View, stream: Any) -> Lane:
     """On the queue that the user named, or chose for a while, or the memory names, or the context's
-    own."""
+    own. Raises DeviceUnavailableError in a forked child, where a queue would wait for ever."""
+    _opencl.refuse_child()
+    _opencl.note_use()
     context = view.context
     queue = _chosen(context) if stream is None else _as_queue(stream, context)
     queue = queue or view.stream

@@ -641,6 +641,36 @@ def test_a_forked_child_waits_for_no_thread_of_its_parents(cl) -> None:
     assert (run.returncode, run.stdout) == (0, "True\nTrue\nFalse 0\n1\n0\n"), run.stderr
 
 
+FORKED_AMID_COPIES = """
+import os, signal
+import numpy, pyopencl, pyopencl.array
+import bfc
+context = pyopencl.Context(pyopencl.get_platforms()[0].get_devices()[:1])
+array = pyopencl.array.zeros(pyopencl.CommandQueue(context), 8, "f4")
+bfc.copy(array, numpy.arange(8))
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    for ends in ((array, numpy.zeros(8)), (numpy.zeros(8), array), (array, array[::-1])):
+        for options in ({}, {"non_blocking": True}, {"stream": array.queue}):
+            try:
+                bfc.copy(*ends, **options)
+            except bfc.DeviceUnavailableError as error:
+                assert "spawn" in str(error), error
+            else:
+                print(ends, options, flush=True)
+    print(bfc.copy(numpy.zeros(2), [1, 2]), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1], array.get()[-1], flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_copy_in_a_forked_child_is_told_and_waits_for_no_queue(cl) -> None:
+    run = run_python(FORKED_AMID_COPIES)
+    assert (run.returncode, run.stdout) == (0, "[1. 2.]\n0 7.0\n"), run.stderr
+
+
 def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
     run = run_python(
         "import builtins, bfc, pyopencl\n"
