@@ -258,6 +258,11 @@ cdef object failure(CUresult result, str call):
     return DriverError(call, result, named, said, _HINTS.get(result, ""))
 
 
+def hint_for(code):
+    """What there is to do about an error of the driver's; "" where that is not known."""
+    return _HINTS.get(code, "")
+
+
 cdef inline bint failed(CUresult result) noexcept:
     """Whether a call failed. Drops the exception that cuda-python sets for a call which the driver lacks."""
     if result == NOT_FOUND:

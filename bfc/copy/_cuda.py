@@ -67,6 +67,8 @@ def failure(name: str, code: int, hint: str = "") -> DriverError:
     named, text = (
         function(cu.CUresult(code))[1] for function in (cu.cuGetErrorName, cu.cuGetErrorString)
     )
+    if not hint and code < CAPTURING:  # of captures those hints say when to allocate
+        hint = _driver.hint_for(code)
     return DriverError(name, code, (named or b"").decode(), (text or b"").decode(), hint)
 
 

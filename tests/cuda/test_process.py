@@ -129,10 +129,12 @@ FORK = """
     source = bfc.CUDASubAllocator()
     allocator = bfc.BFCAllocator(source, memory_limit="64 MiB", allow_growth=True)
     buffer, other = allocator.allocate(1000), allocator.allocate(1000, stream=2)
+    bfc.copy(buffer, bytes(1000))
     child = os.fork()
     if child == 0:
         print(bool(bfc.cuda.is_available()), "spawn" in str(bfc.cuda.is_available()), flush=True)
-        for action in (lambda: allocator.allocate(8 << 20), bfc.CUDASubAllocator):
+        copies = lambda: bfc.copy(other, bytes(1000))
+        for action in (lambda: allocator.allocate(8 << 20), bfc.CUDASubAllocator, copies):
             try:
                 action()
             except (bfc.DriverError, bfc.DeviceUnavailableError) as error:
@@ -155,6 +157,7 @@ def test_a_forked_child_is_told_and_can_end_and_the_parent_goes_on() -> None:
         "False True",
         "DriverError True",
         "DeviceUnavailableError True",
+        "DriverError True",
         "closed 0",
         "child 0",
     ]
