@@ -221,6 +221,8 @@ class Lane:
 
     def move(self, to: View, source: View) -> None:
         nbytes = to.nbytes
+        if to.overlaps(source):
+            return self._move_overlapping(to, source)
         shared = [view.memory is None and not view.on_host for view in (to, source)]
         if any(shared) and not all(shared) and not (to.on_host or source.on_host):
             # OpenCL has no copy between shared virtual memory and a buffer.
@@ -231,8 +233,6 @@ class Lane:
             options = {
                 "byte_count": nbytes, "src_offset": source.address, "dst_offset": to.address
             }  # fmt: skip
-            if to.overlaps(source):
-                return self._move_overlapping(to, source)
             arguments = to.memory, source.memory
         else:
             arguments = _end(to, nbytes), _end(source, nbytes)

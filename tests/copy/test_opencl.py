@@ -172,20 +172,24 @@ def test_eight_dimensions(opencl):
     assert np.array_equal(out.get(), source.transpose(order))
 
 
-def test_views_that_overlap_are_copied_as_if_they_did_not(opencl):
+@pytest.mark.parametrize("svm", [False, True])
+def test_views_that_overlap_are_copied_as_if_they_did_not(opencl, svm):
     base = np.arange(64, dtype="i4")
-    for to, source in (
-        (slice(8, 40), slice(0, 32)),
-        (slice(0, 32), slice(8, 40)),
-        (slice(0, 32), slice(31, None, -1)),
-        (slice(0, 64, 2), slice(16, 48)),
-    ):
-        there = on_device(opencl, base)
-        wanted = base.copy()
-        source = slice(31, None, -1) if source.step == -1 else source
-        wanted[to] = base[source][: len(wanted[to])]
-        bfc.copy(there[to], there[source][: len(wanted[to])])
-        assert np.array_equal(there.get(), wanted), (to, source)
+    with bfc.BFCAllocator(
+        bfc.OpenCLSubAllocator(opencl.context, svm=svm, capacity="4 MiB"), stream=opencl
+    ) as pool:
+        make = bfc.integrations.pyopencl.allocator(pool)
+        for to, source in (
+            (slice(8, 40), slice(0, 32)),
+            (slice(0, 32), slice(8, 40)),
+            (slice(0, 32), slice(31, None, -1)),
+            (slice(0, 64, 2), slice(16, 48)),
+        ):
+            there = cl.array.to_device(opencl, base, allocator=make)
+            wanted = base.copy()
+            wanted[to] = base[source][: len(wanted[to])]
+            bfc.copy(there[to], there[source][: len(wanted[to])])
+            assert np.array_equal(there.get(), wanted), (to, source)
     there = on_device(opencl, np.array([1 + 2j, 3j], "c8"))
     assert bfc.copy(there, there, conj=True).get().tolist() == [1 - 2j, -3j]
 
