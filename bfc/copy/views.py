@@ -255,9 +255,22 @@ def _of_cl_memory(
     else:
         import pyopencl as cl
 
-        view.memory, view.context = memory, memory.context
+        view.context = memory.context
         view.readonly = bool(memory.flags & cl.mem_flags.READ_ONLY)
+        _find_whole(view, memory)
     return view
+
+
+def _find_whole(view: View, memory: Any) -> None:
+    """A sub-buffer is a part of its buffer: so two parts are seen to overlap, and PoCL 3 crashes
+    where rows of a sub-buffer are copied."""
+    import pyopencl as cl
+
+    whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    if whole is None:
+        view.memory = memory
+    else:
+        view.memory, view.address = whole, view.address + memory.offset
 
 
 # -- __cuda_array_interface__ ----------------------------------------------------------------------
@@ -380,8 +393,9 @@ def _of_dlpack(thing: Any, stream: int) -> View:
     elif device == _OPENCL:
         import pyopencl as cl
 
-        view.memory = cl.Buffer.from_int_ptr(tensor.data, True)
-        view.context = view.memory.context
+        memory: Any = cl.Buffer.from_int_ptr(tensor.data, True)
+        view.context = memory.context
+        _find_whole(view, memory)
     else:
         return _of_memory(view.kind, ordinal, start, view)
     return view

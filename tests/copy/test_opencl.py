@@ -212,6 +212,43 @@ def test_rows_within_one_buffer(opencl):
         assert np.array_equal(there.get(), wanted), (to, source)
 
 
+@pytest.mark.parametrize("parts", [(True, False), (False, True), (True, True)])
+def test_rows_of_sub_buffers(opencl, parts):
+    """Arrays in a pool lie in sub-buffers. PoCL 3 crashes where it is given one for its rows."""
+    ends = []
+    for is_part in parts:
+        memory = cl.Buffer(opencl.context, cl.mem_flags.READ_WRITE, 4096)
+        cl.enqueue_fill_buffer(opencl, memory, np.uint8(0), 0, 4096)
+        ends.append(memory.get_sub_region(1024, 2048) if is_part else memory)
+    to = cl.array.Array(opencl, (3, 8, 8), "i4", strides=(512, 64, 4), data=ends[0], offset=256)
+    source = cl.array.Array(opencl, (3, 8, 8), "i4", strides=(384, 32, 4), data=ends[1])
+    values = np.arange(192, dtype="i4").reshape(3, 8, 8)
+    bfc.copy(source, values)
+    bfc.copy(to, source)
+    assert np.array_equal(bfc.copy(np.zeros_like(values), to), values)
+    bfc.copy(to, source[::-1, ::-1], neg=True)
+    assert np.array_equal(bfc.copy(np.zeros_like(values), to), -values[::-1, ::-1])
+
+
+def test_parts_of_one_buffer_that_overlap(opencl):
+    at = opencl.device.mem_base_addr_align // 8
+    base = np.arange(8 * at).astype("u1")
+    whole = cl.Buffer(opencl.context, cl.mem_flags.READ_WRITE, base.nbytes)
+    parts = {start: whole.get_sub_region(start * at, 4 * at) for start in range(5)} | {None: whole}
+    for (to, there), (source, given) in itertools.permutations(parts.items(), 2):
+        if (to is None) != (source is None):
+            there, given = (  # the whole buffer's own first bytes
+                cl.array.Array(opencl, (4 * at,), "u1", data=memory) for memory in (there, given)
+            )
+        bfc.copy(whole, base)
+        wanted = base.copy()
+        start, first = (to or 0) * at, (source or 0) * at
+        wanted[start : start + 4 * at] = base[first : first + 4 * at]
+        bfc.copy(there, given)
+        opencl.finish()
+        assert np.array_equal(bfc.copy(np.zeros_like(base), whole), wanted), (to, source)
+
+
 def test_a_block_of_pyopencls_pool_takes_part_and_an_image_does_not(opencl):
     block = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(opencl)).allocate(64)
     source = np.arange(block.size, dtype="u1")
