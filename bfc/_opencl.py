@@ -348,3 +348,40 @@ class Fence:
             if error.code != ENDED_BADLY:
                 raise failure(error, "clWaitForEvents") from error
         self._event = None
+
+
+class PinnedSide:
+    """What an allocator of pinned memory asks, as of a sub-allocator, about the queues that use its
+    blocks."""
+
+    asynchronous = True
+    default_stream_alias = None
+
+    def __init__(self) -> None:
+        self._home = Home()
+
+    @property
+    def is_here(self) -> bool:
+        return self._home.is_here
+
+    def fence(self, handle: int) -> Fence | None:
+        """Behind what is queued there now; None in a forked child, where nothing is."""
+        if not self._home.is_here:
+            return None
+        cl = load()
+        with in_words(f"clEnqueueMarker on the queue {handle:#x}"):
+            queue = cl.CommandQueue.from_int_ptr(handle, True)  # which the block's use keeps
+            event = cl.enqueue_marker(queue)
+            queue.flush()  # what is never submitted is never done
+        return Fence(self._home, queue, event)
+
+
+_pinned_side = PinnedSide()
+
+
+def pinned_side() -> PinnedSide:
+    """This process's."""
+    global _pinned_side
+    if not _pinned_side.is_here:
+        _pinned_side = PinnedSide()
+    return _pinned_side

@@ -7,6 +7,7 @@
 
 import gc
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -25,7 +26,7 @@ from bfc._pinned_books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, bucket_of, count_time, increase, try_push_back,
 )
 
-from bfc import cuda
+from bfc import _opencl, cuda
 from bfc._driver import device_in_use
 from bfc._frees import OVER as _OVER
 from bfc._frees import VIEWED as _VIEWED
@@ -274,9 +275,10 @@ cdef class PinnedAllocator(PinnedBooks):
                 stream = current_stream()
             if stream is None:
                 return HOST_STREAM
-            number = self.number_of(stream, self.sub_allocator)
-            self.uses.setdefault(allocation_id, {})[self.sub_allocator, number] = stream
-            return number
+            source = self.source_of(stream)
+            number = self.number_of(stream, source)
+            self.uses.setdefault(allocation_id, {})[source, number] = stream
+            return number if source is self.sub_allocator else HOST_STREAM
         except BaseException:
             self.free_block(handle, allocation_id)
             raise
@@ -577,6 +579,13 @@ cdef class PinnedAllocator(PinnedBooks):
                 self.free_from_finaliser(handle, allocation_id)
         return 0
 
+    cdef object source_of(self, stream):
+        """Who knows a stream that no sub-allocator was named for: a queue of OpenCL's is none of CUDA's."""
+        cl = sys.modules.get("pyopencl")
+        if cl is not None and isinstance(stream, getattr(cl, "CommandQueue", ())):
+            return _opencl.pinned_side()
+        return self.sub_allocator
+
     cdef object number_of(self, stream, source):
         """A stream's handle, the one by which each stream has only one."""
         number = _number_of(stream)
@@ -587,8 +596,8 @@ cdef class PinnedAllocator(PinnedBooks):
         finished. Whether there is such a block.
 
         `context` is the block's own, which `find` gives, or its `Buffer`, and then `ptr` may lie anywhere; with
-        another, or None, `ptr` must be a live allocation's first byte. `stream` is an int or an object (also a queue of
-        pyopencl), of this allocator's device, or of the sub-allocator `source`.
+        another, or None, `ptr` must be a live allocation's first byte. `stream` is an int or an object, of this
+        allocator's device, or of the sub-allocator `source`; a `pyopencl.CommandQueue` needs none.
         Raises TypeError or ValueError for what is no stream. No call of a driver.
         Source: `CachingHostAllocatorImpl::record_event`, spec 4.3.
 
@@ -601,7 +610,7 @@ cdef class PinnedAllocator(PinnedBooks):
         cdef uint64_t address
         cdef uint32_t handle
         cdef int64_t allocation_id
-        source = self.sub_allocator if source is None else source
+        source = self.source_of(stream) if source is None else source
         used_on = (source, self.number_of(stream, source))
         allocation_id = self.known_by(context)
         if allocation_id == 0:

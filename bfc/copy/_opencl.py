@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections import OrderedDict
 from dataclasses import replace
@@ -188,6 +189,11 @@ class Lane:
         self.kept.clear()
 
     def keep(self, host: View) -> None:
+        pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
+        found = pinned.find(host.address) if pinned is not None else None
+        if found is not None:
+            allocator, block = found
+            allocator.record_event(host.address, block, self.queue)
         # Of a buffer of ours no view, so that it can be freed once the user has waited.
         self.kept.append((host.owner, None if host.buffer is not None else host.array))
 

@@ -260,9 +260,16 @@ def test_a_block_of_pyopencls_pool_takes_part_and_an_image_does_not(opencl):
             bfc.copy(np.zeros(64, "u1"), image)
 
 
+def unbind(memory) -> None:
+    """So that it is freed at once: PoCL 3 crashes now and then where a free is queued."""
+    memory._queue.finish()
+    memory.unbind_from_queue()
+
+
 def test_released_shared_virtual_memory(opencl):
     memory = cl.SVMAllocation(opencl.context, 64, 64, cl.svm_mem_flags.READ_WRITE, queue=opencl)
     memory.release()
+    opencl.finish()
     for ends in ((memory, np.zeros(64, "u1")), (np.zeros(64, "u1"), memory)):
         with pytest.raises(bfc.ClosedError, match="released"):
             bfc.copy(*ends, stream=opencl)
@@ -294,6 +301,7 @@ def test_shared_virtual_memory_takes_part(opencl):
             assert np.array_equal(there.get()[at : at + count], source[::-1])
             bfc.copy(part, there[at : at + count][::-1])
             assert np.array_equal(bfc.copy(np.zeros_like(source), part), source)
+    unbind(memory)
 
 
 def test_another_context_is_reached_by_way_of_the_host(opencl):
@@ -627,6 +635,56 @@ def test_memory_of_the_host_stays_until_a_transfer_is_done(opencl):
     assert alive() is None
 
 
+@pytest.mark.parametrize("svm", [False, True])
+@pytest.mark.parametrize("dtype", ["f4", "i4"])  # packed or cast on the way
+@pytest.mark.parametrize("to_device", [False, True])
+def test_a_pinned_block_is_not_used_again_before_a_transfer_is_done(opencl, svm, dtype, to_device):
+    nbytes = 4096
+    there = bfc.OpenCLSubAllocator(opencl.context, svm=svm, capacity="4 MiB")
+    with (
+        bfc.BFCAllocator(there, stream=opencl) as pool,
+        bfc.PinnedAllocator(bfc.HostSubAllocator("1 MiB")) as pinned,
+    ):
+        device = pool.allocate(nbytes).view("f4")
+        bfc.copy(device, np.full(nbytes // 4, 3))
+        address = pinned.allocate_raw(nbytes)
+        host = np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype)
+        host[:] = 5
+        gate = cl.UserEvent(opencl.context)
+        cl.enqueue_barrier(opencl, wait_for=[gate])
+        bfc.copy(*((device, host) if to_device else (host, device)), non_blocking=True)
+        pinned.deallocate_raw(address)
+        other = pinned.allocate_raw(nbytes)
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        opencl.finish()
+        assert other != address
+        assert (bfc.copy(np.zeros(nbytes // 4), device) == (5 if to_device else 3)).all()
+        assert (host == (5 if to_device else 3)).all()
+        assert pinned.allocate_raw(nbytes) == address
+
+
+def test_a_pinned_block_that_was_asked_for_on_a_queue_waits_for_it(opencl):
+    """On CUDA, too, which does not know the queue."""
+    for source in (bfc.HostSubAllocator("1 MiB"), bfc.CUDASubAllocator(kind="pinned")):
+        with bfc.PinnedAllocator(source) as pinned:
+            blocks = [pinned.allocate_raw(4096, opencl), pinned.allocate_raw(4096)]
+            pinned.record_stream(blocks[1], opencl)
+            with bfc.use_stream(opencl):
+                buffer = pinned.allocate(4096)
+            bfc.copy(cl.array.zeros(opencl, 4096, "u1"), buffer)
+            gate = cl.UserEvent(opencl.context)
+            cl.enqueue_barrier(opencl, wait_for=[gate])
+            addresses = [*blocks, buffer.ptr]
+            for address in blocks:
+                pinned.deallocate_raw(address)
+            buffer.free()
+            others = [pinned.allocate_raw(4096) for _ in range(3)]
+            gate.set_status(cl.command_execution_status.COMPLETE)
+            opencl.finish()
+            assert not set(addresses) & set(others)
+            assert {pinned.allocate_raw(4096) for _ in range(3)} == set(addresses)
+
+
 def is_queued(event) -> bool:
     return event.command_execution_status != cl.command_execution_status.COMPLETE
 
@@ -752,5 +810,4 @@ def test_shared_virtual_memory_names_its_queue_or_takes_that_of_the_other_side(o
     assert np.array_equal(of_host, values)
     with pytest.raises(TypeError, match="names no OpenCL context"):
         bfc.copy(unbound, values)
-    opencl.finish()
-    bound.release()
+    unbind(bound)

@@ -648,9 +648,16 @@ import bfc
 context = pyopencl.Context(pyopencl.get_platforms()[0].get_devices()[:1])
 array = pyopencl.array.zeros(pyopencl.CommandQueue(context), 8, "f4")
 bfc.copy(array, numpy.arange(8))
+pinned = bfc.PinnedAllocator(bfc.HostSubAllocator("1 MiB"))
+buffer = pinned.allocate(32)
+bfc.copy(array, buffer.view("f4"), non_blocking=True)
+bfc.copy(array, numpy.arange(8))
 child = os.fork()
 if child == 0:
     signal.alarm(30)
+    buffer.free()
+    assert pinned.allocate(32).ptr == buffer.ptr
+    pinned.close()
     for ends in ((array, numpy.zeros(8)), (numpy.zeros(8), array), (array, array[::-1])):
         for options in ({}, {"non_blocking": True}, {"stream": array.queue}):
             try:
