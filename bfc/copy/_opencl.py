@@ -194,6 +194,7 @@ class Lane:
         if found is not None:
             allocator, block = found
             allocator.record_event(host.address, block, self.queue)
+            return
         # Of a buffer of ours no view, so that it can be freed once the user has waited.
         self.kept.append((host.owner, None if host.buffer is not None else host.array))
 

@@ -685,6 +685,22 @@ def test_a_pinned_block_that_was_asked_for_on_a_queue_waits_for_it(opencl):
             assert {pinned.allocate_raw(4096) for _ in range(3)} == set(addresses)
 
 
+def test_a_pinned_buffer_that_was_dropped_needs_no_further_copy_to_go(opencl):
+    there = cl.array.zeros(opencl, 4096, "u1")
+    with bfc.PinnedAllocator(bfc.HostSubAllocator("1 MiB")) as pinned:
+        for dtype in ("u1", "i4"):  # as it is, or cast
+            buffer = pinned.allocate(there.nbytes)
+            array = np.frombuffer(buffer, dtype)
+            array[:] = 7
+            bfc.copy(there[: array.size], array, non_blocking=True)
+            bfc.copy(there[: array.size], buffer.view(dtype), non_blocking=True)
+            del buffer, array
+            opencl.finish()
+            pinned.empty_cache()
+            assert pinned.host_memory_stats()["allocated_bytes.current"] == 0
+    assert (there.get() == 7).all()
+
+
 def is_queued(event) -> bool:
     return event.command_execution_status != cl.command_execution_status.COMPLETE
 
