@@ -15,7 +15,8 @@ cpdef object current_stream():
 
 
 cdef class use_stream:
-    """Within it, allocations that name no stream are for this one: of this thread, and of this task of asyncio.
+    """Within it, allocations and copies that name no stream are for this one: of this thread, and of this task of
+    asyncio. A copy of memory that cannot be on it goes as without.
 
     `stream` is an int (a CUDA stream handle, 0 the default stream), has `__cuda_stream__`, or is a
     `pyopencl.CommandQueue`. Scopes nest. Raises TypeError or ValueError for what is no stream, RuntimeError where one
