@@ -34,6 +34,7 @@ MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR, PAGEABLE_ACCESS, MEMORY_POOLS = 11, 16
 #: Of CUpointer_attribute.
 CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
 TYPE_HOST, TYPE_UNIFIED = 1, 4
+PER_THREAD = 2  # the last of the handles that name a default stream
 NO_TIMING = 2  # cuEventCreate
 NON_BLOCKING = 1  # cuStreamCreate
 RELAXED = 2  # CUstreamCaptureMode
@@ -263,25 +264,46 @@ def forget() -> None:
 
 
 def lane(view: View, stream: Any) -> Lane:
-    handle = chosen_stream(stream) or view.stream or 1
-    return Lane(device(view.ordinal), handle, alone=True)
+    there = device(view.ordinal)
+    handle = chosen_stream(stream)
+    if handle != view.stream and not belongs(handle, there):
+        handle = _refused(handle, stream)
+    return Lane(there, handle or view.stream or 1, alone=True)
 
 
 def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
     """Of the source's device and of the destination's. A stream that belongs to the second is its
     own; the source's is the default one then."""
-    handle, own = chosen_stream(stream), to.stream or 1
-    there = device(to.ordinal)
-    if handle is not None and handle > 2 and _belongs(handle, there):
-        return Lane(device(source.ordinal), source.stream or 1), Lane(there, handle)
-    handle = handle or source.stream or 1
-    return Lane(device(source.ordinal), handle), Lane(there, own)
+    here, there = device(source.ordinal), device(to.ordinal)
+    handle = chosen_stream(stream)
+    if not belongs(handle, here):
+        if belongs(handle, there):
+            return Lane(here, source.stream or 1), Lane(there, int(handle or 0))
+        handle = _refused(handle, stream)
+    return Lane(here, handle or source.stream or 1), Lane(there, to.stream or 1)
 
 
-def _belongs(handle: int, there: Device) -> bool:
-    found = there.call("cuStreamGetCtx", handle)
-    context = found[0] if isinstance(found, tuple) else found
-    return int(context) == int(there.context())
+def belongs(handle: int | None, there: Device) -> bool:
+    """Whether a device can work on a stream: its own, or a default stream, which each has."""
+    if handle is None or handle <= PER_THREAD:
+        return True
+    return _context_of(handle) == int(there.context())
+
+
+def _context_of(handle: int) -> int:
+    found = call("cuStreamGetCtx", handle)
+    return int(found[0] if isinstance(found, tuple) else found)
+
+
+def _refused(handle: int | None, stream: Any) -> int | None:
+    """For a stream of a device that has no part in the copy: an error where it was named for this
+    copy; where `bfc.use_stream` named it, the answer that none was chosen."""
+    if stream is not None:
+        raise ValueError(
+            f"the stream {handle:#x} belongs to no device whose memory is copied here: "
+            "name a stream of that device, or none"
+        )
+    return None
 
 
 class Lane:

@@ -372,6 +372,11 @@ def _of_dlpack(thing: Any, stream: int) -> View:
     if device not in _KINDS:
         raise TypeError(f"memory on DLPack's device {device} is none that can be copied")
     on_cuda = device in (_CUDA, _CUDA_MANAGED)
+    if on_cuda:
+        from bfc.copy import _cuda
+
+        if not _cuda.belongs(stream, _cuda.device(ordinal)):
+            stream = 1  # it is the other side's, which comes after this one's default stream
     extra = {"stream": stream} if on_cuda else {}
     try:
         capsule = thing.__dlpack__(max_version=(1, 0), **extra)
