@@ -279,6 +279,11 @@ def _find_whole(view: View, memory: Any) -> None:
 def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
     from bfc.copy import _cuda
 
+    if not isinstance(interface, dict):
+        raise TypeError(
+            f"the __cuda_array_interface__ of a {type(thing).__name__} is no dict but a "
+            f"{type(interface).__name__}"
+        )
     if interface.get("mask") is not None:
         raise TypeError("__cuda_array_interface__ with a mask is not copied: copy data and mask")
     stream = interface.get("stream")

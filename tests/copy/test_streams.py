@@ -79,3 +79,8 @@ def test_a_dlpack_producer_is_told_a_stream_of_its_own_device(emulated, device: 
         assert ctypes.string_at(to.buffer.ptr, 96) == bytes(range(96))
         source.buffer.free()
         to.buffer.free()
+
+
+def test_an_interface_that_is_no_dict(emulated):
+    with pytest.raises(TypeError, match="of a SimpleNamespace is no dict but a int"):
+        bfc.copy(values(), SimpleNamespace(__cuda_array_interface__=3))
