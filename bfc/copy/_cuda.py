@@ -306,6 +306,30 @@ def _refused(handle: int | None, stream: Any) -> int | None:
     return None
 
 
+def lane_of(stream: int, ordinal: int) -> Lane:
+    """A stream that pinned memory names, which may be of any device. A default one is that of the
+    device where the memory was made."""
+    if stream <= PER_THREAD:
+        return Lane(device(ordinal), stream)
+    call("cuCtxPushCurrent", _context_of(stream))
+    try:
+        return Lane(device(int(call("cuCtxGetDevice"))), stream)
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def wait_on_host(view: View) -> None:
+    """Before the host itself reads or writes pinned memory that names a stream: waits for that, as
+    `__cuda_array_interface__` asks."""
+    if view.kind != "cuda_host" or view.stream is None or view.buffer is not None:
+        return
+    lane = lane_of(view.stream, view.ordinal)
+    if lane.is_capturing():
+        hint = "the host cannot wait for the stream that this memory names while it is captured"
+        raise failure("bfc.copy", CAPTURING, hint)
+    lane.synchronize()
+
+
 class Lane:
     """A stream of a CUDA device. The memory that it has adopted knows at its end that the stream
     used it. Every call is made with the device's primary context current, and leaves the caller's
@@ -380,9 +404,18 @@ class Lane:
         stream = -1 if self.is_capturing() else self.handle
         return buffer.__dlpack__(stream=stream, max_version=(1, 0))
 
+    def come_after(self, host: View) -> None:
+        """Of the stream that pinned memory names, if it does."""
+        if host.kind != "cuda_host" or host.stream is None:
+            return
+        there = lane_of(host.stream, host.ordinal)
+        if (there.device, there.handle) != (self.device, self.handle):
+            self.wait_for(there)
+
     def adopt_pinned(self, host: View) -> None:
         buffer = host.buffer or _buffer_under(host.array)
         if buffer is None or not buffer.nbytes or buffer.device.kind != "cuda_host":
+            self.come_after(host)
             return
         there = self._lane_on(buffer.device.ordinal)
         self.held.append(there._hold(buffer))

@@ -157,22 +157,24 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     in any case, on the stream of the source. `stream` is a CUDA stream (a handle, or with
     `__cuda_stream__`) or a `pyopencl.CommandQueue`; None is that of `bfc.use_stream` where the
     memory can be on it, else the one that the device's side names, else the default stream. Work on
-    other streams is ordered only where the memory names its stream, and is waited for then. A buffer
-    of OpenCL's that names no queue, where none is chosen, is copied before this returns. A CUDA
-    graph captures a transfer of pinned memory that the host has no part in, and uses that memory at
-    each run: keep it for as long.
+    other streams is ordered only where the memory names its stream, and is waited for then; within
+    the host only for a stream that `__cuda_array_interface__` names. A buffer of OpenCL's that names
+    no queue, where none is chosen, is copied before this returns. A CUDA graph captures a transfer
+    of pinned memory that the host has no part in, and uses that memory at each run: keep it for as
+    long.
 
     As in C, a float that the destination's integers cannot hold becomes any number. A complex
     source loses its imaginary part in a real destination, with one `ComplexWarning` a copy. Source
     and destination on the host may overlap; elsewhere the result is any mixture then.
 
     Raises ValueError for shapes that do not broadcast, texts that are no numbers, a read-only
-    destination, or one whose items share places by a stride of 0; TypeError for Python objects and
-    for what is no memory; ClosedError or InvalidPointerError for memory that was freed (but pyopencl
-    cannot tell of a `Buffer` that was released, and may crash); OutOfMemoryError where a device has
-    no room for a temporary; DeviceUnavailableError where a package is missing; DriverError. `dst` is
-    as it was then, but after a DriverError. What `numpy.errstate` or a filter of warnings makes an
-    error of is raised after the write, as by `numpy.copyto`.
+    destination, one whose items share places by a stride of 0, or a stream of a device that has no
+    part in the copy; TypeError for Python objects and for what is no memory; ClosedError or
+    InvalidPointerError for memory that was freed (but pyopencl cannot tell of a `Buffer` that was
+    released, and may crash); OutOfMemoryError where a device has no room for a temporary;
+    DeviceUnavailableError where a package is missing; DriverError. `dst` is as it was then, but
+    after a DriverError. What `numpy.errstate` or a filter of warnings makes an error of is raised
+    after the write, as by `numpy.copyto`.
 
     Cost: one pass over the memory, two with a temporary: across the host's border where dtypes
     differ or one side is not contiguous, and between devices without peer access. The first copy

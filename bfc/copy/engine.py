@@ -94,6 +94,9 @@ def _told(stream: Any) -> int:
 
 
 def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+    if not (to.kind in CUDA or source.kind in CUDA):
+        _cuda.wait_on_host(to)
+        _cuda.wait_on_host(source)
     if to.on_host and source.on_host:
         assert to.array is not None
         assert source.array is not None
@@ -121,6 +124,8 @@ def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: A
             lane.adopt(device)
             if non_blocking:
                 lane.adopt_pinned(host)
+            else:
+                lane.come_after(host)
             try:
                 _across(lane, to, source, change, non_blocking)
             except BaseException:

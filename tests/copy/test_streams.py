@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from copy_memory import H2D, Memory, memory, new_stream, values
+from copy_memory import D2H, H2D, SYNC, Memory, memory, new_stream, values
 
 import bfc
 from bfc.copy import _cuda
@@ -79,6 +79,62 @@ def test_a_dlpack_producer_is_told_a_stream_of_its_own_device(emulated, device: 
         assert ctypes.string_at(to.buffer.ptr, 96) == bytes(range(96))
         source.buffer.free()
         to.buffer.free()
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("kind", ["interface", "buffer", "cached"])
+def test_pinned_memory_that_names_a_stream_is_copied_after_it(
+    emulated, kind: str, device: int, non_blocking: bool
+):
+    """Blocking or not, and on whichever device the copy is."""
+    memory()
+    own = new_stream(0)
+    to = memory("u1", device, shape=(96,))
+    if kind == "cached":
+        allocator = bfc.PinnedAllocator()
+    else:
+        allocator = bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB")
+    with allocator:
+        buffer = allocator.allocate(96, stream=None if kind == "interface" else own)
+        source = named(buffer.ptr, own) if kind == "interface" else buffer
+        emulated.hold(own)
+        fill(buffer.ptr, own)
+        if non_blocking:
+            bfc.copy(to, source, non_blocking=True)
+            assert to.block.tolist() == list(range(96))
+            emulated.release(own)
+        else:
+            waiter = emulated.release_once_waited_for(own)
+            bfc.copy(to, source)
+            waiter.join()
+        assert to.block.tolist() == [7] * 96
+        buffer.free()
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_the_host_waits_for_the_stream_that_pinned_memory_names(emulated, device: int):
+    """Of whichever device: the driver says only where the memory was made."""
+    memory()
+    memory(device=1)
+    own = new_stream(device)
+    with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
+        buffer = allocator.allocate(96)
+        for direction in ("from", "to"):
+            host = np.zeros(96, "u1")
+            ends = (host, named(buffer.ptr, own))
+            emulated.clear()
+            emulated.hold(own, device)
+            fill(buffer.ptr, own, device)
+            waiter = emulated.release_once_waited_for(own)
+            bfc.copy(*(ends if direction == "from" else ends[::-1]))
+            waiter.join()
+            assert emulated.count(SYNC) == 1
+            assert not emulated.count(D2H)
+            found = host if direction == "from" else np.asarray(buffer)
+            assert found.tolist() == [7 if direction == "from" else 0] * 96
+            del found
+        buffer.free()
 
 
 def test_an_interface_that_is_no_dict(emulated):
