@@ -444,6 +444,12 @@ class Lane:
         return self._followers[ordinal]
 
     def wait_for(self, other: Lane) -> None:
+        if self.is_capturing() != other.is_capturing():
+            hint = (
+                "a graph cannot wait for a stream that is not captured with it, nor the other way "
+                "round: this memory is used on both"
+            )
+            raise failure("bfc.copy", CAPTURING, hint)
         event = other._record()
         try:
             self._call("cuStreamWaitEvent", self.handle, event, 0)

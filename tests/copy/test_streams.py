@@ -137,6 +137,32 @@ def test_the_host_waits_for_the_stream_that_pinned_memory_names(emulated, device
         buffer.free()
 
 
+def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
+    """The copy says so before the driver ends the capture."""
+    stream, other = new_stream(), new_stream()
+    lane = _cuda.Lane(_cuda.device(0), stream)
+    to, second = memory("u1", shape=(96,)), memory("u1", 1, shape=(96,))
+    with bfc.PinnedAllocator() as pinned:
+        host = pinned.allocate(96)
+        unnamed, early = named(to.address, None), named(to.address, other)
+        late = named(to.address, stream)
+        for first, copies in (
+            (unnamed, {"to": early, "src": host, "stream": stream}),
+            (unnamed, {"to": unnamed, "src": named(host.ptr, other), "stream": stream}),
+            (unnamed, {"to": late, "src": host, "stream": other}),
+            (unnamed, {"to": second, "src": unnamed, "stream": stream}),
+            (unnamed, {"to": host, "src": named(host.ptr + 8, stream, 88), "stream": stream}),
+        ):
+            lane._call("cuStreamBeginCapture", stream, 1)
+            bfc.copy(first, host, non_blocking=True, stream=stream)
+            if copies["to"] is host:
+                copies["to"] = np.zeros(88, "u1")
+            with pytest.raises(bfc.DriverError, match="capture"):
+                bfc.copy(copies["to"], copies["src"], non_blocking=True, stream=copies["stream"])
+            lane._call("cuStreamEndCapture", stream)
+        host.free()
+
+
 def test_an_interface_that_is_no_dict(emulated):
     with pytest.raises(TypeError, match="of a SimpleNamespace is no dict but a int"):
         bfc.copy(values(), SimpleNamespace(__cuda_array_interface__=3))
