@@ -371,6 +371,28 @@ _EXTRA = {
 }  # fmt: skip
 
 
+def _exported(thing: Any, **extra: int) -> Any:
+    try:
+        return thing.__dlpack__(max_version=(1, 0), **extra)
+    except TypeError:
+        return thing.__dlpack__(**extra)
+
+
+def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> tuple[Any, int, int]:
+    """(capsule, device, what its producer was told: a stream of that device). A stream of another
+    device is the other side's, which comes after the default stream of this one. Which device has
+    managed memory is known by its address alone: its producers name the device 0."""
+    from bfc.copy import _cuda
+
+    if managed:
+        unordered = _exported(thing, stream=-1)
+        address = _tensor_in(unordered)[0].data
+        ordinal = _cuda.kind_and_ordinal(address)[1] if address else ordinal
+    if not _cuda.belongs(stream, _cuda.device(ordinal)):
+        stream = 1
+    return _exported(thing, stream=stream), ordinal, stream
+
+
 def _of_dlpack(thing: Any, stream: int) -> View:
     """A capsule that is not consumed: its own destructor gives the memory back."""
     device, ordinal = (int(number) for number in thing.__dlpack_device__())
@@ -378,15 +400,10 @@ def _of_dlpack(thing: Any, stream: int) -> View:
         raise TypeError(f"memory on DLPack's device {device} is none that can be copied")
     on_cuda = device in (_CUDA, _CUDA_MANAGED)
     if on_cuda:
-        from bfc.copy import _cuda
-
-        if not _cuda.belongs(stream, _cuda.device(ordinal)):
-            stream = 1  # it is the other side's, which comes after this one's default stream
-    extra = {"stream": stream} if on_cuda else {}
-    try:
-        capsule = thing.__dlpack__(max_version=(1, 0), **extra)
-    except TypeError:
-        capsule = thing.__dlpack__(**extra)
+        managed = device == _CUDA_MANAGED
+        capsule, ordinal, stream = _exported_on_cuda(thing, ordinal, stream, managed)
+    else:
+        capsule = _exported(thing)
     tensor, readonly = _tensor_in(capsule)
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     dtype = _dtype_of(tensor)
