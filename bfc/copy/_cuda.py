@@ -129,6 +129,11 @@ def is_pinned(address: int) -> bool:
     return int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]) == TYPE_HOST
 
 
+def _is_drivers(address: int) -> bool:
+    """Whether memory is the driver's, pinned or managed, which it uses where it is."""
+    return bool(int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]))
+
+
 def _is_mapped(address: int) -> bool:
     """Whether memory belongs to no context: mapped piece by piece, or of a pool."""
     return not int(_attributes(address, CONTEXT, MEMORY_TYPE)[0])
@@ -475,10 +480,12 @@ class Lane:
 
     def keep(self, host: View) -> None:
         """Pageable memory the driver has taken when its call returns, unless the device reads it in
-        place; pinned memory of ours is known to its allocator."""
-        ours = host.buffer is not None
+        place; pinned memory of ours is known to its allocator. That of others may show as an array,
+        as numba's and CuPy's does."""
+        if host.buffer is not None or self.is_capturing():
+            return
         in_place = host.kind == "cuda_host" or self.device.attribute(PAGEABLE_ACCESS)
-        if ours or not in_place or self.is_capturing():
+        if not in_place and (_buffer_under(host.array) or not _is_drivers(host.address)):
             return
         _waiting.keep(_Event(self._record()), host)
 

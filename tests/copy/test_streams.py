@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -137,6 +138,34 @@ def test_the_host_waits_for_the_stream_that_pinned_memory_names(emulated, device
             assert found.tolist() == [7 if direction == "from" else 0] * 96
             del found
         buffer.free()
+
+
+@pytest.mark.parametrize("direction", ["to", "from"])
+@pytest.mark.parametrize(
+    ("call", "options"), [("cuMemHostAlloc", (0,)), ("cuMemAllocManaged", (1,))]
+)
+def test_an_array_on_memory_of_the_driver_is_kept_until_the_transfer_is_done(
+    emulated, call: str, options: tuple[int], direction: str
+):
+    """As numba and CuPy have it: an array like any other, whose memory goes back to their pool."""
+    stream, there = new_stream(), memory()
+    address = int(_cuda.device(0).call(call, 96, *options))
+    held = (ctypes.c_char * 96).from_address(address)
+    array = np.frombuffer(held, "f4").reshape(4, 6)
+    gone = weakref.ref(held)
+    emulated.hold(stream)
+    fill(there.address, stream)
+    ends = (there, array) if direction == "to" else (array, there)
+    bfc.copy(*ends, non_blocking=True, stream=stream)
+    del held, array, ends
+    assert gone() is not None
+    emulated.release(stream)
+    bfc.copy(there, values(), non_blocking=True, stream=stream)  # asks nobody: it is pageable
+    assert gone() is not None
+    other = (ctypes.c_char * 96).from_address(address)
+    bfc.copy(there, np.frombuffer(other, "f4").reshape(4, 6), non_blocking=True, stream=stream)
+    assert gone() is None
+    _cuda.device(0).call("cuMemFreeHost" if call == "cuMemHostAlloc" else "cuMemFree", address)
 
 
 def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
