@@ -28,6 +28,7 @@ class PinnedAllocator(PinnedBooks):
         *,
         source: SubAllocator | None = None,
     ) -> bool: ...
+    def mark_event(self, block: Buffer | PinnedBlock | object, stream: object) -> bool: ...
     def record_stream(
         self,
         ptr_or_buffer: SupportsIndex | Buffer,

@@ -623,6 +623,24 @@ cdef class PinnedAllocator(PinnedBooks):
             self.uses.setdefault(allocation_id, {})[used_on] = stream
         return allocation_id != 0
 
+    def mark_event(self, block, stream):
+        """As `record_event` for a block that `find` gave, where all that the stream does with it is queued already: the
+        stream is marked now, and may be destroyed before the free. Where that fails, the whole device is waited for.
+
+        Raises TypeError or ValueError for what is no stream. Cost: an event.
+
+        >>> import bfc
+        >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> ptr = allocator.allocate_raw(4096)
+        >>> allocator.mark_event(allocator.find(ptr + 8), 7), allocator.mark_event(None, 7)
+        (True, False)
+        """
+        cdef int64_t allocation_id = self.known_by(block)
+        cdef uint64_t number = self.number_of(stream, self.sub_allocator)
+        if allocation_id:
+            self.consumer_left(allocation_id, number)
+        return allocation_id != 0
+
     cdef int64_t known_by(self, context) except -1:
         """The live allocation that a context belongs to, or 0."""
         cdef Buffer buffer

@@ -428,15 +428,23 @@ class Lane:
             self.wait_for(there)
 
     def settle_pinned(self, host: View) -> None:
-        """Tells the caching allocator of a pinned block that the stream uses it."""
+        """Tells the caching allocator of a pinned block that the stream uses it. The stream may be
+        destroyed before the block is freed, so it is marked now: a buffer by the capsule that is
+        held, an address here. An event of a graph tells nothing, so that is left to the free."""
         pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
         found = pinned.find(host.address) if pinned is not None else None
-        if found is not None:
-            allocator, block = found
-            there = self._lane_on(allocator.device.ordinal) if allocator.is_pinned else self
+        there = self
+        if found is not None and found[0].is_pinned:
+            there = self._lane_on(found[0].device.ordinal)
+        for follower in self._followers.values():
+            follower.wait_for(self)
+        if found is None:
+            return
+        allocator, block = found
+        if self.is_capturing():
             allocator.record_event(host.address, block, there.handle)
-        for there in self._followers.values():
-            there.wait_for(self)
+        elif not (host.buffer or _buffer_under(host.array)):
+            allocator.mark_event(block, there.handle)
 
     def _lane_on(self, ordinal: int) -> Lane:
         """This one, or for an allocator that knows only streams of another device one of that

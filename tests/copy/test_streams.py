@@ -168,6 +168,37 @@ def test_an_array_on_memory_of_the_driver_is_kept_until_the_transfer_is_done(
     _cuda.device(0).call("cuMemFreeHost" if call == "cuMemHostAlloc" else "cuMemFree", address)
 
 
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("kind", ["buffer", "array", "address"])
+def test_pinned_memory_is_freed_after_its_copys_stream_was_destroyed(
+    emulated, kind: str, device: int
+):
+    """What was queued there goes on, and the block is not used again before it is done."""
+    there, stream = memory("u1", device, shape=(96,)), new_stream(device)
+    memory()
+    with bfc.PinnedAllocator() as pinned:
+        if kind == "address":
+            address = pinned.allocate_raw(96)
+            host = np.frombuffer((ctypes.c_char * 96).from_address(address), "u1")
+            free = lambda: pinned.deallocate_raw(address)  # noqa: E731
+        else:
+            buffer = pinned.allocate(96)
+            address, free = buffer.ptr, buffer.free
+            host = np.frombuffer(buffer, "u1") if kind == "array" else buffer
+        other = new_stream(device)
+        emulated.hold(other, device)
+        fill(there.address, other, device)
+        lane = _cuda.Lane(_cuda.device(device), stream)
+        lane.wait_for(_cuda.Lane(lane.device, other))
+        bfc.copy(there, host, non_blocking=True, stream=stream)
+        del host
+        lane._call("cuStreamDestroy", stream)
+        free()
+        assert pinned.allocate_raw(96) != address
+        emulated.release(other, device)
+        assert pinned.allocate_raw(96) == address
+
+
 def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
     """The copy says so before the driver ends the capture."""
     stream, other = new_stream(), new_stream()
