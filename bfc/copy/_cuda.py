@@ -419,7 +419,8 @@ class Lane:
 
     def adopt_pinned(self, host: View) -> None:
         buffer = host.buffer or _buffer_under(host.array)
-        if buffer is None or not buffer.nbytes or buffer.device.kind != "cuda_host":
+        shown = ("cuda_host", "cuda_managed")  # an array may show managed memory, too
+        if buffer is None or not buffer.nbytes or buffer.device.kind not in shown:
             self.come_after(host)
             return
         there = self._lane_on(buffer.device.ordinal)

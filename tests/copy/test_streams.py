@@ -199,6 +199,22 @@ def test_pinned_memory_is_freed_after_its_copys_stream_was_destroyed(
         assert pinned.allocate_raw(96) == address
 
 
+@pytest.mark.parametrize("direction", ["to", "from"])
+def test_an_array_on_managed_memory_of_ours_is_not_used_again_too_early(emulated, direction: str):
+    stream, there = new_stream(), memory("u1", shape=(96,))
+    source = bfc.CUDASubAllocator(kind="managed")
+    with bfc.BFCAllocator(source, memory_limit="4 MiB") as allocator:
+        buffer = allocator.allocate(96)
+        address, array = buffer.ptr, np.frombuffer(buffer, "u1")
+        emulated.hold(stream)
+        ends = (there, array) if direction == "to" else (array, there)
+        bfc.copy(*ends, non_blocking=True, stream=stream)
+        del array, ends
+        buffer.free()
+        assert address not in [allocator.allocate_raw(96) for _ in range(3)]
+        emulated.release(stream)
+
+
 def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
     """The copy says so before the driver ends the capture."""
     stream, other = new_stream(), new_stream()
