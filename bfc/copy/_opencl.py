@@ -139,6 +139,8 @@ class Lane:
         self.queue = known.queue() if queue is None else queue
         #: Whether nobody but us knows the queue, and can wait for it.
         self.is_private = queue is None
+        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        self.is_ordered = not self.queue.properties & out_of_order
         self.last: list[Any] = []
         self.kept: list[object] = []
 
@@ -146,11 +148,16 @@ class Lane:
 
     def adopt(self, *views: View) -> None:
         """Comes after what is queued where the views' memory was last used."""
+        behind_all = False
         for view in views:
-            if view.stream is not None and view.stream != self.queue:
-                self.wait_for(view.stream)
             if view.events is not None:
                 self.last.extend(view.events.events)
+            if view.stream is not None and view.stream != self.queue:
+                self.wait_for(view.stream)
+            elif view.events is None:
+                behind_all = not self.is_ordered
+        if behind_all:
+            self.wait_for(self.queue)  # its order is all that such memory has
 
     def settle(self, *views: View) -> None:
         """Tells the views' owners that the queue uses their memory. OpenCL keeps buffers until its

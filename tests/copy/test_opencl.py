@@ -827,3 +827,28 @@ def test_shared_virtual_memory_names_its_queue_or_takes_that_of_the_other_side(o
     with pytest.raises(TypeError, match="names no OpenCL context"):
         bfc.copy(unbound, values)
     unbind(bound)
+
+
+@pytest.mark.parametrize("svm", [False, True])
+def test_memory_without_events_is_copied_in_the_order_of_the_calls(opencl, svm):
+    """On a queue that runs its work in any order."""
+    out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    queue = cl.CommandQueue(opencl.context, properties=out_of_order)
+    items = 1 << 16
+    with bfc.BFCAllocator(bfc.OpenCLSubAllocator(opencl.context, svm=svm)) as pool:
+        first, second, third = (pool.allocate(4 * items, queue).view("f4") for _ in range(3))
+        for buffer in (first, second, third):
+            bfc.copy(buffer, np.zeros(items), non_blocking=True)
+        queue.finish()
+        gate = cl.UserEvent(opencl.context)
+        there = cl.array.Array(queue, items, "f4", events=[gate])
+        bfc.copy(there, np.full(items, 5, "f4"), non_blocking=True)
+        bfc.copy(first, there)  # and so on, while nothing has run yet
+        bfc.copy(second, first, neg=True)
+        bfc.copy(third, second)
+        arrived = np.zeros(items, "f4")
+        bfc.copy(arrived, third, non_blocking=True)
+        assert not arrived.any()
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        queue.finish()
+        assert (arrived == -5).all()
