@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -142,6 +143,7 @@ class Lane:
         out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         self.is_ordered = not self.queue.properties & out_of_order
         self.last: list[Any] = []
+        self.adopted: list[Any] = []  # events of arrays, which all that is queued here comes after
         self.kept: list[object] = []
 
     # -- what comes before and after ---------------------------------------------------------------
@@ -151,13 +153,14 @@ class Lane:
         behind_all = False
         for view in views:
             if view.events is not None:
-                self.last.extend(view.events.events)
+                self.adopted.extend(view.events.events)
             if view.stream is not None and view.stream != self.queue:
                 self.wait_for(view.stream)
             elif view.events is None:
                 behind_all = not self.is_ordered
         if behind_all:
             self.wait_for(self.queue)  # its order is all that such memory has
+        self.last.extend(self.adopted)
 
     def settle(self, *views: View) -> None:
         """Tells the views' owners that the queue uses their memory. OpenCL keeps buffers until its
@@ -170,7 +173,7 @@ class Lane:
             if view.on_host:
                 continue
             if view.events is not None and self.last:
-                view.events.add_event(self.last[-1])
+                self._note(view.events.events)
             elsewhere = view.stream is not None and view.stream != self.queue
             if elsewhere and self.last:
                 cl.enqueue_barrier(view.stream, wait_for=self.last)
@@ -183,6 +186,19 @@ class Lane:
             return
         self.queue.flush()
         _waiting.keep(self.last[-1], tuple(self.kept))
+
+    def _note(self, events: list[Any]) -> None:
+        """The copy's event takes the place of those that it comes after: pyopencl's `add_event`
+        would wait for the oldest of many."""
+        if self.last[-1] in self.adopted:
+            return  # there was nothing to do
+        if self.last[-1] not in events:
+            events.append(self.last[-1])
+        for event in self.adopted:
+            with contextlib.suppress(ValueError):  # another thread was faster
+                events.remove(event)
+            if isinstance(event, cl.NannyEvent):
+                self.kept.append(event)
 
     def wait_for(self, other: Any) -> None:
         self.last.append(cl.enqueue_marker(other))

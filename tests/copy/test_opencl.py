@@ -852,3 +852,24 @@ def test_memory_without_events_is_copied_in_the_order_of_the_calls(opencl, svm):
         gate.set_status(cl.command_execution_status.COMPLETE)
         queue.finish()
         assert (arrived == -5).all()
+
+
+def test_many_copies_of_an_array_are_queued_without_waiting(opencl):
+    """As many as are wanted: pyopencl itself waits where an array has 13 events."""
+    there = cl.array.zeros(opencl, 64, "f4")
+    gate = cl.UserEvent(opencl.context)
+    there.add_event(cl.enqueue_barrier(opencl, wait_for=[gate]))
+    part, events = there[32:], there.events  # which both have
+    try:
+        for number in range(40):
+            assert len(events) < 4
+            bfc.copy(there, np.full(64, number), non_blocking=True)
+            bfc.copy(part, there[:32], neg=True, stream=cl.CommandQueue(opencl.context))
+            assert is_queued(events[-1])
+        before = list(events)
+        bfc.copy(part.reshape(1, 32), part)  # onto itself
+        assert events == before
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    assert part.get().tolist() == [-39] * 32
+    assert there[:32].get().tolist() == [39] * 32
