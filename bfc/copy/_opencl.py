@@ -178,7 +178,7 @@ class Lane:
             if elsewhere and self.last:
                 cl.enqueue_barrier(view.stream, wait_for=self.last)
                 self.queue.flush()
-            if elsewhere and view.buffer is not None:
+            if view.buffer is not None and view.buffer.stream != self.queue.int_ptr:
                 view.buffer.allocator.record_stream(view.buffer, self.queue.int_ptr)
             if _is_unbound(view):
                 self.kept.append(view.owner)
@@ -370,13 +370,11 @@ def _end(view: View, nbytes: int) -> Any:
 
 
 def _is_unbound(view: View) -> bool:
-    """Whether it is shared virtual memory of pyopencl's that goes at once when it is dropped. A
-    block of ours under an array goes behind the array's queue."""
+    """Whether it is shared virtual memory of pyopencl's that goes at once when it is dropped."""
     if view.memory is not None or view.buffer is not None:
         return False
     memory = getattr(view.owner, "base_data", view.owner)
-    is_ours = view.stream is not None and hasattr(memory, "block")
-    return not is_ours and getattr(memory, "_queue", None) is None
+    return getattr(memory, "_queue", None) is None
 
 
 def _in_units(run: View, unit: int) -> View:

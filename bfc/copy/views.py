@@ -204,8 +204,7 @@ def _find_in_opencl(view: View, root: Buffer) -> None:
     """Where in which buffer of OpenCL the made-up address of one of ours lies."""
     source = root.allocator.sub_allocator
     if source.svm:
-        if root.freed:  # DLPack has no shared virtual memory: the buffer is held as it is
-            raise ClosedError("the buffer was freed: its memory belongs to others now")
+        _refuse_gone(root)  # DLPack has no shared virtual memory: the buffer is held as it is
     else:
         view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     view.context = source.context
@@ -216,6 +215,13 @@ def _find_in_opencl(view: View, root: Buffer) -> None:
         import pyopencl
 
         view.stream = pyopencl.CommandQueue.from_int_ptr(root.stream, True)
+
+
+def _refuse_gone(block: Buffer | None) -> None:
+    if block is None or block.freed or block.allocator.closed:
+        raise ClosedError(
+            "this memory was released, or its allocator closed: it belongs to others now"
+        )
 
 
 # -- pyopencl --------------------------------------------------------------------------------------
@@ -246,6 +252,9 @@ def _of_cl_memory(
     memory: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> View:
     view = View("opencl", 0, offset, dtype, shape, strides, owner=memory)
+    if hasattr(memory, "block"):  # it is of bfc.integrations.pyopencl
+        view.buffer = memory.block
+        _refuse_gone(memory.block)
     if hasattr(memory, "svm_ptr"):
         if not memory.svm_ptr and view.items:
             raise ClosedError("this shared virtual memory was released")

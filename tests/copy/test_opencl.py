@@ -16,6 +16,7 @@ import bfc
 from bfc.copy import kernels, layout, views
 from bfc.copy.layout import walk
 from bfc.copy.views import view_of
+from bfc.integrations import pyopencl as in_arrays
 
 cl = pytest.importorskip("pyopencl")
 pytest.importorskip("pyopencl.array")
@@ -873,3 +874,46 @@ def test_many_copies_of_an_array_are_queued_without_waiting(opencl):
         gate.set_status(cl.command_execution_status.COMPLETE)
     assert part.get().tolist() == [-39] * 32
     assert there[:32].get().tolist() == [39] * 32
+
+
+@pytest.mark.parametrize("svm", [False, True])
+def test_a_pool_knows_which_queues_its_arrays_are_copied_on(opencl, svm):
+    """Where the array names no queue, and the memory under it never does."""
+    queue = cl.CommandQueue(opencl.context)
+    gate = cl.UserEvent(opencl.context)
+    with bfc.BFCAllocator(bfc.OpenCLSubAllocator(opencl.context, svm=svm)) as pool:
+        own = pool.sub_allocator.queue
+        take = in_arrays.allocator(pool)
+        arrays = [cl.array.zeros(own, 1024, "f4", allocator=take) for _ in range(2)]
+        own.finish()
+        addresses = {array.base_data.block.ptr for array in arrays}
+        cl.enqueue_barrier(queue, wait_for=[gate])
+        try:
+            values = np.full(1024, 7, "f4")
+            bfc.copy(arrays[0].with_queue(None), values, stream=queue, non_blocking=True)
+            bfc.copy(arrays[1].base_data, values.view("u1"), stream=queue, non_blocking=True)
+            arrays.clear()
+            others = [pool.allocate(4096) for _ in range(2)]
+            assert not addresses & {other.ptr for other in others}
+        finally:
+            gate.set_status(cl.command_execution_status.COMPLETE)
+        queue.finish()
+        assert addresses == {pool.allocate_raw(4096) for _ in range(2)}
+
+
+@pytest.mark.parametrize("svm", [False, True])
+def test_an_array_whose_block_was_released_is_refused(opencl, svm):
+    pool = bfc.BFCAllocator(bfc.OpenCLSubAllocator(opencl.context, svm=svm), stream=opencl)
+    arrays = [
+        cl.array.zeros(opencl, 16, "f4", allocator=in_arrays.allocator(pool)) for _ in range(3)
+    ]
+    others = [array[::-1] for array in arrays]
+    buffer = pool.allocate(16)
+    opencl.finish()
+    arrays[0].base_data.release()
+    arrays[1].base_data.block.free()
+    pool.close()
+    for array, other in zip([*arrays, buffer], [*others, arrays[2]], strict=True):
+        for ends in ((array, np.zeros(16)), (np.zeros(16), array), (array, other)):
+            with pytest.raises(bfc.ClosedError, match="its allocator closed"):
+                bfc.copy(*ends)
