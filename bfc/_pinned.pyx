@@ -569,6 +569,20 @@ cdef class PinnedAllocator(PinnedBooks):
         self.poll()
         return fault
 
+    cdef object wait_elsewhere(self):
+        """Waits for the streams that use live blocks and that the source, which waits for its own device where it
+        frees, does not know. Returns what one raised first, or None."""
+        fault = None
+        for used_on in list(self.uses.values()):
+            for source, stream in list(used_on):
+                if source is self.sub_allocator or not source.asynchronous:
+                    continue
+                try:
+                    (source.fence(stream) or _OVER).wait()
+                except Exception as error:
+                    fault = fault or error
+        return fault
+
     cdef int try_again(self) except -1:
         """Asks anew what failed: fences, and the frees of finalisers."""
         stuck, self.stuck = self.stuck, []
@@ -705,15 +719,15 @@ cdef class PinnedAllocator(PinnedBooks):
     def close(self):
         """Gives every block back, live ones and the reserve too. Their addresses and buffers are worthless afterwards.
 
-        Waits for the streams that still use freed blocks. Raises BufferError, and closes nothing, while another object
-        views the memory; when all is given back, what a stream failed with; SubAllocatorError for what the source did
-        not take: call it again. Closing twice does nothing.
+        Waits for the streams that still use freed blocks, and for what uses live ones. Raises BufferError, and closes
+        nothing, while another object views the memory; when all is given back, what a stream failed with;
+        SubAllocatorError for what the source did not take: call it again. Closing twice does nothing.
         """
         cdef size_t handle
         fault = None
         if self.exports == 0 and not self.is_closed:
             self.try_again()
-            fault = self.wait_for_queue()
+            fault = self.wait_for_queue() or self.wait_elsewhere()
         if self.exports:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+import threading
 import weakref
 from string import Template
 
@@ -684,6 +685,27 @@ def test_a_pinned_block_that_was_asked_for_on_a_queue_waits_for_it(opencl):
             opencl.finish()
             assert not set(addresses) & set(others)
             assert {pinned.allocate_raw(4096) for _ in range(3)} == set(addresses)
+
+
+@pytest.mark.parametrize("to_device", [False, True])
+def test_an_allocator_of_pinned_memory_closes_behind_transfers_of_live_blocks(opencl, to_device):
+    nbytes = 1 << 22
+    there = cl.array.zeros(opencl, nbytes, "u1")
+    opencl.finish()
+    pinned = bfc.PinnedAllocator(bfc.HostSubAllocator("8 MiB"))
+    buffer = pinned.allocate(nbytes).from_host(b"5" * nbytes)
+    gate = cl.UserEvent(opencl.context)
+    cl.enqueue_barrier(opencl, wait_for=[gate])
+    bfc.copy(*((there, buffer) if to_device else (buffer, there)), non_blocking=True)
+    closing = threading.Thread(target=pinned.close)
+    closing.start()
+    closing.join(0.2)
+    was_closed = pinned.closed
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    closing.join()
+    assert not was_closed
+    assert pinned.closed
+    opencl.finish()
 
 
 def test_a_pinned_buffer_that_was_dropped_needs_no_further_copy_to_go(opencl):
