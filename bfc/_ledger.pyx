@@ -1,6 +1,7 @@
 """What can be read from a pool: addresses, statistics, snapshots, and errors that say what an address is."""
 
 cimport cython
+from cpython.long cimport PyLong_CheckExact
 
 from bfc._arguments cimport address_from, stream_from
 from bfc._core cimport (
@@ -14,6 +15,14 @@ from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
 cdef extern from "_wait.hpp" namespace "bfc" nogil:
     void wait_and_acquire "bfc::acquire"(Lock& lock)
     void let_others_on "bfc::give_way"(Lock& lock)
+
+
+cdef int refuse_queue(stream, device) except -1:
+    """A queue of OpenCL's is no stream of CUDA's: the driver would take its address for one."""
+    if device.kind.startswith("cuda") and hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__"):
+        raise TypeError(f"memory on {device} takes streams of CUDA's, not a {type(stream).__name__}: name one as "
+                        f"stream=, also within bfc.use_stream")
+    return 0
 
 
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
@@ -48,7 +57,11 @@ cdef class Ledger(Owner):
 
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """A stream's handle, the default stream's always the same one."""
+        if stream is None:
+            return 0
         cdef uint64_t handle = stream_from(stream)
+        if not PyLong_CheckExact(stream):
+            refuse_queue(stream, self.sub_allocator.device)
         return 0 if handle == self.default_stream_alias else handle
 
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil:

@@ -450,3 +450,26 @@ def test_raw_pinned_memory_is_taken_to_be_used_on_the_stream_named(make_cuda, em
     with emulated.counting() as calls:
         allocator.deallocate_raw(ptr)
     assert calls["cuEventRecord"] == 1
+
+
+def test_a_queue_of_opencls_is_no_stream_of_cudas(make_cuda) -> None:
+    """The driver would take it for one of its own."""
+
+    class CommandQueue:
+        int_ptr = 1 << 20
+
+        def finish(self) -> None: ...
+
+    queue, allocator = CommandQueue(), make_cuda()
+    message = "takes streams of CUDA's, not a CommandQueue"
+    with bfc.use_stream(queue):
+        for allocate in (allocator.allocate, allocator.allocate_raw):
+            with pytest.raises(TypeError, match=message):
+                allocate(100)
+        with pytest.raises(TypeError, match=message):
+            allocator.allocate_many([100])
+        buffer = allocator.allocate(100, 0)
+    with pytest.raises(TypeError, match=message):
+        allocator.record_stream(buffer, queue)
+    with pytest.raises(TypeError, match=message):
+        make_cuda(stream=queue)
