@@ -26,10 +26,11 @@ ENDED_BADLY = -14
 
 #: The extension of drivers whose objects all start with their table of functions.
 ICD = "cl_khr_icd"
-#: clGetCommandQueueInfo: its place in a driver's table of functions (cl_icd.h), what it takes
-#: (queue, question, bytes for the answer, the answer, its size), and two questions (cl.h).
-GET_QUEUE_INFO = 12
-_QUEUE_INFO = ctypes.CFUNCTYPE(
+#: clGetDeviceInfo and clGetCommandQueueInfo: their places in a driver's table of functions
+#: (cl_icd.h), what they take (object, question, bytes for the answer, the answer, its size), and
+#: the questions (cl.h).
+GET_DEVICE_INFO, GET_QUEUE_INFO = 3, 12
+_INFO = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     ctypes.c_void_p,
     ctypes.c_uint32,
@@ -37,7 +38,9 @@ _QUEUE_INFO = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.c_void_p,
 )
-QUEUE_CONTEXT, QUEUE_DEVICE = 0x1090, 0x1091
+PARENT_DEVICE, QUEUE_CONTEXT, QUEUE_DEVICE = 0x1042, 0x1090, 0x1091
+#: The deepest parts of parts of a device that are looked at.
+DEPTH = 4
 
 _HINTS = {
     -2: "the device was lost: close this allocator, and make another on a new context",
@@ -247,13 +250,24 @@ class Queues:
             return
         if is_object(stream, self.own.handle):
             context, device = asked_as_queue(stream)
-            if device in (device.int_ptr for device in self._context.devices):
+            if self._has_device(device):
                 if context == self._context.int_ptr:
                     return
                 raise foreign_queue(stream)
         raise WrongQueueError(
             f"stream {stream:#x} is no command queue: pass the pyopencl.CommandQueue"
         )
+
+    def _has_device(self, device: int) -> bool:
+        """Whether it is a device of the context, or a part of one: PoCL lists whole devices."""
+        whole = [device.int_ptr for device in self._context.devices]
+        for _ in range(DEPTH):
+            if device in whole:
+                return True
+            if not is_object(device, self.own.handle):
+                return False
+            device = asked(device, GET_DEVICE_INFO, PARENT_DEVICE)
+        return False
 
     def _let_idle_go(self) -> None:
         for handle, known in list(self._known.items()):
@@ -297,21 +311,23 @@ def asked_as_queue(handle: int) -> tuple[int, int]:
     """What the driver takes for the context and the device of the queue that this is, 0 for none.
 
     Drivers that do not tell a queue from their other objects answer with what lies there: no wrong
-    object has the right two. The question goes to the driver itself, since pyopencl would count a
-    reference to the answer. Where `is_object`.
+    object has the right two. Where `is_object`.
     """
+    context, device = (asked(handle, GET_QUEUE_INFO, it) for it in (QUEUE_CONTEXT, QUEUE_DEVICE))
+    return context, device
+
+
+def asked(handle: int, function: int, question: int) -> int:
+    """What the driver answers for an object, 0 for nothing. The question goes to the driver itself,
+    since pyopencl would count a reference to the answer. Where `is_object`."""
     table = ctypes.c_void_p.from_address(handle).value or 0
-    place = table + GET_QUEUE_INFO * ctypes.sizeof(ctypes.c_void_p)
-    function = ctypes.c_void_p.from_address(place).value
-    if not function:
-        return 0, 0
-    ask = _QUEUE_INFO(function)
+    place = table + function * ctypes.sizeof(ctypes.c_void_p)
+    address = ctypes.c_void_p.from_address(place).value
     answer = ctypes.c_void_p()
-    size, found = ctypes.sizeof(answer), []
-    for question in (QUEUE_CONTEXT, QUEUE_DEVICE):
-        failed = ask(handle, question, size, ctypes.byref(answer), None)
-        found.append(0 if failed else answer.value or 0)
-    return found[0], found[1]
+    if not address:
+        return 0
+    failed = _INFO(address)(handle, question, ctypes.sizeof(answer), ctypes.byref(answer), None)
+    return 0 if failed else answer.value or 0
 
 
 class Fence:

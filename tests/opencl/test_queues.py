@@ -196,6 +196,33 @@ def test_an_int_that_leads_to_another_object_is_an_error_not_a_crash(make, cl, c
     objects["user event"].set_status(cl.command_execution_status.COMPLETE)
 
 
+def test_a_queue_of_a_part_of_the_device_is_one_of_the_context(cl, context) -> None:
+    """PoCL lists only the whole device as the context's."""
+    whole = context.devices[0]
+    try:
+        parts = whole.create_sub_devices([cl.device_partition_property.EQUALLY, 1])
+    except cl.Error:
+        pytest.skip("the device has no parts")
+    of_parts = cl.Context(parts)
+    program = cl.Program(of_parts, "kernel void nothing(global int *a) { }").build()
+    queues = [cl.CommandQueue(of_parts, part) for part in parts]
+    theirs = cl.CommandQueue(cl.Context(parts), parts[0])
+    with bfc.CachingAllocator(bfc.OpenCLSubAllocator(of_parts)) as allocator:
+        for queue in queues:
+            buffer = allocator.allocate(100, queue)
+            allocator.record_stream(buffer, queues[0])
+            assert buffer.stream == queue.int_ptr
+        with pytest.raises(bfc.SubAllocatorError, match="another context"):
+            allocator.allocate(100, theirs)
+        objects = [
+            *parts, whole, of_parts, program, cl.Kernel(program, "nothing"),
+            cl.Buffer(of_parts, cl.mem_flags.READ_WRITE, 100), cl.enqueue_marker(queues[0]),
+        ]  # fmt: skip
+        for wrong in objects:
+            with pytest.raises(bfc.SubAllocatorError, match="no command queue"):
+                allocator.allocate(100, wrong.int_ptr)
+
+
 @pytest.mark.parametrize("missing", ["the driver's table", "/proc", "the right answer"])
 def test_where_no_look_can_be_had_the_driver_is_trusted(context, cl, monkeypatch, missing) -> None:
     """A driver that was linked to, and not found, need not have that table."""
