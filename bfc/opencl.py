@@ -188,7 +188,7 @@ class DeviceAllocator:
         devices: Sequence[Any] | None = None,
         **options: Any,
     ) -> None:
-        if policy not in _POLICIES:
+        if not isinstance(policy, str) or policy not in _POLICIES:
             raise ValueError(f"policy is 'caching' or 'bfc', not {policy!r}")
         if settings and policy != "caching":
             raise ValueError("settings are PyTorch's: they need policy='caching'")
@@ -197,7 +197,7 @@ class DeviceAllocator:
         self.policy = policy
         self._svm = svm
         self._options = options
-        self._given = None if devices is None else [_context_of(device) for device in devices]
+        self._given = None if devices is None else _contexts_of(devices)
         self._places: list[_Place] | None = None
         self._live: dict[int, _Handle] = {}
         self._lock = threading.RLock()
@@ -444,6 +444,17 @@ class DeviceAllocator:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _contexts_of(devices: Sequence[Any]) -> list[Any]:
+    try:
+        each = iter(devices)
+    except TypeError:
+        raise TypeError(
+            "devices are a list of pyopencl.Device or Context objects, not one "
+            f"{type(devices).__name__}"
+        ) from None
+    return [_context_of(device) for device in each]
 
 
 def _context_of(device: Any) -> Any:

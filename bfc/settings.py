@@ -481,9 +481,7 @@ def _shown(text: str) -> str:
 def _read(settings: CachingSettings, text: str, strict: bool, keys: _Keys) -> dict[str, Any]:
     """The fields that a text changes."""
     if not isinstance(text, str):
-        raise TypeError(
-            f"settings are a text such as 'max_split_size_mb:40', not {type(text).__name__}"
-        )
+        raise TypeError(f"settings are a text such as '{keys.example}', not {type(text).__name__}")
     items = _Items(_TOKEN.findall(text.translate(_SPACE)), strict, keys).read()
     return _Reader(strict, keys).changes(settings, items)
 
@@ -577,6 +575,7 @@ class _Keys:
     kinds: Mapping[str, _Kind]
     fixed: Mapping[str, _Fixed]
     later: tuple[str, ...]
+    example: str
 
     def allowed(self, key: str, large: int = 0) -> str:
         """Of the large segment size only where it is known which one holds."""
@@ -865,7 +864,7 @@ _FIXED = {
         "stream-ordered pool",
     ),
 }
-_CACHING = _Keys(_KINDS, _FIXED, _LATER)
+_CACHING = _Keys(_KINDS, _FIXED, _LATER, "max_split_size_mb:40")
 
 _PINNED_KINDS = {
     "pinned_max_round_threshold_mb": _mib(
@@ -891,4 +890,5 @@ _PINNED = _Keys(
     {key: kind for key, kind in _KINDS.items() if key not in _PINNED_FIXED} | _PINNED_KINDS,
     _FIXED | _PINNED_FIXED,
     tuple(key for key in _LATER if key not in _PINNED_KINDS and key not in _PINNED_FIXED),
+    "pinned_max_cached_size_mb:16",
 )

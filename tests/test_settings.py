@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bench.peers.torch import TorchPeer
 from bfc.errors import SettingsError
-from bfc.settings import ENTRIES, MIB, VARIABLE, CachingSettings
+from bfc.settings import ENTRIES, MIB, VARIABLE, CachingSettings, PinnedSettings
 
 GIB = 1 << 30
 DEFAULT = CachingSettings()
@@ -250,6 +250,8 @@ def test_nothing_is_changed_by_a_text_that_fails():
 def test_what_is_no_text_is_a_type_error(text: object):
     with pytest.raises(TypeError, match="settings are a text such as"):
         DEFAULT.apply(text)
+    with pytest.raises(TypeError, match="such as 'pinned_"):
+        PinnedSettings().apply(text)
 
 
 # Rounding ------------------------------------------------------------------------------------

@@ -124,6 +124,9 @@ class OpenCLSubAllocator(SubAllocator):
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         self._home.check()
+        nbytes = operator.index(nbytes)
+        if nbytes < 1:
+            raise ValueError(f"a block has 1 byte or more, not {nbytes}")
         with self._lock:
             largest = self.largest_block or 0
             if nbytes > largest or self.live_bytes + nbytes > self.total_bytes:

@@ -457,3 +457,11 @@ def test_svm_handles_are_addresses(cl, context) -> None:
         memory.copy_data(second, first, 1000)
         with pytest.raises(bfc.SubAllocatorError, match="real addresses"):
             memory.locate(first)
+
+
+def test_options_of_the_wrong_kind_are_errors_in_words(context) -> None:
+    with pytest.raises(ValueError, match=r"policy is 'caching' or 'bfc', not \['bfc'\]"):
+        DeviceAllocator(["bfc"])
+    for single in (context, context.devices[0]):
+        with pytest.raises(TypeError, match=f"a list .* not one {type(single).__name__}"):
+            DeviceAllocator(devices=single)

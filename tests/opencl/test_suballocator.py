@@ -731,3 +731,12 @@ def test_random_blocks_keep_their_bytes(source, make) -> None:
     for buffer, expected in live:
         assert bytes(buffer.to_host()) == expected, f"random.Random({seed})"
         buffer.free()
+
+
+def test_what_is_no_size_is_an_error_and_counts_nothing(source) -> None:
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="1 byte or more"):
+            source.alloc(256, wrong)
+    with pytest.raises(TypeError):
+        source.alloc(256, 1.5)
+    assert source.live_bytes == 0
