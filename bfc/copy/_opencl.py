@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 from collections import OrderedDict
@@ -398,6 +400,17 @@ def _is_done(event: Any) -> bool:
 
 #: What transfers use that were not waited for.
 _waiting = Waiting(_is_done)
+
+
+def _finish(process: int) -> None:
+    """At the exit, before Python lets go of what transfers use. Nothing runs in a child."""
+    if os.getpid() == process:
+        for event in _waiting.events():
+            with contextlib.suppress(cl.Error):
+                event.wait()
+
+
+atexit.register(_finish, os.getpid())
 
 
 class told:  # noqa: N801 - it reads as a statement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 
 class Waiting:
@@ -30,6 +31,10 @@ class Waiting:
                 gone.append(self._queue.popleft())
         finally:
             self._lock.release()
+
+    def events(self) -> list[Any]:
+        """Those that something is kept for, the oldest first."""
+        return [event for event, _what in list(self._queue)]
 
     def forget(self) -> None:
         self._queue.clear()

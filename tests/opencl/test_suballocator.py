@@ -678,6 +678,23 @@ def test_a_copy_in_a_forked_child_is_told_and_waits_for_no_queue(cl) -> None:
     assert (run.returncode, run.stdout) == (0, "[1. 2.]\n0 7.0\n"), run.stderr
 
 
+def test_the_interpreter_ends_once_transfers_are_done(cl) -> None:
+    """Their memory would go before."""
+    run = run_python(
+        "import bfc, numpy, pyopencl, pyopencl.array\n"
+        "queue = pyopencl.CommandQueue(bfc.OpenCLSubAllocator().context)\n"
+        "there = pyopencl.array.empty(queue, 1 << 25, 'u1')\n"
+        "pinned = bfc.PinnedAllocator(bfc.HostSubAllocator('64 MiB'))\n"
+        "sides = numpy.ones(1 << 25, 'u1'), pinned.allocate(1 << 25)\n"
+        "for number in range(100):\n"
+        "    pyopencl.enqueue_fill(queue, there.base_data, numpy.uint8(number), 1 << 25)\n"
+        "for side in sides:\n"
+        "    bfc.copy(side, there, non_blocking=True)\n"
+        "print('end')"
+    )
+    assert (run.returncode, run.stdout) == (0, "end\n"), run.stderr
+
+
 def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
     run = run_python(
         "import builtins, bfc, pyopencl\n"
