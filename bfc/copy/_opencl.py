@@ -403,11 +403,14 @@ _waiting = Waiting(_is_done)
 
 
 def _finish(process: int) -> None:
-    """At the exit, before Python lets go of what transfers use. Nothing runs in a child."""
-    if os.getpid() == process:
-        for event in _waiting.events():
-            with contextlib.suppress(cl.Error):
-                event.wait()
+    """At the exit, before Python lets go of what transfers use."""
+    if os.getpid() != process:
+        # Nothing runs in a child: an event that went would wait for ever.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_waiting))
+        return
+    for event in _waiting.events():
+        with contextlib.suppress(cl.Error):
+            event.wait()
 
 
 atexit.register(_finish, os.getpid())

@@ -695,6 +695,25 @@ def test_the_interpreter_ends_once_transfers_are_done(cl) -> None:
     assert (run.returncode, run.stdout) == (0, "end\n"), run.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_ends_while_its_parents_transfers_are_queued(cl) -> None:
+    run = run_python(
+        "import bfc, numpy, os, pyopencl, pyopencl.array, signal, sys\n"
+        "queue = pyopencl.CommandQueue(bfc.OpenCLSubAllocator().context)\n"
+        "there = pyopencl.array.zeros(queue, 64, 'u1')\n"
+        "gate = pyopencl.UserEvent(queue.context)\n"
+        "pyopencl.enqueue_barrier(queue, wait_for=[gate])\n"
+        "bfc.copy(numpy.zeros(64, 'u1'), there, non_blocking=True)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(20)\n"
+        "    sys.exit()\n"
+        "print(os.waitpid(child, 0)[1])\n"
+        "gate.set_status(pyopencl.command_execution_status.COMPLETE)\n"
+    )
+    assert (run.returncode, run.stdout) == (0, "0\n"), run.stderr
+
+
 def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
     run = run_python(
         "import builtins, bfc, pyopencl\n"
