@@ -727,7 +727,9 @@ cdef class PinnedAllocator(PinnedBooks):
         fault = None
         if self.exports == 0 and not self.is_closed:
             self.try_again()
-            fault = self.wait_for_queue() or self.wait_elsewhere()
+            fault = self.wait_for_queue()
+            fault_elsewhere = self.wait_elsewhere()     # also after a fault: what it waits for uses live blocks
+            fault = fault or fault_elsewhere
         if self.exports:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")

@@ -438,6 +438,21 @@ def test_a_fence_that_raises_keeps_its_block_and_lets_the_others_pass(reports: l
     assert source.live == {}
 
 
+def test_closing_waits_for_streams_of_others_though_one_of_its_own_fails() -> None:
+    source, other = Faulty(), Faulty()
+    allocator = bfc.PinnedAllocator(source)
+    freed, live = allocator.allocate(64, stream=7), allocator.allocate(64)
+    allocator.record_event(live.ptr, live, 9, source=other)
+    freed.free()
+    waits: list[int] = []
+    source.fails, other.on["wait"] = {"wait"}, lambda: waits.append(9)
+    with pytest.raises(bfc.SubAllocatorError, match="wait fails"):
+        allocator.close()
+    assert waits == [9]
+    assert allocator.closed
+    assert source.live == {}
+
+
 def test_a_finaliser_whose_stream_cannot_be_marked_keeps_the_block(reports: list[str]) -> None:
     source = Faulty()
     allocator = bfc.PinnedAllocator(source)
