@@ -196,12 +196,17 @@ class Queue:
 
     __slots__ = ("handle", "is_ordered", "number", "queue")
 
-    def __init__(self, cl: Any, queue: Any, number: int) -> None:
+    def __init__(self, queue: Any, number: int) -> None:
         self.queue = queue
         self.handle = int(queue.int_ptr)
         self.number = number
-        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self.is_ordered = not queue.properties & out_of_order
+        self.is_ordered = is_ordered(queue)
+
+
+def is_ordered(queue: Any) -> bool:
+    """Whether a queue runs one command after the other."""
+    out_of_order = load().command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    return not queue.properties & out_of_order
 
 
 class Queues:
@@ -218,7 +223,7 @@ class Queues:
         self._context = context
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()  # a finaliser may name a queue while others are let go
-        self.own = Queue(self._cl, own, 0)
+        self.own = Queue(own, 0)
         right = int(context.int_ptr), int(own.device.int_ptr)
         self._can_look = can_look(own.device) and asked_as_queue(self.own.handle) == right
         self._known = {0: self.own, self.own.handle: self.own}
@@ -231,11 +236,8 @@ class Queues:
     def _remember(self, stream: int) -> Queue:
         self._refuse_what_is_none(stream)
         with in_words(f"reading the command queue {stream:#x}"):
-            queue = Queue(
-                self._cl,
-                self._cl.CommandQueue.from_int_ptr(stream, retain=True),
-                next(self._numbers),
-            )
+            named = self._cl.CommandQueue.from_int_ptr(stream, retain=True)
+            queue = Queue(named, next(self._numbers))
             foreign = queue.queue.context != self._context
         if foreign:
             raise foreign_queue(stream)

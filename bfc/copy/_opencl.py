@@ -142,8 +142,6 @@ class Lane:
         self.queue = known.queue() if queue is None else queue
         #: Whether nobody but us knows the queue, and can wait for it.
         self.is_private = queue is None
-        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self.is_ordered = not self.queue.properties & out_of_order
         self.last: list[Any] = []
         self.adopted: list[Any] = []  # events of arrays, which all that is queued here comes after
         self.kept: list[object] = []
@@ -152,15 +150,15 @@ class Lane:
 
     def adopt(self, *views: View) -> None:
         """Comes after what is queued where the views' memory was last used."""
-        behind_all = False
+        has_no_events = False
         for view in views:
             if view.events is not None:
                 self.adopted.extend(view.events.events)
             if view.stream is not None and view.stream != self.queue:
                 self.wait_for(view.stream)
             elif view.events is None:
-                behind_all = not self.is_ordered
-        if behind_all:
+                has_no_events = True
+        if has_no_events and not _opencl.is_ordered(self.queue):
             self.wait_for(self.queue)  # its order is all that such memory has
         self.last.extend(self.adopted)
 

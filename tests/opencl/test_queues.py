@@ -138,7 +138,7 @@ def test_letting_a_queue_go_stops_at_no_lost_one_and_at_no_finaliser(
     finalisers = [lambda: source.is_ordered(late[1].int_ptr)]
     finishes = fails, lambda: finalisers and finalisers.pop()()
     for number, finish in enumerate(finishes, 1):
-        known[number] = _opencl.Queue(cl, source.queue, number)
+        known[number] = _opencl.Queue(source.queue, number)
         known[number].queue = Lost(finish)
     others = [cl.CommandQueue(context) for _ in range(_opencl.Queues.MANY)]
 
