@@ -11,6 +11,7 @@ from bfc._invariants cimport first_fault
 
 from bfc import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
+from bfc.streams import is_queue as _is_queue
 
 cdef extern from "_wait.hpp" namespace "bfc" nogil:
     void wait_and_acquire "bfc::acquire"(Lock& lock)
@@ -19,7 +20,7 @@ cdef extern from "_wait.hpp" namespace "bfc" nogil:
 
 cdef int refuse_queue(stream, device) except -1:
     """A queue of OpenCL's is no stream of CUDA's: the driver would take its address for one."""
-    if device.kind.startswith("cuda") and hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__"):
+    if device.kind.startswith("cuda") and _is_queue(stream):
         raise TypeError(f"memory on {device} takes streams of CUDA's, not a {type(stream).__name__}: name one as "
                         f"stream=, also within bfc.use_stream")
     return 0

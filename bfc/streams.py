@@ -26,6 +26,15 @@ class SupportsIntPtr(Protocol):
 StreamLike = SupportsIndex | SupportsCudaStream | SupportsIntPtr
 
 
+def is_queue(stream: object) -> bool:
+    """Whether it is a queue of OpenCL's, and no stream of CUDA's.
+
+    >>> is_queue(7)
+    False
+    """
+    return hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__")
+
+
 def stream_handle(stream: object) -> int:
     """The handle of a stream as an int between 0 and 2**64 - 1.
 

@@ -25,7 +25,7 @@ from bfc.errors import (
     InvalidPointerError,
     OutOfMemoryError,
 )
-from bfc.streams import stream_handle
+from bfc.streams import is_queue, stream_handle
 
 OUT_OF_MEMORY, INVALID_CONTEXT, DESTROYED, ALREADY_ENABLED = 2, 201, 709, 704
 CAPTURING = 900
@@ -78,15 +78,11 @@ def chosen_stream(stream: Any) -> int | None:
     where the latter is a queue of OpenCL's."""
     if stream is None:
         stream = _current.current_stream()
-        if stream is None or _is_queue(stream):
+        if stream is None or is_queue(stream):
             return None
-    if _is_queue(stream):
+    if is_queue(stream):
         raise TypeError("a stream is one of CUDA's here, not a pyopencl.CommandQueue")
     return stream_handle(stream) or 1
-
-
-def _is_queue(stream: Any) -> bool:
-    return hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__")
 
 
 # -- addresses and devices -------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from bfc.copy.layout import (
     walk,
 )
 from bfc.copy.views import CUDA, View, of_array, view_of
+from bfc.streams import is_queue
 
 #: Rows of so many bytes cross the border of the host without a temporary.
 WIDE_ROW = 256
@@ -90,7 +91,7 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
 
 def _told(stream: Any) -> int:
     """The CUDA stream that a DLPack producer is told to come before."""
-    return 1 if hasattr(stream, "int_ptr") else _cuda.chosen_stream(stream) or 1
+    return 1 if is_queue(stream) else _cuda.chosen_stream(stream) or 1
 
 
 def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
