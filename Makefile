@@ -1,9 +1,19 @@
 # Every target makes what it needs, a virtual environment first. PYTHON=python3.12 make test takes another Python.
+# OFFLINE=1 installs nothing: the environment sees the packages that the Python of PYTHON has.
 PYTHON ?= python3
+OFFLINE ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx)
-TESTED := $(wildcard bfc/*.py bfc/*/*.py tests/*.py tests/*/*.py tests/*/*/*.py tests/emulator/*)
+MODULES := setup.py $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx bfc/*/*.pxd)
+BUILT_FROM := $(MODULES) $(wildcard bfc/*.py bfc/*.pyi bfc/*/*.py bfc/*/*.pyi)
+
+ifdef OFFLINE
+MAKE_VENV := $(PYTHON) -m venv --system-site-packages
+INSTALL := @true
+else
+MAKE_VENV := $(PYTHON) -m venv --upgrade-deps
+INSTALL = $(@D)/bin/python -m pip install --quiet
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help dev demo test test-gpu test-cuda12 peers check bench bench-gpu lint clean
@@ -11,76 +21,83 @@ TESTED := $(wildcard bfc/*.py bfc/*/*.py tests/*.py tests/*/*.py tests/*/*/*.py 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-dev: $(VENV)/built ## make the virtual environment, and build the package into it
+dev: $(VENV)/built ## make the virtual environment, and build the package into the checkout
 
 demo: $(VENV)/built ## replay the recorded training runs: the main job, in seconds
 	$(BIN)/bfc replay bench/traces/unet_buckets.npz --device simulated:26GiB
 	@echo
 	$(BIN)/bfc replay bench/traces --no-picture
 
-test: $(VENV)/clients ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
+test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
 	$(BIN)/pytest -m "not peers"
 
-test-gpu: $(VENV)/clients ## run the CUDA tests on this machine's GPU
-	BFC_TEST_GPU=1 $(BIN)/pytest tests/cuda tests/copy/test_gpu.py
+test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
+	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest tests/cuda tests/copy/test_gpu.py
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	cd build/cuda12 && ../../.venv-cuda12/bin/pytest --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
+	.venv-cuda12/bin/pytest --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
 
-peers: $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
+peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/pytest -m peers
 
-check: .venv-check/built ## run the tests on a debug build: every invariant after every step
-	cd build/check && BFC_DEBUG=2 ../../.venv-check/bin/pytest -m "not peers"
+check: $(VENV)/clients build/check/built ## run the tests on a debug build: every invariant after every step
+	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/pytest -m "not peers"
 
-bench: $(VENV)/built ## measure, the compiled originals beside ours (downloads once: TensorFlow's wheel, 260 MB, and PyTorch's, 530 MB)
+bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside ours (downloads once: TensorFlow's wheel, 260 MB, and PyTorch's, 530 MB)
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.calls
 	$(BIN)/python -m bench.opencl
 	$(BIN)/python -m bench.copies
 
-bench-gpu: $(VENV)/clients ## measure a cache hit through each library, beside that library's own pool, on a GPU
+bench-gpu: $(VENV)/clients $(VENV)/built ## measure a cache hit through each library, beside that library's own pool, on a GPU
 	$(BIN)/python -m bench.integrations
 
-lint: $(VENV)/linters ## format and lint: ruff, mypy, cython-lint
+lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint bfc   # which looks for pycodestyle on the path
 	$(BIN)/mypy
 
 clean: ## remove what was built; the virtual environments too
-	rm -rf build *.egg-info $(VENV) .venv-check .venv-cuda12
+	rm -rf build dist *.egg-info $(VENV) .venv-cuda12
 	find bfc -name '*.so' -delete
 
+# -- what the targets need ----------------------------------------------------------------------------------------------
+# The editable install compiles the modules into the checkout, too, and keeps its intermediate files in build/ (setup.py).
+
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(MAKE_VENV) $(VENV)
 
-$(VENV)/built: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[cli,test]'
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	$(INSTALL) --group demo
+	$(BIN)/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/clients: $(VENV)/built
-	$(BIN)/python -m pip install --quiet --editable '.[clients]'
+$(VENV)/built: $(MODULES) | $(VENV)/installed
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-$(VENV)/linters: $(VENV)/built
-	$(BIN)/python -m pip install --quiet --editable '.[lint]'
+$(VENV)/tests: pyproject.toml | $(VENV)/installed
+	$(INSTALL) --group test
 	@touch $@
 
-# Other builds have a copy of the tree each, so that their modules do not come in each other's way.
-COPY = rm -rf build/$(1) && mkdir -p build/$(1) \
-	&& cp -r bfc bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py build/$(1) \
-	&& find build/$(1) -name '*.so' -delete
-
-.venv-check/built: $(SOURCES) $(TESTED)
-	$(PYTHON) -m venv .venv-check
-	$(call COPY,check)
-	BFC_DEBUG=2 .venv-check/bin/python -m pip install --quiet --editable 'build/check[cli,test,clients]'
+$(VENV)/clients: pyproject.toml | $(VENV)/tests
+	$(INSTALL) --group clients
 	@touch $@
 
-.venv-cuda12/built: $(SOURCES) $(TESTED)
-	$(PYTHON) -m venv .venv-cuda12
-	$(call COPY,cuda12)
-	.venv-cuda12/bin/python -m pip install --quiet --editable 'build/cuda12[cli,test]' 'cuda-bindings<13'
+$(VENV)/linters: pyproject.toml | $(VENV)/tests
+	$(INSTALL) --group lint
+	@touch $@
+
+.venv-cuda12/built: pyproject.toml | $(VENV)/built
+	$(MAKE_VENV) .venv-cuda12
+	$(INSTALL) --group demo --group test 'cuda-bindings<13'
+	.venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	@touch $@
+
+# The debug build is a copy of the package alone; all else it shares with the checkout.
+build/check/built: $(BUILT_FROM) | $(VENV)/built
+	BFC_DEBUG=2 $(BIN)/python setup.py --quiet build --build-base build/check-temp --build-lib build/check
+	ln -sfn $(foreach name,bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py,$(CURDIR)/$(name)) build/check
 	@touch $@
