@@ -357,7 +357,7 @@ def test_a_memory_error_is_a_refusal_like_any_other():
         object(),
         False,
     ],
-    ids=str,
+    ids=lambda answer: str(answer) if type(answer) is not object else "object()",
 )
 def test_an_answer_that_is_no_block_is_an_error_and_loses_nothing(garbage):
     allocator = pool(8 * MIB, Device(ENOUGH, garbage))
