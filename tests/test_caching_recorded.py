@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,18 @@ import bfc
 
 TRACES = Path(__file__).parents[1] / "bench" / "traces"
 ALLOCATIONS = {"gpu_decomfl": 7946, "gpu_lm_small": 36}
+#: Histories of PyTorch's own format, by their recorded allocations: see the README beside them.
+SNAPSHOTS = {
+    "rec_bcrafton_snapshot": 2162,
+    "rec_magma27_snapshot": 1721,
+    "rec_silmont2000_memory_forward_bf16_128": 937,
+    "rec_wedsonlin_medium_128_inference": 1280,
+    "rec_wedsonlin_medium_128_training": 6526,
+    "rec_wedsonlin_medium_256_inference": 1280,
+    "rec_wedsonlin_medium_256_training": 6624,
+    "rec_wedsonlin_medium_512_inference": 1666,
+    "rec_wedsonlin_medium_512_training": 7591,
+}
 
 
 class Recorded(bfc.SubAllocator):
@@ -76,3 +90,39 @@ def test_each_segment_is_asked_for_before_the_recorded_event(name: str) -> None:
                 assert live[number] == address, event
             grew += [event] * (len(source.asked) - asked)
         assert grew == run["segment_event"]
+
+
+class RecordedBySize(Recorded):
+    """A device that gives the recorded segments of each size in their order: a snapshot does not
+    tell in which order segments of different sizes came."""
+
+    def __init__(self, segments: list[list[int]], events: list[list[Any]]) -> None:
+        super().__init__([])
+        self.of_size: defaultdict[int, deque[int]] = defaultdict(deque)
+        for _number, address, nbytes in segments:
+            self.of_size[nbytes].append(address)
+        for kind, _event, address, nbytes, _stream in events:
+            assert kind == "segment_alloc"  # none of these runs gives a segment back
+            assert address in self.of_size[nbytes]  # so that it is listed already
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self.left = [self.of_size[nbytes].popleft()] if self.of_size[nbytes] else []
+        return super().alloc(alignment, nbytes)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_snapshot_of_a_gpu_is_repeated_to_the_byte(name: str, strict: bool) -> None:
+    trace = bfc.Trace.load(Path(__file__).parent / "recordings" / f"{name}.npz")
+    recorded = trace.meta["torch"]
+    source = RecordedBySize(recorded["segments"], recorded["segment_events"])
+    with bfc.CachingAllocator(source, strict=strict) as allocator:
+        result = trace.replay(allocator)
+        was_recorded = trace.op == 0
+        was_recorded[: recorded["first_recorded_event"]] = False
+        assert np.count_nonzero(was_recorded) == SNAPSHOTS[name]
+        wrong = result.addresses[was_recorded] != np.array(recorded["addresses"])[was_recorded]
+        assert np.flatnonzero(wrong).tolist() == []
+        assert not any(source.of_size.values())  # every recorded segment was asked for
+        assert result.failed == 0
+    assert source.live_bytes == 0
