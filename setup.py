@@ -160,9 +160,7 @@ class BuildExtensions(build_ext):
 
 
 def shared_extension() -> Extension:
-    return Extension(
-        f"bfc.{SHARED}", [], language="c++", extra_compile_args=COMMON + COLD + FLAGS
-    )
+    return Extension(f"bfc.{SHARED}", [], language="c++", extra_compile_args=COMMON + COLD + FLAGS)
 
 
 setup(

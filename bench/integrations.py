@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 import timeit
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import bfc
 from bench.report import machine, say, spread
+from bfc.testing import cuda_emulator
 
 ROUNDS, CALLS, NBYTES = 15, 2000, 1000
 POOL = "256 MiB"
@@ -136,8 +135,7 @@ def main() -> None:
     emulated: bool = parser.parse_args().emulated
     say(machine())
     if emulated:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-        importlib.import_module("emulator").load()
+        cuda_emulator.load()
         say("on the emulated driver, whose calls cost next to nothing: not a measure of a GPU")
     usable = bfc.cuda.is_available()
     if not usable:

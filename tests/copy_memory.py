@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 
-import emulator
 import numpy as np
 from copy_cases import Case, Side
 
 import bfc
 from bfc.copy import _cuda
+from bfc.testing import cuda_emulator as emulator
 
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 SHAPE = (4, 6)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from model import Model, layout_of, round_up
 
 import bfc
+from bfc.testing.tensorflow_model import Model, layout_of, round_up
 
 MIB = 1 << 20
 Choose = Callable[[Sequence[Any]], Any]

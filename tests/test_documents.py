@@ -13,11 +13,11 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import emulator
 import pocl
 import pytest
 
 import bfc
+from bfc.testing import cuda_emulator as emulator
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import emulator
 import pytest
-from emulator import script
-from emulator.calls import alloc, code, cu, enter, event, fill, ok, peek, stream
+from cuda_calls import alloc, code, cu, enter, event, fill, ok, peek, stream
+
+from bfc.testing import cuda_emulator as emulator
+from bfc.testing.cuda_emulator import script
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -816,7 +817,7 @@ def test_the_default_stream_may_be_that_of_the_thread() -> None:
     done = script(
         USE
         + """
-driver = emulator.load()
+driver = cuda_emulator.load()
 address = int(cu.cuMemAlloc(8)[1])
 driver.hold(2)
 cu.cuMemsetD8Async(address, 1, 8, 0)
@@ -831,7 +832,7 @@ print(driver.pending, driver.calls[-2].stream, driver.calls[-1].stream)
 def test_an_old_driver_lacks_functions() -> None:
     done = script(
         """
-driver = emulator.load()
+driver = cuda_emulator.load()
 driver.hide_newer(11010)
 driver.hide("cuMemGetInfo")
 from cuda.bindings import driver as cu

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import emulator
 import numpy as np
 import pytest
-from emulator.calls import alloc, code, cu, enter, fill, ok, peek, stream
+from cuda_calls import alloc, code, cu, enter, fill, ok, peek, stream
+
+from bfc.testing import cuda_emulator as emulator
 
 INVALID_VALUE, INVALID_HANDLE = 1, 400
 HOST, DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE

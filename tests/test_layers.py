@@ -58,6 +58,7 @@ RANKS = {
     "integrations": 9,
     "__init__": 10,
     "cli": 11,  # uses bfc as a user does
+    "testing": 11,  # uses bfc as a user does
     "__main__": 12,
 }
 #: Imports within one rank that the table allows.

@@ -24,10 +24,10 @@ from torch_histories import (
     make_history,
     run_alone,
 )
-from torch_model import TorchModel
 
 from bench.peers.server import Operation
 from bench.peers.torch import TorchPeer, build
+from bfc.testing.torch_model import TorchModel
 
 MIB = 1 << 20
 GIVEN = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []

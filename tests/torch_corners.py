@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from caching_subject import Ours
-from torch_model import TorchModel
 
 from bench.peers.torch import TorchPeer
+from bfc.testing.torch_model import TorchModel
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BASE = 1 << 40

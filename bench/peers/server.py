@@ -12,10 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, cast
+
+from bfc.testing.torch_words import OUT_OF_MEMORY as OUT_OF_MEMORY
+from bfc.testing.torch_words import Call as Call
+from bfc.testing.torch_words import Failure as Failure
+from bfc.testing.torch_words import Operation as Operation
 
 #: The files that every server is compiled from, for its fingerprint.
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("server.hpp", "simulated_device.hpp"))
@@ -42,11 +46,7 @@ CALLS = (
 )
 GROWTHS = ("malloc", "create", "pool_malloc", "host_malloc")
 KINDS = ("ok", "oom", "value", "driver", "internal", "other")
-OUT_OF_MEMORY = 2
 
-Call = tuple[str, int, int | None]
-#: An operation's name and arguments, as in the method of that name.
-Operation = tuple[Any, ...]
 #: An encoded operation: at most four words, and a text.
 Encoded = tuple[tuple[int, ...], bytes]
 
@@ -56,16 +56,6 @@ _ANSWER = struct.Struct("<3Q")
 
 class PeerDied(RuntimeError):  # noqa: N818 - what is the case, not what went wrong
     """The server has gone: an upstream fault, or a stop by `close`."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What upstream threw. `kind`: "oom", "value" (ValueError in Python), "driver" (the device
-    answered with an error), "internal" (any other of its own classes: RuntimeError in Python), or
-    "other" (a class of C++'s library)."""
-
-    kind: str
-    text: str
 
 
 def plain(*words: int) -> Encoded:

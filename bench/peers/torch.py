@@ -15,7 +15,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,39 @@ from bench.peers.server import (
 )
 from bench.peers.tensorflow import PeerUnavailable, compiler, default_cache, run
 from bench.peers.torch_wheel import download, extract, rename
+from bfc.testing.torch_words import (
+    ACTIONS as ACTIONS,
+)
+from bfc.testing.torch_words import (
+    COUNTERS as COUNTERS,
+)
+from bfc.testing.torch_words import (
+    DEFAULT_POOL as DEFAULT_POOL,
+)
+from bfc.testing.torch_words import (
+    FIELDS as FIELDS,
+)
+from bfc.testing.torch_words import (
+    GROUPS as GROUPS,
+)
+from bfc.testing.torch_words import (
+    POOLS as POOLS,
+)
+from bfc.testing.torch_words import (
+    STATS as STATS,
+)
+from bfc.testing.torch_words import (
+    Block as Block,
+)
+from bfc.testing.torch_words import (
+    Pool as Pool,
+)
+from bfc.testing.torch_words import (
+    Segment as Segment,
+)
+from bfc.testing.torch_words import (
+    TraceEntry as TraceEntry,
+)
 
 VERSION = "2.11.0"
 PACKAGES = (f"torch=={VERSION}", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
@@ -54,83 +87,7 @@ KEPT = {
     "nvidia/cu13/include/": "include/cuda/",
 }
 
-GROUPS = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
-)
-POOLS = ("all", "small_pool", "large_pool")
-FIELDS = ("current", "peak", "allocated", "freed")
-COUNTERS = (
-    "num_alloc_retries",
-    "num_ooms",
-    "num_sync_all_streams",
-    "num_device_alloc",
-    "num_device_free",
-    "max_split_size",
-)
-#: The keys of `TorchPeer.stats`, those of `torch.cuda.memory_stats`.
-STATS = (
-    *(f"{group}.{pool}.{field}" for group in GROUPS for pool in POOLS for field in FIELDS),
-    *(f"oversize_{what}.{field}" for what in ("allocations", "segments") for field in FIELDS),
-    *COUNTERS,
-)
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
-)
-
-Pool = tuple[int, int]
-
-DEFAULT_POOL: Pool = (0, 0)
 _NO_SLOT = (1 << 64) - 1
-
-
-class Block(TypedDict):
-    """One block of a segment. The requested size of an inactive one is stale."""
-
-    address: int
-    size: int
-    requested_size: int
-    state: str
-
-
-class Segment(TypedDict):
-    """One segment of `TorchPeer.snapshot`, in the words of `torch.cuda.memory_snapshot`."""
-
-    address: int
-    total_size: int
-    requested_size: int
-    allocated_size: int
-    active_size: int
-    stream: int
-    segment_type: str
-    is_expandable: bool
-    segment_pool_id: Pool
-    blocks: list[Block]
-
-
-class TraceEntry(TypedDict):
-    """One entry of `TorchPeer.trace`. For "oom", `addr` is what the device has free."""
-
-    action: str
-    addr: int
-    size: int
-    stream: int
-    pool_id: Pool
 
 
 # Building ------------------------------------------------------------------------------------

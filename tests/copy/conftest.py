@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import emulator
 import pocl
 import pytest
 
 from bfc.copy import _cuda
+from bfc.testing import cuda_emulator as emulator
 
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 

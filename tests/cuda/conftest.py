@@ -1,4 +1,4 @@
-"""The CUDA suite: on the emulated driver of tests/emulator/, or with BFC_TEST_GPU=1 on a real GPU.
+"""The CUDA suite: on the emulated driver of `bfc.testing`, or with BFC_TEST_GPU=1 on a real GPU.
 
 A test that needs what only the emulator can do (a call that fails, a log, work held back) takes the
 fixture `emulated`, and is skipped on a real GPU. All others run unchanged on both.
@@ -10,10 +10,10 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 
-import emulator
 import pytest
 
 import bfc
+from bfc.testing import cuda_emulator as emulator
 
 MakeCUDA = Callable[..., bfc.Allocator]
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"

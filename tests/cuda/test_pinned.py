@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-import emulator
 import pinned_rows
 import pytest
 import raw_cuda
 
 import bfc
 from bfc import _driver
+from bfc.testing import cuda_emulator as emulator
 
 KIB, MIB = 1 << 10, 1 << 20
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
@@ -228,7 +228,7 @@ def test_is_pinned_knows_memory_of_others_and_of_no_one() -> None:
 def test_asking_makes_no_context() -> None:
     ran = emulator.script(
         "import bfc\n"
-        "driver = emulator.load()\n"
+        "driver = cuda_emulator.load()\n"
         "with bfc.PinnedAllocator(bfc.HostSubAllocator('64 MiB')) as allocator:\n"
         "    assert not bfc.pinned.is_pinned(allocator.allocate_raw(64))\n"
         "    assert not bfc.pinned.is_pinned(id(driver))\n"
@@ -260,7 +260,7 @@ def test_without_cuda_none_is_pageable_memory_and_says_so() -> None:
     """A machine whose driver shows no device."""
     ran = emulator.script(
         "import bfc\n"
-        "emulator.load().reset(devices=0)\n"
+        "cuda_emulator.load().reset(devices=0)\n"
         "allocator = bfc.PinnedAllocator(settings='pinned_use_cuda_host_register:True')\n"
         "allocator.set_settings('pinned_num_register_threads:4')\n"
         "print(allocator.device, allocator.is_pinned, allocator)\n"

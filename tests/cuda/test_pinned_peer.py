@@ -12,13 +12,13 @@ import random
 from contextlib import ExitStack
 from typing import Any
 
-import emulator
 import pytest
 import raw_cuda
 
 import bfc
 from bench.peers.server import Call, Operation
 from bench.peers.torch_host import VERSIONS, TorchHostPeer
+from bfc.testing import cuda_emulator as emulator
 
 pytestmark = pytest.mark.peers
 

@@ -8,13 +8,14 @@ import sys
 import textwrap
 from pathlib import Path
 
-import emulator
 import pytest
+
+from bfc.testing import cuda_emulator as emulator
 
 ROOT = Path(__file__).parents[2]
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 needs_emulator = pytest.mark.skipif(ON_GPU, reason="needs the emulated driver")
-LOADED = "" if ON_GPU else emulator.preamble() + "; driver = emulator.load()"
+LOADED = "" if ON_GPU else emulator.preamble() + "; driver = cuda_emulator.load()"
 
 
 def run(script: str, *, preamble: str = LOADED, **environment: str) -> subprocess.CompletedProcess:

@@ -320,7 +320,7 @@ def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None
         import sys, threading
         sys.path[:0] = [{str(HERE.parent)!r}, {str(HERE)!r}]
         from pathlib import Path
-        import emulator
+        from bfc.testing import cuda_emulator as emulator
         {"" if ON_GPU else "emulator.load()"}
         import bfc, test_torch
         from bfc.integrations import _torch

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-import emulator
 import pytest
 
 import bfc
+from bfc.testing import cuda_emulator as emulator
 
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy
 
@@ -253,7 +254,8 @@ class Model:
     def merge_pass(self, required: int = 0) -> bool:
         """Coalesces what is safe; with `required` the rest, until a chunk of that size
         exists."""
-        queue, self.queue, listed = self.queue, [], []
+        queue, self.queue = self.queue, []
+        listed: list[Chunk] = []
         for chunk in queue:
             if chunk.in_use or chunk.deleted:
                 continue
@@ -307,12 +309,12 @@ class Model:
             peak_pool_bytes=self.peak_pool,
         )
 
-    def layout(self) -> list[tuple]:
+    def layout(self) -> list[tuple[Any, ...]]:
         """Every region with its chunks, as `layout_of` gives it for a real allocator."""
         return [(*span(region), [chunk.row() for chunk in region]) for region in self.regions]
 
 
-def layout_of(allocator: bfc.BFCAllocator) -> list[tuple]:
+def layout_of(allocator: bfc.BFCAllocator) -> list[tuple[Any, ...]]:
     """Every region of an allocator with its chunks, as plain tuples in address order."""
 
     def row(chunk: bfc.ChunkInfo) -> tuple[int, ...]:

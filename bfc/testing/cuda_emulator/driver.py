@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parent.parent / "build" / "emulator"
+BUILD = HERE.parents[2] / "build" / "emulator"
 LIBRARY = "libcuda.so.1"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-override-init"]  # the macro of a call has defaults
@@ -139,14 +139,17 @@ def load() -> Driver:
 
 def preamble() -> str:
     """A line for the top of a script that is run by ``python -c``: it loads the emulator."""
-    return f"import sys; sys.path.insert(0, {str(HERE.parent)!r}); import emulator; emulator.load()"
+    find = f"import sys; sys.path.insert(0, {str(HERE.parents[2])!r})"
+    return f"{find}; from bfc.testing import cuda_emulator; cuda_emulator.load()"
 
 
 def script(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program that has loaded the emulator, in a process of its own."""
+    """Runs a program that has loaded the emulator, in a process of its own, which finds the modules
+    that this one finds."""
+    path = os.pathsep.join(sys.path)
     return subprocess.run(
         [sys.executable, "-c", f"{preamble()}\n{text}"],
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -257,7 +260,7 @@ class Driver:
     def count(self, name: str | None = None) -> int:
         """How many calls of that function, or of any, there were."""
         if name is None:
-            return self.library.emu_log_length()
+            return int(self.library.emu_log_length())
         return sum(call.name == name for call in self._log())
 
     @contextmanager
@@ -344,7 +347,7 @@ class Driver:
     @property
     def pending(self) -> int:
         """How many pieces of work wait."""
-        return self.library.emu_pending()
+        return int(self.library.emu_pending())
 
     def allocations(self, device: int | None = None) -> list[Allocation]:
         room = self.library.emu_live(None, 0)
@@ -372,17 +375,17 @@ class Driver:
 
     def live_handles(self) -> int:
         """How many pieces of memory from cuMemCreate have a handle that is not released."""
-        return self.library.emu_live_handles()
+        return int(self.library.emu_live_handles())
 
     def live_events(self) -> int:
-        return self.library.emu_live_events()
+        return int(self.library.emu_live_events())
 
     def live_streams(self) -> int:
-        return self.library.emu_live_streams()
+        return int(self.library.emu_live_streams())
 
     def retained(self, device: int) -> int:
         """How often the primary context is retained."""
-        return self.library.emu_retained(device)
+        return int(self.library.emu_retained(device))
 
     def device_of(self, address: int) -> int | None:
         """The device whose own memory has that address; no other kind belongs to one."""
@@ -402,4 +405,4 @@ def _number(stream: object) -> int:
     """The handle in a number, a CUstream, or what says __cuda_stream__."""
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    return int(stream)  # type: ignore[call-overload]
+    return int(stream)  # type: ignore[call-overload, no-any-return]

@@ -3,9 +3,9 @@
 Tests load it before cuda-python makes its first call, and steer it through the Driver that
 :func:`load` gives them::
 
-    import emulator
+    from bfc.testing import cuda_emulator
 
-    driver = emulator.load()
+    driver = cuda_emulator.load()
     driver.reset(devices=1, total=1 << 30)
     driver.fail("cuMemAlloc", at=3)
     ...
@@ -29,11 +29,11 @@ With BFC_EMULATOR_LEAKS=1 in its environment a process says at its end what it h
 status is 99 if it would have been 0.
 """
 
-from .driver import ERRORS as ERRORS
-from .driver import Allocation as Allocation
-from .driver import Call as Call
-from .driver import Driver as Driver
-from .driver import build as build
-from .driver import load as load
-from .driver import preamble as preamble
-from .driver import script as script
+from bfc.testing.cuda_emulator.driver import ERRORS as ERRORS
+from bfc.testing.cuda_emulator.driver import Allocation as Allocation
+from bfc.testing.cuda_emulator.driver import Call as Call
+from bfc.testing.cuda_emulator.driver import Driver as Driver
+from bfc.testing.cuda_emulator.driver import build as build
+from bfc.testing.cuda_emulator.driver import load as load
+from bfc.testing.cuda_emulator.driver import preamble as preamble
+from bfc.testing.cuda_emulator.driver import script as script

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-from .driver import load
+from bfc.testing import cuda_emulator
 
-load()
+cuda_emulator.load()
 
 from cuda.bindings import driver as cu  # noqa: E402 - it looks for the driver once
 

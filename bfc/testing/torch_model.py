@@ -13,10 +13,17 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caching_subject import Event, Refused, Subject, answers
-
-from bench.peers.torch import ACTIONS, DEFAULT_POOL, STATS, Block, Pool, Segment, TraceEntry
 from bfc.settings import CachingSettings
+from bfc.testing.torch_device import Event, Refused, Subject, answers
+from bfc.testing.torch_words import (
+    ACTIONS,
+    DEFAULT_POOL,
+    STATS,
+    Block,
+    Pool,
+    Segment,
+    TraceEntry,
+)
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1

@@ -1,0 +1,1 @@
+"""What tests of allocators and sources share."""

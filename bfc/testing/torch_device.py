@@ -1,0 +1,259 @@
+"""The device that PyTorch's model runs on, and what all subjects of a comparison share."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bfc.errors import InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError
+from bfc.suballocators.base import SubAllocator
+from bfc.testing.torch_words import OUT_OF_MEMORY, Call, Failure, Operation
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
+    """What upstream throws, on its way to becoming a `Failure` of this kind."""
+
+    def __init__(self, kind: str, text: str = "") -> None:
+        super().__init__(kind, text)
+        self.kind, self.text = kind, text
+
+
+#: Our errors in the peer's words. A subclass stands before its base.
+KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (OutOfMemoryError, "oom"),
+    (SettingsError, "value"),
+    (SubAllocatorError, "driver"),
+    (InvalidPointerError, "internal"),
+    (RuntimeError, "internal"),
+)
+
+
+def answers(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What the method refuses becomes its answer."""
+
+    @functools.wraps(method)
+    def answer(*arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except Refused as refused:
+            return Failure(refused.kind, refused.text)
+        except tuple(kind for kind, _ in KINDS) as error:
+            kind = next(name for one, name in KINDS if isinstance(error, one))
+            return Failure(kind, str(error))
+
+    return answer
+
+
+# The device ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Queue:
+    """The work of a stream: how many events were recorded there, and how many of them are over."""
+
+    recorded: int = 0
+    finished: int = 0
+    held: bool = False
+
+    def finish(self) -> None:
+        self.finished, self.held = self.recorded, False
+
+
+@dataclass(frozen=True)
+class Event:
+    """Also a fence, as an allocator of ours sees it."""
+
+    device: StandIn
+    stream: int
+    position: int
+
+    @property
+    def is_over(self) -> bool:
+        return self.position <= self.device.queues[self.stream].finished
+
+    def done(self) -> bool:
+        self.device.calls.append(("event_query", self.stream, self.is_over))
+        return self.is_over
+
+    def wait(self) -> None:
+        """Waiting is what lets a stream finish, since nothing else runs here."""
+        self.device.calls.append(("event_synchronize", self.stream, None))
+        if not self.is_over:
+            self.device.queues[self.stream].finish()
+
+
+class StandIn(SubAllocator):
+    """What the peer's stand-in for the CUDA runtime is, in Python, as a sub-allocator too.
+
+    Its log, `calls`, has the peer's words, but names an event by its stream alone: see
+    `calls_by_stream`.
+    """
+
+    asynchronous = True
+
+    def __init__(
+        self, capacity: int = 80 << 30, base: int = 1 << 40, alignment: int = 2 << 20, gap: int = 0
+    ) -> None:
+        self.total_bytes = capacity
+        self.alignment, self.gap = alignment, gap
+        self.live: dict[int, int] = {}
+        self.queues: defaultdict[int, Queue] = defaultdict(Queue)
+        self.calls: list[Call] = []
+        self._next = base
+        self._fail_in, self._fail_code = 0, OUT_OF_MEMORY
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self.live.values())
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self.live_bytes
+
+    def malloc(self, nbytes: int) -> int | None:
+        """The address, or None for lack of memory. Any other error is raised."""
+        code = self._refusal(nbytes)
+        if code:
+            self.calls.append(("malloc", nbytes, None))
+            if code != OUT_OF_MEMORY:
+                raise SubAllocatorError(f"error {code}")
+            return None
+        address = -(-self._next // self.alignment) * self.alignment
+        self._next = address + nbytes + self.gap
+        self.live[address] = nbytes
+        self.calls.append(("malloc", nbytes, address))
+        return address
+
+    def _refusal(self, nbytes: int) -> int:
+        self._fail_in -= 1
+        if self._fail_in == 0:
+            return self._fail_code
+        return OUT_OF_MEMORY if nbytes > self.free_bytes else 0
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        address = self.malloc(nbytes)
+        return None if address is None else (address, nbytes)
+
+    def free(self, address: int, nbytes: int) -> None:
+        if self.live.get(address) != nbytes:
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block")
+        self.calls.append(("free", self.live.pop(address), address))
+
+    def memory_info(self) -> tuple[int, int]:
+        return self.free_bytes, self.total_bytes
+
+    def fence(self, stream: int) -> Event:
+        queue = self.queues[stream]
+        queue.recorded += 1
+        if not queue.held:
+            queue.finished = queue.recorded
+        self.calls.append(("event_record", stream, None))
+        return Event(self, stream, queue.recorded)
+
+    def hold(self, stream: int) -> None:
+        """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""
+        self.queues[stream].held = True
+
+    def finish(self, stream: int) -> None:
+        """Everything queued on the stream has finished, and nothing more is held there."""
+        self.queues[stream].finish()
+
+    def finish_events(self, stream: int, count: int) -> None:
+        """So many of the stream's unfinished events, the oldest, are over; it stays held."""
+        queue = self.queues[stream]
+        queue.finished += min(count, queue.recorded - queue.finished)
+
+    def fail_at(self, n: int, code: int = OUT_OF_MEMORY) -> None:
+        """Refuse the n-th growth from now (1 is the next) with this error; 0 takes it back."""
+        self._fail_in, self._fail_code = n, code
+
+
+# Subjects --------------------------------------------------------------------------------------
+
+
+class Subject:
+    """What the model and ours have in common: the device, the slots, and `run`."""
+
+    def __init__(
+        self, capacity: int = 80 << 30, base: int = 1 << 40, alignment: int = 2 << 20, gap: int = 0
+    ) -> None:
+        self.device = StandIn(capacity, base, alignment, gap)
+        self.hold, self.finish = self.device.hold, self.device.finish
+        self.finish_events, self.fail_at = self.device.finish_events, self.device.fail_at
+        self._slots: dict[int, int] = {}
+
+    def close(self) -> None:
+        """As the peer's: nothing is freed."""
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]:
+        """What each operation answers, as `TorchPeer.run`."""
+        return [self._one(*operation) for operation in operations]
+
+    def _one(self, name: str, *arguments: Any) -> Any:
+        found = getattr(self, name)
+        return found(*arguments) if callable(found) else found
+
+    @property
+    def calls(self) -> list[Call]:
+        """The device's log."""
+        return list(self.device.calls)
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes that the device has given out."""
+        return self.device.live_bytes
+
+    @answers
+    def malloc(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int:
+        """The address. 0 bytes have address 0."""
+        if slot is not None:
+            self._slots[slot] = 0
+        address = self._malloc(nbytes, stream)
+        if slot is not None:
+            self._slots[slot] = address
+        return address
+
+    #: Of 2**60 bytes and more, which upstream refuses at once here alone, both do.
+    allocate = malloc
+
+    def _slot(self, slot: int) -> int:
+        if slot not in self._slots:
+            raise Refused("other", "no such slot")
+        return self._slots[slot]
+
+    @answers
+    def free(self, address: int) -> None:
+        """Free; 0 is a no-op."""
+        if address:
+            self._free(address)
+
+    @answers
+    def free_slot(self, slot: int) -> None:
+        address = self._slot(slot)
+        del self._slots[slot]
+        if address:
+            self._free(address)
+
+    @answers
+    def record_stream(self, address: int, stream: int) -> None:
+        """The block is used on this stream too."""
+        if address:
+            self._record_stream(address, stream)
+
+    @answers
+    def record_stream_slot(self, slot: int, stream: int) -> None:
+        address = self._slot(slot)
+        if address:
+            self._record_stream(address, stream)
+
+    def _malloc(self, nbytes: int, stream: int) -> int:
+        raise NotImplementedError
+
+    def _free(self, address: int) -> None:
+        raise NotImplementedError
+
+    def _record_stream(self, address: int, stream: int) -> None:
+        raise NotImplementedError
