@@ -16,7 +16,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-cuda12 peers check bench bench-gpu lint clean
+.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan packages wheels bench bench-gpu lint ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -43,6 +43,17 @@ peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downl
 check: $(VENV)/clients build/check/built ## run the tests on a debug build: every invariant after every step
 	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/pytest -m "not peers"
 
+asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most under AddressSanitizer and UndefinedBehaviorSanitizer
+	cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=stderr UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+		$(CURDIR)/$(BIN)/python -m pytest -q -s -m "not peers and not slow" $(CORE_TESTS)
+
+packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
+	$(BIN)/python .ci/packages.py
+
+wheels: $(VENV)/packagers ## the same for every Python from 3.11 to 3.13 that is found
+	$(BIN)/python .ci/packages.py python3.11 python3.12 python3.13
+
 bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside ours (downloads once: TensorFlow's wheel, 260 MB, and PyTorch's, 530 MB)
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.scale
@@ -62,6 +73,9 @@ lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 clean: ## remove what was built; the virtual environments too
 	rm -rf build dist *.egg-info $(VENV) .venv-cuda12
 	find bfc -name '*.so' -delete
+
+ci: ## what must pass before a change lands
+	.ci/run
 
 # -- what the targets need ----------------------------------------------------------------------------------------------
 # The editable install compiles the modules into the checkout, too, and keeps its intermediate files in build/ (setup.py).
@@ -90,14 +104,31 @@ $(VENV)/linters: pyproject.toml | $(VENV)/tests
 	$(INSTALL) --group lint
 	@touch $@
 
+$(VENV)/packagers: pyproject.toml | $(VENV)/installed
+	$(INSTALL) --group package
+	@touch $@
+
 .venv-cuda12/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-cuda12
 	$(INSTALL) --group demo --group test 'cuda-bindings<13'
 	.venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
-# The debug build is a copy of the package alone; all else it shares with the checkout.
+# Other builds of the modules stand beside a copy of the package, and share all else with the checkout.
+BESIDE := bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py
+BUILD_APART = $(BIN)/python setup.py --quiet build --build-base build/$(1)-temp --build-lib build/$(1) \
+	&& ln -sfn $(foreach name,$(BESIDE),$(CURDIR)/$(name)) build/$(1)
+
 build/check/built: $(BUILT_FROM) | $(VENV)/built
-	BFC_DEBUG=2 $(BIN)/python setup.py --quiet build --build-base build/check-temp --build-lib build/check
-	ln -sfn $(foreach name,bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py,$(CURDIR)/$(name)) build/check
+	BFC_DEBUG=2 $(call BUILD_APART,check)
+	@touch $@
+
+SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -g1
+CORE_TESTS := tests/test_allocator.py tests/test_bins.py tests/test_buffer.py tests/test_corner_cases.py tests/test_growth.py \
+	tests/test_many.py tests/test_snapshot.py tests/test_stateful.py tests/test_streams.py tests/test_trace.py tests/test_finalisers.py \
+	tests/test_caching_faults.py tests/test_caching_history.py tests/test_caching_recorded.py tests/test_torch_corner_ours.py \
+	tests/test_pinned_corner_cases.py tests/copy/test_host.py tests/copy/test_layout.py
+
+build/asan/built: $(BUILT_FROM) | $(VENV)/built
+	BFC_DEBUG=1 BFC_CFLAGS="$(SANITIZE)" BFC_LDFLAGS="$(SANITIZE)" $(call BUILD_APART,asan)
 	@touch $@

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -123,8 +124,9 @@ class BuildExtensions(build_ext):
             self.build_lib = f"{self.kept_in()}/lib"
 
     def kept_in(self) -> str:
-        variant = DEBUG + "".join(re.findall(r"\w+", " ".join(FLAGS)))
-        return f"build/{sysconfig.get_config_var('SOABI')}-{variant}"
+        """The folder for this Python and these flags."""
+        variant = f"-{zlib.crc32(' '.join(FLAGS).encode()):x}" if FLAGS else ""
+        return f"build/{sysconfig.get_config_var('SOABI')}-{DEBUG}{variant}"
 
     def build_extensions(self) -> None:
         folder = f"{self.kept_in()}/cython"

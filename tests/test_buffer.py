@@ -504,6 +504,8 @@ class Versioned(ctypes.Structure):
 
 
 KINDS = {None: (b"dltensor", Old), (1, 0): (b"dltensor_versioned", Versioned)}
+#: A capsule keeps the pointer to its name, not a copy.
+USED = {version: b"used_" + name for version, (name, _kind) in KINDS.items()}
 EITHER_KIND = pytest.mark.parametrize("version", list(KINDS))
 
 
@@ -516,7 +518,7 @@ def opened(capsule: object, version: object) -> ctypes.Structure:
 def consume(capsule: object, version: object) -> ctypes.Structure:
     """Takes the capsule over, as a library does: from now on the deleter is ours to call."""
     managed = opened(capsule, version)
-    PYTHON.PyCapsule_SetName(capsule, b"used_" + KINDS[version][0])
+    PYTHON.PyCapsule_SetName(capsule, USED[version])
     return managed
 
 
