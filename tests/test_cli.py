@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -167,6 +168,7 @@ def test_real_memory_holds_a_trace(capsys):
     [
         (["nowhere.npz"], "nowhere.npz"),
         ([__file__], "it is no .npz archive"),
+        (["/dev/null"], "it is a device"),
         ([SMALL, "--device", "tpu"], "--device tpu"),
         ([SMALL, "--device", "simulated"], "--device simulated"),
         ([SMALL, "--device", "simulated:many"], "is not a size"),
@@ -195,6 +197,14 @@ def test_a_limit_is_bytes_a_text_or_a_fraction(capsys, limit):
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["trace.npz", "trace.pickle"])
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    done = run(sys.executable, "-m", "bfc", "replay", str(tmp_path / name))
+    assert done.returncode == 2
+    assert "it is a FIFO, and only regular files are read" in done.stderr
 
 
 def test_python_m_bfc_is_the_command():

@@ -359,6 +359,38 @@ def bomb(path: Path, count: int, **dtypes: str) -> None:
             archive.getinfo(f"{name}.npy").file_size = 128 + count * np.dtype(dtype).itemsize
 
 
+def other_than_files(folder: Path) -> dict[str, Path]:
+    """What a path may lead to that is no file, by what the error calls it."""
+    os.mkfifo(folder / "fifo")
+    os.symlink(folder / "fifo", folder / "link")
+    return {
+        "a FIFO": folder / "link",
+        "a device": Path("/dev/null"),
+        "a folder": folder,
+    }
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a device", "a folder"])
+@pytest.mark.parametrize("read", [bfc.Trace.load, bfc.Trace.from_torch], ids=["npz", "torch"])
+def test_only_regular_files_are_read(tmp_path, kind: str, read) -> None:
+    """/dev/zero was read until the host had no memory left."""
+    path = other_than_files(tmp_path)[kind]
+    writer = os.open(path, os.O_RDWR) if kind == "a FIFO" else None  # or a reader would hang here
+    try:
+        with pytest.raises(bfc.TraceError, match=f"it is {kind}, and only regular files") as error:
+            read(path)
+    finally:
+        if writer is not None:
+            os.close(writer)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_a_link_to_a_file_is_read(tmp_path) -> None:
+    bfc.Trace([0], [0], [1000]).save(tmp_path / "trace.npz")
+    os.symlink("trace.npz", tmp_path / "link")
+    assert len(bfc.Trace.load(tmp_path / "link")) == 1
+
+
 OWN = {"op": "u1", "id": "u4", "size": "u8", "stream": "u2"}
 WIDE = dict.fromkeys(OWN, "i8")
 

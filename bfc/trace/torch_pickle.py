@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
+from bfc.trace.files import open_regular
 from bfc.trace.plain_pickle import loads, shown
 from bfc.trace.torch_layout import Block, Columns, Sizes, Span, Spans, lay_out
 
@@ -53,7 +54,7 @@ def read(source: str | os.PathLike[str] | IO[bytes], device: int | None) -> Trac
 
 def _content(source: str | os.PathLike[str] | IO[bytes]) -> bytes:
     if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
+        with open_regular(source) as file:
             data = file.read(MOST_BYTES + 1)
     else:
         data = source.read(MOST_BYTES + 1)

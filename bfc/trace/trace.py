@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from bfc._files import replacing
 from bfc.errors import TraceError
 from bfc.trace._replay import Run, find_fault
+from bfc.trace.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,12 +173,12 @@ class Trace:
         `meta["torch"]["addresses"]`. Nothing in it is executed.
 
         Raises TraceError, in one line that names the file and the fault, and OSError where it
-        cannot be opened. Files of more than 2**28 events, or that unpack to more than some 4 GiB,
-        are refused before they are unpacked. Cost: O(n), and while it reads about twice the memory
-        of the arrays.
+        cannot be opened. What is no regular file (a FIFO, a device), and files of more than 2**28
+        events, or that unpack to more than some 4 GiB, are refused before they are unpacked. Cost:
+        O(n), and while it reads about twice the memory of the arrays.
         """
         try:
-            with open(path, "rb") as raw:
+            with open_regular(path) as raw:
                 if not zipfile.is_zipfile(raw):
                     raise TraceError("it is no .npz archive")
                 with zipfile.ZipFile(raw) as archive:
@@ -205,9 +206,10 @@ class Trace:
 
         Nothing in the file is executed, whatever it holds: it is not given to Python's unpickler,
         and all but numbers, texts, lists and dicts of text keys is refused. Raises TraceError, in
-        one line that names the fault and where it stands, and OSError. Files of more than 1 GiB,
-        or 2**25 events of a device, are refused, and files whose lists stand for more entries,
-        segments and blocks than one for 12 bytes (they share them, which PyTorch does not do).
+        one line that names the fault and where it stands, and OSError. What is no regular file
+        (a FIFO, a device), files of more than 1 GiB, or 2**25 events of a device, are refused, and
+        files whose lists stand for more entries, segments and blocks than one for 12 bytes (they
+        share them, which PyTorch does not do).
         Cost: O(n log n) steps, each with a look at what is live, and for a recording some 7
         times the file's size in memory; no file takes 100 times its size and 32 MiB.
 
