@@ -55,11 +55,13 @@ cdef class Allocator(Frees):
     cdef int last_fault                 # of the last allocation without the GIL
 
     # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
-    # what to do where nothing fits, which takes the lock itself, and the GIL only to call a sub-allocator in Python.
+    # what to do where nothing fits, and what else where upstream would refuse, both of which take the lock themselves,
+    # and the GIL only to call a sub-allocator in Python.
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef ChunkHandle place(self, Request* request) noexcept nogil
     cdef ChunkHandle find(self, Request* request) noexcept nogil
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil
+    cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil

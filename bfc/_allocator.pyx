@@ -180,6 +180,9 @@ cdef class Allocator(Frees):
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         return 0
 
+    cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
+        return 0
+
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
         return self.find(request)
 
@@ -374,6 +377,8 @@ cdef class Allocator(Frees):
             if not self.is_closed:
                 self.fill(self.place(request), request, placed)
             self.lock.release()
+        if placed.handle == NO_CHUNK:
+            self.place_where_refused(request, placed)
         if placed.handle == NO_HOST_MEMORY:
             placed.handle = NO_CHUNK
             raise out_of_host_memory()
@@ -765,6 +770,8 @@ cdef class Allocator(Frees):
             if placed.handle != NO_CHUNK or not request.blocked:
                 break
             usleep(1000)
+        if placed.handle == NO_CHUNK and not self.is_closed:
+            self.place_where_refused(&request, &placed)
         self.last_fault = request.fault
         if placed.handle >= NO_HOST_MEMORY:
             return False

@@ -150,14 +150,28 @@ cdef class BFCAllocator(Allocator):
         while not got and size > rounded and request.fault == 0:
             size = backpedal(size)
             if size < rounded:
-                if self.strict:
-                    return 0
-                size = rounded      # upstream never tries just what is needed
+                return 0
             got = self.ask(request, size, &block, False)
         if got:
             self.acquire()
             self.growth.succeeded(grew)
             self.lock.release()
+            self.take_region(request, placed, &block)
+        return 0
+
+    cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
+        """Asks for just what is needed, which upstream never does, unless that was asked for last."""
+        cdef uint64_t rounded = request.rounded
+        cdef Region block
+        cdef cbool fits
+        if self.strict or request.fault or request.asked == rounded:
+            return 0
+        self.acquire()
+        fits = rounded <= self.available()
+        if fits:
+            self.set_aside += rounded
+        self.lock.release()
+        if fits and self.ask(request, rounded, &block, True):
             self.take_region(request, placed, &block)
         return 0
 

@@ -79,8 +79,10 @@ cdef class CachingAllocator(Recorded):
     the sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, the first
     two of three switches are on; each can be set on its own:
 
-    - `search_again`: after the retry that waits for other streams, what they gave back is looked at (upstream #189504);
-    - `collect_without_limit`: `garbage_collection_threshold` counts from the device's total where no limit is set;
+    - `search_again`: where the retry, which waits for other streams, finds no room on the device either, what they gave
+      back is looked at (upstream #189504);
+    - `collect_without_limit`: `garbage_collection_threshold` counts from the device's total where no limit is set.
+      Upstream ignores it then, so that it may place otherwise from there on;
     - `release_only_what_is_needed`: that retry gives back what the request needs, and everything only if that fails.
       It saves calls to the driver, but the cache that is kept may be cut up, and a later request refused for it.
 
@@ -330,6 +332,16 @@ cdef class CachingAllocator(Recorded):
             self.release_and_retry(request, placed)
         return 0
 
+    cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
+        """A scope no longer gates the retry, and what it has freed in segments that are still in use is looked at."""
+        if request.nbytes >= TOO_LARGE or request.fault:
+            return 0
+        if not self.strict and self.is_gated():
+            self.release_and_retry(request, placed)
+        if placed.handle == NO_CHUNK and self.search_again:
+            self.search(request, placed)
+        return 0
+
     cdef void search(self, Request* request, Placement* placed) noexcept nogil:
         self.acquire()
         if not self.is_closed:
@@ -379,8 +391,9 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
 
     cdef cbool is_gated(self) noexcept nogil:
-        """In 2.11 an open scope keeps events from being looked at, on every thread and stream (spec 0.3)."""
-        return self.strict and self.scopes.size() > 0
+        """In 2.11 an open scope keeps events from being looked at, on every thread and stream (spec 0.3). Without
+        `strict` that ends where a request would be refused, or a user asks for memory to be given back."""
+        return self.scopes.size() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
 
@@ -463,9 +476,7 @@ cdef class CachingAllocator(Recorded):
         cdef cbool asked = False
         if not request.without_gil:
             self.wait_for_all()
-        if self.search_again:
-            self.search(request, placed)
-        if placed.handle == NO_CHUNK and self.release_only_what_is_needed and self.release_some(request):
+        if self.release_only_what_is_needed and self.release_some(request):
             self.grow(request, placed, True)
             asked = True
         if placed.handle == NO_CHUNK:
@@ -534,7 +545,7 @@ cdef class CachingAllocator(Recorded):
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef uint64_t released
-        if not self.is_gated():
+        if not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.settle(again=True)
         self.acquire()
@@ -578,7 +589,7 @@ cdef class CachingAllocator(Recorded):
     cdef cbool list_releasable(self, vector[ChunkHandle]& out) noexcept nogil:
         """What an emptying gives back, in upstream's order. Where the host has no memory, the first part of it."""
         cdef PrivatePool pool
-        if not self.is_gated():
+        if not (self.strict and self.is_gated()):
             if not self.list_whole(DEFAULT_POOL, LARGE, out) or not self.list_whole(DEFAULT_POOL, SMALL, out):
                 return False
         for pool in self.private_pools:
@@ -820,7 +831,7 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
         if not is_free:
             return 0
-        if self.is_gated():
+        if self.strict and self.is_gated():
             if or_later:
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")

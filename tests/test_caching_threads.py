@@ -85,7 +85,9 @@ def test_a_release_waits_where_another_thread_waits_already() -> None:
     allocator = bfc.CachingAllocator(device)
     pool = bfc.MemPool(allocator)
     with bfc.use_mem_pool(pool):
-        queue_free(allocator, 30 * MIB)
+        ptr = allocator.allocate_raw(30 * MIB)
+    allocator.record_stream(ptr, SIDE)
+    allocator.deallocate_raw(ptr)
     (gate,) = device.gates
     emptying = threading.Thread(target=allocator.empty_cache)
     emptying.start()

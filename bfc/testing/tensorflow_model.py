@@ -85,6 +85,7 @@ class Model:
         if not fragmentation_fraction:
             self.slack_cap = DEFAULT_SLACK_CAP
         self.strict = strict
+        self.asked_last = 0
         self.regions: list[Region] = []
         self.spare: list[Chunk] = []  # deleted records: the last one is used first
         self.queue: list[Chunk] = []  # freed with a timestamp
@@ -100,6 +101,7 @@ class Model:
         if nbytes == 0:
             return 0
         rounded = round_up(nbytes)
+        self.asked_last = 0
         if self.queue:
             self.merge_pass()
         found = self.best_fit(rounded, freed_before)
@@ -108,6 +110,8 @@ class Model:
         if found is None and not freed_before and self.queue and self.merge_pass(rounded):
             found = self.best_fit(rounded, freed_before)
         if found is None and self.collect(rounded) and self.extend(rounded):
+            found = self.best_fit(rounded, freed_before)
+        if found is None and not self.strict and self.add_just(rounded):
             found = self.best_fit(rounded, freed_before)
         return None if found is None else self.hand_out(found, rounded, nbytes)
 
@@ -184,19 +188,29 @@ class Model:
         while rounded > self.next_region_size:
             self.double()
         size = min(self.next_region_size, available)
+        self.asked_last = size
         block = self.device.alloc(GRANULE, size)
         while block is None and size > rounded:
             size = backpedal(size)
-            if size < rounded and self.strict:
+            if size < rounded:
                 return False
-            size = max(size, rounded)
             block = self.device.alloc(GRANULE, size)
+            self.asked_last = size
         if block is None:
             return False
         if not grew:
             self.double()
         self.add_region(*block)
         return True
+
+    def add_just(self, rounded: int) -> bool:
+        """Asks for what is needed and no more, unless that was asked for last."""
+        if self.asked_last == rounded or rounded > self.limit - self.pool_bytes:
+            return False
+        block = self.device.alloc(GRANULE, rounded)
+        if block is not None:
+            self.add_region(*block)
+        return block is not None
 
     def double(self) -> None:
         if self.next_region_size <= LAST_DOUBLING:
