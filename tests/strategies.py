@@ -14,7 +14,8 @@ import pytest
 from hypothesis import strategies as st
 
 import bfc
-from bfc.testing.tensorflow_model import Model, layout_of, round_up
+from bfc.testing import IntegerSource
+from bfc.testing.tensorflow_model import Model, layout_of
 
 MIB = 1 << 20
 Choose = Callable[[Sequence[Any]], Any]
@@ -44,69 +45,8 @@ class Source:
     granule: int
     reuses: bool
 
-    def device(self) -> TestDevice:
-        return TestDevice(**asdict(self))
-
-
-class TestDevice(bfc.SubAllocator):
-    """A device of integers with every habit that a sub-allocator may have."""
-
-    __test__ = False
-
-    def __init__(
-        self,
-        capacity: int = 1 << 50,
-        *,
-        max_bytes: int = 1 << 50,
-        gap: int = 0,
-        alignment: int = 256,
-        supports_coalescing: bool = False,
-        granule: int = 256,
-        reuses: bool = False,
-        base: int = 1 << 40,
-    ) -> None:
-        self.total_bytes = capacity
-        self.max_bytes = max_bytes
-        self.gap = gap
-        self.alignment = alignment
-        self.supports_coalescing = supports_coalescing
-        self.granule = granule
-        self.reuses = reuses
-        self.calls: list[tuple[str, int, int | None]] = []
-        self.live: dict[int, int] = {}
-        self.fail_in = 0
-        self._base = self._next = round_up(base, alignment)
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self.fail_in -= 1
-        received = round_up(nbytes, self.granule)
-        fits = received <= self.max_bytes and sum(self.live.values()) + received <= self.total_bytes
-        address = self._place(received) if fits and self.fail_in != 0 else None
-        self.calls.append(("alloc", nbytes, address))
-        if address is None:
-            return None
-        self.live[address] = received
-        return address, received
-
-    def _place(self, received: int) -> int:
-        if not self.reuses:
-            address = self._next
-            self._next = round_up(address + received + self.gap, self.alignment)
-            return address
-        address = self._base
-        for start in sorted(self.live):
-            if start - address >= received + self.gap:
-                break
-            address = round_up(start + self.live[start] + self.gap, self.alignment)
-        return address
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.calls.append(("free", nbytes, address))
-        end = address + nbytes
-        while address < end:
-            assert self.supports_coalescing or self.live[address] == end - address
-            address += self.live.pop(address)
-        assert address == end
+    def device(self) -> IntegerSource:
+        return IntegerSource(**asdict(self))
 
 
 SMALL_LIMITS = (100, 1000, 1024, 4096, 10_000, 65536)
@@ -181,7 +121,7 @@ class Twins:
 
     def fail_at(self, number: int) -> None:
         for device in self.devices:
-            device.fail_in = number
+            device.fail_at(number)
 
     def release_free_regions(self) -> None:
         assert self.allocator.release_free_regions() == self.model.release_free_regions()

@@ -117,6 +117,9 @@ class RMMSubAllocator(CUDASubAllocator):
             self._blocks[address] = block
             raise
 
+    def free_idle(self, address: int, nbytes: int) -> None:
+        self.free(address, nbytes)  # the driver knows no block of RMM's
+
     def _give(self, block: tuple[int, int, int]) -> None:
         with self._on_device():
             self._mr.deallocate(block[0], block[1])

@@ -1,8 +1,8 @@
 """The contract between an allocator and whatever its regions come from.
 
 A sub-allocator is plain Python and is called once a region, never once an allocation, so clarity is
-worth more than speed. An outside package can write one: subclass `SubAllocator`, implement `alloc`
-and `free`, and run the suite in `tests/suballocators/test_contract.py` on it.
+worth more than speed. An outside package can write one: subclass `SubAllocator`, set `total_bytes`,
+implement `alloc` and `free`, and run `bfc.testing.SubAllocatorContract` on it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class SubAllocator(ABC):
         """Takes a block back: the address and the bytes received, as `alloc` returned them; where
         `supports_coalescing`, also a run of whole blocks. Never a part of a block.
 
-        Raises SubAllocatorError for what is no live block, and changes nothing then. After any
+        Raises SubAllocatorError for what is no live block, and changes nothing then; a source that
+        cannot tell, as C's `free`, need not. After any
         exception the allocator takes the block for live and offers it again at its next
         `release_free_regions()` or `close()`.
         """

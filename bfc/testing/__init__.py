@@ -1,1 +1,59 @@
-"""What tests of allocators and sources share."""
+"""What tests of allocators need: histories that Hypothesis makes up, slow models, a contract for
+sources of memory, sources that misbehave, a check for leaks, and a CUDA driver without a GPU.
+
+Nothing here is loaded by `import bfc`. The strategies and the machine need Hypothesis, the contract
+pytest: `pip install 'bfc-allocator[testing]'`; all else works without them. `docs/fuzzing.md` shows
+how to begin.
+
+>>> import bfc
+>>> from bfc.testing import Misbehaving
+>>> source = Misbehaving(bfc.SimulatedSubAllocator("1 GiB"))
+>>> source.fail_at(1)
+>>> source.alloc(256, 4096) is None
+True
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bfc.testing import cuda_emulator as cuda_emulator
+    from bfc.testing.contract import SubAllocatorContract as SubAllocatorContract
+    from bfc.testing.sources import IntegerSource as IntegerSource
+    from bfc.testing.sources import Misbehaving as Misbehaving
+
+#: The module of each public name. One is loaded when its name is first asked for.
+_HOMES = {
+    "IntegerSource": "sources",
+    "Misbehaving": "sources",
+    "SubAllocatorContract": "contract",
+    "cuda_emulator": "cuda_emulator",
+}
+_EXTRAS = {"hypothesis": "Hypothesis", "pytest": "pytest", "_pytest": "pytest"}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    try:
+        module = importlib.import_module(f"bfc.testing.{home}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise ModuleNotFoundError(
+            f"bfc.testing.{name} needs {_EXTRAS[package]}: pip install 'bfc-allocator[testing]'",
+            name=error.name,
+        ) from error
+    found = module if home == name else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,23 +1,86 @@
-"""The contract of `bfc.suballocators.base`, run on every source of regions that needs no device."""
+"""The contract of sources, `bfc.testing.SubAllocatorContract`, where no device is needed."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import bfc
+from bfc.testing import IntegerSource, Misbehaving, SubAllocatorContract
+from bfc.testing.contract import give, take
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 CAPACITY = 64 * MIB
-ALIGNMENT = 256
 ODD_SIZES = [1, 255, 256, 4095, 4096, 4097, MIB, 2 * MIB, 2 * MIB + 1, 5 * MIB + 77]
+
+
+class Mapped(bfc.SubAllocator):
+    """As little as a correct source can be: what the contract asks for, over mmap."""
+
+    total_bytes = CAPACITY
+    device = bfc.Device("cpu")
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
+        self._lock = threading.Lock()
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        with self._lock:
+            if nbytes + sum(size for _, size in self._blocks.values()) > self.total_bytes:
+                return None
+            mapped = mmap.mmap(-1, nbytes + alignment)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+            address = -(-start // alignment) * alignment
+            self._blocks[address] = mapped, nbytes
+            return address, nbytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            if self._blocks.get(address, (None, None))[1] != nbytes:
+                raise bfc.SubAllocatorError("no such block")
+            self._blocks.pop(address)[0].close()
+
+
+class Counted(bfc.SubAllocator):
+    """The same of integers alone."""
+
+    total_bytes = CAPACITY
+
+    def __init__(self) -> None:
+        self._next = 1 << 20
+        self._blocks: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        with self._lock:
+            if sum(self._blocks.values()) + nbytes > self.total_bytes:
+                return None
+            address = -(-self._next // alignment) * alignment
+            self._next = address + nbytes
+            self._blocks[address] = nbytes
+            return address, nbytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            if self._blocks.get(address) != nbytes:
+                raise bfc.SubAllocatorError("no such block")
+            del self._blocks[address]
+
+
+class TestMinimalOfPages(SubAllocatorContract):
+    def make(self) -> bfc.SubAllocator:
+        return Mapped()
+
+
+class TestMinimalOfIntegers(SubAllocatorContract):
+    def make(self) -> bfc.SubAllocator:
+        return Counted()
+
 
 FACTORIES: dict[str, Callable[[], bfc.SubAllocator]] = {
     "simulated": lambda: bfc.SimulatedSubAllocator(CAPACITY),
@@ -30,203 +93,70 @@ FACTORIES: dict[str, Callable[[], bfc.SubAllocator]] = {
     "simulated, small blocks": lambda: bfc.SimulatedSubAllocator(CAPACITY, max_bytes="6 MiB"),
     "host": lambda: bfc.HostSubAllocator(CAPACITY),
     "host, text": lambda: bfc.HostSubAllocator("64 MiB"),
+    "behaving": lambda: Misbehaving(bfc.SimulatedSubAllocator(CAPACITY)),
 }
 
 
-@pytest.fixture(params=FACTORIES)
-def source(request: pytest.FixtureRequest) -> Iterator[bfc.SubAllocator]:
-    source = FACTORIES[request.param]()
-    yield source
-    assert source.live_bytes == 0, "the test, or the source, lost a block"
+class TestSources(SubAllocatorContract):
+    @pytest.fixture(autouse=True, params=FACTORIES)
+    def _chosen(self, request: pytest.FixtureRequest) -> None:
+        self.factory = FACTORIES[request.param]
+
+    def make(self) -> bfc.SubAllocator:
+        return self.factory()
 
 
-Block = tuple[int, int]
+class TestIntegers(SubAllocatorContract):
+    threads = False
+
+    @pytest.fixture(autouse=True, params=["rising", "reusing", "generous", "joining"])
+    def _chosen(self, request: pytest.FixtureRequest) -> None:
+        self.options = {
+            "rising": {"gap": 300},
+            "reusing": {"reuses": True, "gap": 4096},
+            "generous": {"granule": 4096},
+            "joining": {"supports_coalescing": True, "reuses": True},
+        }[request.param]
+
+    def make(self) -> bfc.SubAllocator:
+        return IntegerSource(CAPACITY, **self.options)
 
 
-def take(source: bfc.SubAllocator, nbytes: int, alignment: int = ALIGNMENT) -> Block:
-    block = source.alloc(alignment, nbytes)
-    assert block is not None
-    return block
-
-
-def give(source: bfc.SubAllocator, blocks: list[Block]) -> None:
-    for block in blocks:
-        source.free(*block)
-
-
-# -- alloc -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nbytes", ODD_SIZES)
-def test_a_block_is_aligned_and_at_least_as_large_as_asked(source, nbytes: int) -> None:
-    address, received = take(source, nbytes)
-    assert (type(address), type(received)) == (int, int)
-    assert address > 0
-    assert address % ALIGNMENT == 0
-    assert received >= nbytes
-    source.free(address, received)
-
-
-@pytest.mark.parametrize("alignment", [256, 512, 4096, 65536, 2 * MIB, 4 * MIB])
-def test_a_larger_alignment_is_kept_too(source, alignment: int) -> None:
-    blocks = [take(source, 1000, alignment) for _ in range(3)]
-    assert all(address % alignment == 0 for address, _ in blocks)
-    give(source, blocks)
-
-
-def test_an_idle_block_may_go_back_without_waiting(source) -> None:
-    blocks = [take(source, nbytes) for nbytes in ODD_SIZES]
-    for address, received in blocks:
-        source.free_idle(address, received)
-    assert source.live_bytes == 0
-    with pytest.raises(bfc.SubAllocatorError):
-        source.free_idle(*blocks[0])
-
-
-def test_blocks_do_not_overlap(source) -> None:
-    blocks = sorted(take(source, nbytes) for nbytes in ODD_SIZES)
-    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(blocks))
-    give(source, blocks)
-
-
-def test_a_refusal_is_none_and_can_be_repeated(source) -> None:
-    for _ in range(3):
-        assert source.alloc(ALIGNMENT, CAPACITY + 1) is None
-        assert source.alloc(ALIGNMENT, 2**62) is None
-        assert source.alloc(ALIGNMENT, 2**63 - 1) is None
-    assert source.live_bytes == 0
-    source.free(*take(source, MIB))
-
-
-def test_a_full_source_refuses_until_something_comes_back(source) -> None:
-    blocks = [take(source, 4 * MIB) for _ in range(CAPACITY // (4 * MIB))]
-    assert source.alloc(ALIGNMENT, 1) is None
-    assert source.alloc(ALIGNMENT, 4 * MIB) is None
-    source.free(*blocks.pop())
-    assert source.alloc(ALIGNMENT, 4 * MIB + 1) is None
-    blocks.append(take(source, 4 * MIB))
-    give(source, blocks)
-
-
-# -- free ------------------------------------------------------------------------------------------
-
-
-def test_blocks_come_back_in_any_order(source) -> None:
-    blocks = [take(source, nbytes) for nbytes in ODD_SIZES]
-    total = sum(received for _, received in blocks)
-    for address, received in blocks[::2] + blocks[1::2]:
-        assert source.live_bytes == total
-        source.free(address, received)
-        total -= received
-
-
-def test_what_is_no_block_is_refused_and_changes_nothing(source) -> None:
-    address, received = take(source, 1 * MIB)
-    wrong = [
-        (address + 256, received),
-        (address, received - 1),
-        (address, received + 1),
-        (address, 0),
-        (address, -received),
-        (address - 256, received),
-        (0, received),
-        (0, 0),
-        (2**63, 1),
-        (address + received, received),
-    ]
-    for block in wrong:
-        with pytest.raises(bfc.SubAllocatorError):
-            source.free(*block)
-        assert source.live_bytes == received
-    source.free(address, received)
-
-
-def test_a_block_comes_back_once(source) -> None:
-    block = take(source, MIB)
-    source.free(*block)
-    with pytest.raises(bfc.SubAllocatorError):
-        source.free(*block)
-    assert source.live_bytes == 0
-
-
-def test_a_free_of_two_neighbours_at_once_needs_coalescing(source) -> None:
-    first, second = sorted(take(source, 2 * MIB) for _ in range(2))
-    joined = (first[0], first[1] + second[1])
-    if source.supports_coalescing and first[0] + first[1] == second[0]:
-        source.free(*joined)
-        return
-    with pytest.raises(bfc.SubAllocatorError):
-        source.free(*joined)
-    give(source, [first, second])
-
-
-# -- what it says about itself ---------------------------------------------------------------------
-
-
-def test_it_says_what_it_has_and_where(source) -> None:
-    assert isinstance(source, bfc.SubAllocator)
+@pytest.mark.parametrize("kind", [bfc.SimulatedSubAllocator, bfc.HostSubAllocator])
+def test_our_sources_say_their_size(kind) -> None:
+    source = kind("64 MiB")
     assert source.total_bytes == source.allocation_limit() == CAPACITY
-    assert isinstance(source.device, bfc.Device)
-    assert isinstance(source.supports_coalescing, bool)
     assert "64.00 MiB" in repr(source)
     assert len(repr(source)) < 80
 
 
-def test_without_work_queued_there_is_no_fence(source) -> None:
-    assert not source.asynchronous
-    for stream in (0, 1, 2**64 - 1):
-        fence = source.fence(stream)
-        assert fence is None or fence.done()
+class Overlapping(Counted):
+    """Hands the second block out where the first lies."""
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self._next = 1 << 22
+        return super().alloc(alignment, nbytes)
 
 
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Threads take turns far more often than usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+class Lossy(Counted):
+    """Takes back what was never given."""
+
+    def free(self, address: int, nbytes: int) -> None:
+        self._blocks.pop(address, None)
 
 
-def take_from_threads(source: bfc.SubAllocator, nbytes: int) -> list[Block]:
-    """Fills a source from eight threads at once. Returns its blocks in address order."""
-    blocks: list[Block] = []
-
-    def work() -> None:
-        while block := source.alloc(ALIGNMENT, nbytes):
-            blocks.append(block)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sorted(blocks)
-
-
-@pytest.mark.usefixtures("restless")
-def test_threads_at_once_never_pass_the_capacity_or_overlap(source) -> None:
-    for _ in range(10):
-        blocks = take_from_threads(source, MIB // 2)
-        held, live = sum(received for _, received in blocks), source.live_bytes
-        give(source, blocks)
-        assert live == held
-        assert held <= CAPACITY
-        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(blocks))
-
-
-@pytest.mark.parametrize("options", [{}, {"allow_growth": True}])
-def test_an_allocator_lives_on_it_and_gives_everything_back(source, options: dict, dice) -> None:
-    with bfc.BFCAllocator(source, **options) as allocator:
-        live: list[int] = []
-        for _ in range(300):
-            if live and dice.random() < 0.5:
-                allocator.deallocate_raw(live.pop(dice.randrange(len(live))))
-            else:
-                live.append(allocator.allocate_raw(dice.randrange(1, 60_000)))
-        allocator.check()
-        assert source.live_bytes == allocator.stats().pool_bytes > 0
-    assert source.live_bytes == 0
+@pytest.mark.parametrize(
+    ("source", "test"),
+    [
+        (Overlapping, "test_blocks_do_not_overlap"),
+        (Lossy, "test_what_is_no_block_is_refused_and_changes_nothing"),
+        (Lossy, "test_a_block_comes_back_once"),
+    ],
+)
+def test_the_contract_finds_what_is_wrong(source, test: str) -> None:
+    contract = type("Contract", (SubAllocatorContract,), {"make": lambda self: source()})()
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(contract, test)(contract.make())
 
 
 # -- simulated only --------------------------------------------------------------------------------

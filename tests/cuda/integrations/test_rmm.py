@@ -8,22 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from suballocators.test_contract import (  # noqa: F401  they run on the `source` below
-    restless,
-    test_a_block_comes_back_once,
-    test_a_block_is_aligned_and_at_least_as_large_as_asked,
-    test_a_free_of_two_neighbours_at_once_needs_coalescing,
-    test_a_full_source_refuses_until_something_comes_back,
-    test_a_larger_alignment_is_kept_too,
-    test_a_refusal_is_none_and_can_be_repeated,
-    test_an_allocator_lives_on_it_and_gives_everything_back,
-    test_blocks_come_back_in_any_order,
-    test_blocks_do_not_overlap,
-    test_threads_at_once_never_pass_the_capacity_or_overlap,
-    test_what_is_no_block_is_refused_and_changes_nothing,
-)
 
 import bfc
+from bfc.testing import SubAllocatorContract
 
 from .conftest import ON_GPU, account_for, library
 
@@ -187,12 +174,26 @@ def plain_resource(rmm, capacity: int):
     return rmm.mr.CallbackMemoryResource(allocate, deallocate)
 
 
-@pytest.fixture
-def source(rmm) -> Iterator[bfc.SubAllocator]:
+def source_over(rmm) -> bfc.SubAllocator:
     made = bfc.integrations.rmm.RMMSubAllocator(plain_resource(rmm, 64 * MIB))
     made.allocation_limit = lambda: 64 * MIB  # the contract's capacity
+    return made
+
+
+@pytest.fixture
+def source(rmm) -> Iterator[bfc.SubAllocator]:
+    made = source_over(rmm)
     yield made
     assert made.live_bytes == 0
+
+
+class TestContract(SubAllocatorContract):
+    @pytest.fixture(autouse=True)
+    def _library(self, rmm) -> None:
+        self.rmm = rmm
+
+    def make(self) -> bfc.SubAllocator:
+        return source_over(self.rmm)
 
 
 def test_it_says_what_it_is(source) -> None:

@@ -1,0 +1,299 @@
+"""The contract of `bfc.SubAllocator`, as a class of tests to derive from."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bfc._allocator import Allocator
+from bfc._bfc import BFCAllocator
+from bfc._caching import CachingAllocator
+from bfc.errors import SubAllocatorError
+from bfc.suballocators.base import Device, SubAllocator
+
+KIB, MIB = 1 << 10, 1 << 20
+ALIGNMENT = 256
+SIZES = (1, 255, 256, 4095, 4096, 4097)
+
+Block = tuple[int, int]
+
+
+def take(source: SubAllocator, nbytes: int, alignment: int = ALIGNMENT) -> Block:
+    """A block, which must be had."""
+    block = source.alloc(alignment, nbytes)
+    assert block is not None, f"{source!r} has no room for {nbytes} bytes"
+    return block
+
+
+def give(source: SubAllocator, blocks: list[Block]) -> None:
+    """Gives blocks back."""
+    for block in blocks:
+        source.free(*block)
+
+
+def are_apart(blocks: list[Block]) -> bool:
+    """Whether no two blocks overlap."""
+    return all(a + size <= b for (a, size), (b, _) in itertools.pairwise(sorted(blocks)))
+
+
+class SubAllocatorContract:
+    """What every source of memory must do. A test class derives from it and says what to test.
+
+    `make` returns a fresh source each time. One that has `alloc`, `free` and `total_bytes`, and
+    does with them what `bfc.SubAllocator` asks for, passes. Give it a small `total_bytes`, of 64
+    MiB say (8 MiB at least): the tests fill it. Where `allocation_limit` says less, they fill that.
+
+    What a source cannot do it declares, and the tests that ask for it are skipped:
+
+    bounded
+        `alloc` refuses once that much is live. False: it gives what there is, as memory that
+        can move from a GPU to the host does.
+    knows_its_blocks
+        `free` raises for what is no block that is live. False: it cannot tell, as C's `free`.
+    threads
+        It may be called by several threads at once. False: only one thread will ever use it.
+
+    If the source has an attribute `live_bytes`, it is held to what is handed out. Needs pytest.
+
+    >>> import bfc
+    >>> class TestMine(SubAllocatorContract):
+    ...     def make(self):
+    ...         return bfc.SimulatedSubAllocator("64 MiB")
+    """
+
+    bounded: bool = True
+    knows_its_blocks: bool = True
+    threads: bool = True
+
+    def make(self) -> SubAllocator:
+        """A fresh source."""
+        raise NotImplementedError("define make(self), which returns a fresh bfc.SubAllocator")
+
+    @pytest.fixture
+    def source(self) -> Iterator[SubAllocator]:
+        """The source of one test. After it nothing may be live there."""
+        source = self.make()
+        yield source
+        self.account(source, [])
+
+    def account(self, source: SubAllocator, blocks: list[Block]) -> None:
+        """These blocks are what is live, if the source counts it."""
+        live_bytes = getattr(source, "live_bytes", None)
+        if live_bytes is not None:
+            held = sum(received for _, received in blocks)
+            assert live_bytes == held, f"{live_bytes} bytes are live, of which {held} are held"
+
+    def odd_sizes(self, source: SubAllocator) -> list[int]:
+        """Sizes on both sides of what matters, the largest an eighth of all."""
+        share = min(source.allocation_limit() // 8, 5 * MIB)
+        return [*SIZES, share // 5, share // 2, share - 77]
+
+    def needs_a_bound(self) -> None:
+        """Skips the test where the source has none."""
+        if not self.bounded:
+            pytest.skip("the source is not bounded")
+
+    # -- alloc ------------------------------------------------------------------------------------
+
+    def test_a_block_is_aligned_and_at_least_as_large_as_asked(self, source: SubAllocator) -> None:
+        for nbytes in self.odd_sizes(source):
+            address, received = take(source, nbytes)
+            assert isinstance(address, int)
+            assert isinstance(received, int)
+            assert address > 0
+            assert address % ALIGNMENT == 0
+            assert address + received < 2**64
+            assert received >= nbytes
+            source.free(address, received)
+
+    @pytest.mark.parametrize("alignment", [256, 512, 4096, 65536, 2 * MIB, 4 * MIB])
+    def test_a_larger_alignment_is_kept_too(self, source: SubAllocator, alignment: int) -> None:
+        blocks = [take(source, 1000, alignment) for _ in range(2)]
+        assert all(address % alignment == 0 for address, _ in blocks)
+        give(source, blocks)
+
+    def test_blocks_do_not_overlap(self, source: SubAllocator) -> None:
+        blocks = [take(source, nbytes) for nbytes in self.odd_sizes(source)]
+        assert are_apart(blocks)
+        give(source, blocks)
+
+    def test_a_block_of_the_host_can_be_written_to_the_last_byte(
+        self, source: SubAllocator
+    ) -> None:
+        if not source.host_accessible:
+            pytest.skip("the host cannot reach this memory")
+        for nbytes in self.odd_sizes(source):
+            address, received = take(source, nbytes)
+            ctypes.memset(address, 0xA5, received)
+            assert ctypes.string_at(address + received - 1, 1) == b"\xa5"
+            source.free(address, received)
+
+    def test_a_refusal_is_none_and_can_be_repeated(self, source: SubAllocator) -> None:
+        self.needs_a_bound()
+        for nbytes in (source.total_bytes + 1, 2**62, 2**63 - 1) * 3:
+            assert source.alloc(ALIGNMENT, nbytes) is None
+        self.account(source, [])
+        source.free(*take(source, MIB))
+
+    def test_a_full_source_refuses_until_something_comes_back(self, source: SubAllocator) -> None:
+        self.needs_a_bound()
+        capacity = source.allocation_limit()
+        nbytes = capacity // 16
+        blocks = []
+        while block := source.alloc(ALIGNMENT, nbytes):
+            blocks.append(block)
+            assert sum(received for _, received in blocks) <= capacity
+        assert blocks
+        assert source.alloc(ALIGNMENT, nbytes) is None
+        source.free(*blocks.pop())
+        blocks.append(take(source, nbytes))
+        give(source, blocks)
+
+    # -- free -------------------------------------------------------------------------------------
+
+    def test_blocks_come_back_in_any_order(self, source: SubAllocator) -> None:
+        blocks = [take(source, nbytes) for nbytes in self.odd_sizes(source)]
+        for block in blocks[::2] + blocks[1::2]:
+            self.account(source, blocks)
+            source.free(*block)
+            blocks.remove(block)
+
+    def test_an_idle_block_may_go_back_without_waiting(self, source: SubAllocator) -> None:
+        blocks = [take(source, nbytes) for nbytes in self.odd_sizes(source)]
+        for address, received in blocks:
+            source.free_idle(address, received)
+        self.account(source, [])
+        if self.knows_its_blocks:
+            with pytest.raises(SubAllocatorError):
+                source.free_idle(*blocks[0])
+
+    def test_what_is_no_block_is_refused_and_changes_nothing(self, source: SubAllocator) -> None:
+        self.needs_to_know()
+        address, received = take(source, MIB)
+        wrong = [
+            (address + 256, received),
+            (address, received - 1),
+            (address, received + 1),
+            (address, 0),
+            (address, -received),
+            (address - 256, received),
+            (0, received),
+            (0, 0),
+            (2**63, 1),
+            (address + received, received),
+        ]
+        for block in wrong:
+            with pytest.raises(SubAllocatorError):
+                source.free(*block)
+            self.account(source, [(address, received)])
+        source.free(address, received)
+
+    def test_a_block_comes_back_once(self, source: SubAllocator) -> None:
+        self.needs_to_know()
+        block = take(source, MIB)
+        source.free(*block)
+        with pytest.raises(SubAllocatorError):
+            source.free(*block)
+        self.account(source, [])
+
+    def test_a_free_of_two_neighbours_at_once_needs_coalescing(self, source: SubAllocator) -> None:
+        first, second = sorted(take(source, MIB) for _ in range(2))
+        joined = (first[0], first[1] + second[1])
+        if source.supports_coalescing and first[0] + first[1] == second[0]:
+            source.free(*joined)
+            return
+        if self.knows_its_blocks:
+            with pytest.raises(SubAllocatorError):
+                source.free(*joined)
+        give(source, [first, second])
+
+    def needs_to_know(self) -> None:
+        """Skips the test where the source does not know its blocks."""
+        if not self.knows_its_blocks:
+            pytest.skip("the source does not know its blocks")
+
+    # -- what it says about itself ----------------------------------------------------------------
+
+    def test_it_says_what_it_has_and_where(self, source: SubAllocator) -> None:
+        assert isinstance(source, SubAllocator)
+        assert isinstance(source.total_bytes, int)
+        assert 0 < source.allocation_limit() <= source.total_bytes
+        free, total = source.memory_info()
+        assert 0 <= free <= total
+        assert isinstance(source.device, Device)
+        assert isinstance(source.supports_coalescing, bool)
+        assert repr(source)
+
+    def test_without_work_queued_no_fence_is_pending(self, source: SubAllocator) -> None:
+        for stream in (0,) if source.streams_are_handles else (0, 1, 2):
+            fence = source.fence(stream)
+            if fence is not None:
+                fence.wait()
+                assert fence.done()
+
+    # -- in use -----------------------------------------------------------------------------------
+
+    def test_threads_at_once_never_pass_the_total_or_overlap(self, source: SubAllocator) -> None:
+        if not self.threads:
+            pytest.skip("the source is for one thread")
+        capacity = source.allocation_limit()
+        for _ in range(10):
+            blocks = take_from_threads(source, capacity // 128, most=32)
+            self.account(source, blocks)
+            give(source, blocks)
+            assert are_apart(blocks)
+            if self.bounded:
+                assert sum(received for _, received in blocks) <= capacity
+
+    @pytest.mark.parametrize(
+        ("policy", "options"),
+        [(BFCAllocator, {}), (BFCAllocator, {"allow_growth": True}), (CachingAllocator, {})],
+        ids=["bfc", "bfc growing", "caching"],
+    )
+    def test_an_allocator_lives_on_it_and_gives_everything_back(
+        self, source: SubAllocator, policy: type[Allocator], options: dict[str, Any]
+    ) -> None:
+        rng = random.Random(0)
+        most = source.allocation_limit() // 1000
+        with policy(source, **options) as allocator:  # type: ignore[call-arg]
+            live: list[int] = []
+            for _ in range(300):
+                if live and rng.random() < 0.5:
+                    allocator.deallocate_raw(live.pop(rng.randrange(len(live))))
+                else:
+                    live.append(allocator.allocate_raw(rng.randrange(1, most)))
+            allocator.check()
+            regions = allocator.snapshot().regions
+            self.account(source, [(region.ptr, region.size) for region in regions])
+        self.account(source, [])
+
+
+def take_from_threads(source: SubAllocator, nbytes: int, most: int) -> list[Block]:
+    """What eight threads at once get, which take turns far more often than usual; each so many."""
+    blocks: list[Block] = []
+
+    def work() -> None:
+        for _ in range(most):
+            block = source.alloc(ALIGNMENT, nbytes)
+            if block is None:
+                return
+            blocks.append(block)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    return blocks

@@ -1,0 +1,303 @@
+"""Sources for tests: one with every habit that a source may have, and one that misbehaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from bfc.errors import SubAllocatorError
+from bfc.streams import StreamLike, stream_handle
+from bfc.suballocators.base import Fence, SubAllocator
+
+
+def round_up(size: int, granule: int = 256) -> int:
+    return -(-size // granule) * granule
+
+
+class IntegerSource(SubAllocator):
+    """A device of integers with every habit that a correct source may have.
+
+    Parameters
+    ----------
+    capacity, max_bytes
+        What may be live, and what one call may get, in bytes.
+    gap, alignment
+        Blocks start at multiples of `alignment`, at least `gap` bytes apart.
+    supports_coalescing
+        Whether a run of blocks may be freed at once.
+    granule
+        What a request is rounded up to: an allocator gets more than it asks for.
+    reuses
+        Whether freed addresses are handed out again, lowest first. Else addresses rise.
+
+    `calls` is the log, as `bfc.SimulatedSubAllocator` has it, and `live` the blocks. It is for one
+    thread.
+
+    >>> source = IntegerSource(1 << 20, granule=4096)
+    >>> source.alloc(256, 1000)
+    (1099511627776, 4096)
+    """
+
+    def __init__(
+        self,
+        capacity: int = 1 << 50,
+        *,
+        max_bytes: int = 1 << 50,
+        gap: int = 0,
+        alignment: int = 256,
+        supports_coalescing: bool = False,
+        granule: int = 256,
+        reuses: bool = False,
+        base: int = 1 << 40,
+    ) -> None:
+        self.total_bytes = capacity
+        self.max_bytes = max_bytes
+        self.gap = gap
+        self.alignment = alignment
+        self.supports_coalescing = supports_coalescing
+        self.granule = granule
+        self.reuses = reuses
+        self.calls: list[tuple[str, int, int | None]] = []
+        self.live: dict[int, int] = {}
+        self._fail_in = 0
+        self._base = self._next = round_up(base, alignment)
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes that are handed out now."""
+        return sum(self.live.values())
+
+    def fail_at(self, n: int) -> None:
+        """Refuse the n-th alloc from now (1 is the next), however small. 0 takes that back."""
+        self._fail_in = n
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self._fail_in -= 1
+        received = round_up(nbytes, self.granule)
+        fits = received <= self.max_bytes and self.live_bytes + received <= self.total_bytes
+        address = self._place(received, alignment) if fits and self._fail_in != 0 else None
+        self.calls.append(("alloc", nbytes, address))
+        if address is None:
+            return None
+        self.live[address] = received
+        return address, received
+
+    def _place(self, received: int, alignment: int) -> int:
+        step = max(alignment, self.alignment)
+        if not self.reuses:
+            address = round_up(self._next, step)
+            self._next = address + received + self.gap
+            return address
+        address = round_up(self._base, step)
+        for start in sorted(self.live):
+            if start - address >= received + self.gap:
+                break
+            after = round_up(start + self.live[start] + self.gap, step)
+            address = max(address, after)
+        return address
+
+    def free(self, address: int, nbytes: int) -> None:
+        run = [address]
+        while sum(self.live.get(start, 0) for start in run) < nbytes and run[-1] in self.live:
+            run.append(run[-1] + self.live[run[-1]])
+        held = sum(self.live.get(start, 0) for start in run)
+        if not 0 < nbytes == held or (len(run) > 1 and not self.supports_coalescing):
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+        self.calls.append(("free", nbytes, address))
+        for start in run:
+            del self.live[start]
+
+
+class HeldFence:
+    """Done once its stream's `finish` has been called, or once somebody has waited for it; and
+    only when what is queued below it is done, too."""
+
+    def __init__(self, source: Misbehaving, stream: int, below: Fence | None) -> None:
+        self._source = source
+        self._stream = stream
+        self._round = source._rounds[stream]
+        self._below = below
+
+    def _is_held(self) -> bool:
+        return (
+            self._stream in self._source._held and self._source._rounds[self._stream] == self._round
+        )
+
+    def done(self) -> bool:
+        """Whether everything queued before the mark has finished."""
+        return not self._is_held() and (self._below is None or self._below.done())
+
+    def wait(self) -> None:
+        """Lets the stream finish: nothing else would."""
+        if self._is_held():
+            self._source.finish(self._stream)
+        if self._below is not None:
+            self._below.wait()
+
+
+Fault = Callable[[], Any]
+
+
+class Misbehaving(SubAllocator):
+    """Any source, and what can go wrong with one: it refuses, lies, raises or is slow when told to.
+
+    Calls are counted from 1, the next one. Whatever no fault was ordered for goes to `inner`.
+    `live` holds the blocks that are handed out, by address, so that a test can tell that nothing
+    was lost.
+
+    >>> import bfc
+    >>> source = Misbehaving(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> source.raise_at(2, OSError("unplugged"))
+    >>> source.alloc(256, 4096)
+    (1099511627776, 4096)
+    >>> source.alloc(256, 4096)
+    Traceback (most recent call last):
+    OSError: unplugged
+    >>> source.live
+    {1099511627776: 4096}
+    """
+
+    def __init__(self, inner: SubAllocator) -> None:
+        self.inner = inner
+        self.total_bytes = inner.total_bytes
+        self.device = inner.device
+        self.supports_coalescing = inner.supports_coalescing
+        self.stream_ordered = inner.stream_ordered
+        self.default_stream_alias = inner.default_stream_alias
+        self.streams_are_handles = inner.streams_are_handles
+        self.granularity = inner.granularity
+        self.largest_block = inner.largest_block
+        self.may_be_unordered = inner.may_be_unordered
+        self.thread_streams = inner.thread_streams
+        self.live: dict[int, int] = {}
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._faults: dict[str, dict[int, Fault]] = {"alloc": {}, "free": {}}
+        self._counts = {"alloc": 0, "free": 0}
+        self._held: set[int] = set()
+        self._rounds: defaultdict[int, int] = defaultdict(int)
+
+    def __repr__(self) -> str:
+        return f"Misbehaving({self.inner!r})"
+
+    # -- what is to go wrong ----------------------------------------------------------------------
+
+    def fail_at(self, n: int) -> None:
+        """Refuse the n-th alloc from now, however small. 0 takes back all that was ordered."""
+        if n == 0:
+            self._faults["alloc"].clear()
+            return
+        self._order("alloc", n, lambda: None)
+
+    def lie_at(self, n: int, answer: object) -> None:
+        """Answer the n-th alloc from now with this, whatever it is, and ask nobody."""
+        self._order("alloc", n, lambda: answer)
+
+    def raise_at(self, n: int, error: BaseException, call: str = "alloc") -> None:
+        """Raise this from the n-th "alloc" or "free" from now, which then does nothing: a source
+        that raises has kept nothing, and has taken nothing back. A BaseException will do."""
+
+        def fault() -> Any:
+            raise error
+
+        self._order(call, n, fault)
+
+    def slow(self, seconds: float) -> None:
+        """Let every alloc and free take so long at least."""
+        self.seconds = seconds
+
+    def _order(self, call: str, n: int, fault: Fault) -> None:
+        if n < 1:
+            raise ValueError(f"calls are counted from 1, the next one, not {n}")
+        with self._lock:
+            self._faults[call][self._counts[call] + n] = fault
+
+    def _fault(self, call: str) -> Fault | None:
+        if self.seconds:
+            time.sleep(self.seconds)
+        with self._lock:
+            self._counts[call] += 1
+            return self._faults[call].pop(self._counts[call], None)
+
+    # -- the source -------------------------------------------------------------------------------
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        fault = self._fault("alloc")
+        if fault is not None:
+            answer: tuple[int, int] | None = fault()
+            return answer
+        block = self.inner.alloc(alignment, nbytes)
+        if block is not None:
+            with self._lock:
+                self.live[block[0]] = block[1]
+        return block
+
+    def free(self, address: int, nbytes: int) -> None:
+        self._free(self.inner.free, address, nbytes)
+
+    def free_idle(self, address: int, nbytes: int) -> None:
+        self._free(self.inner.free_idle, address, nbytes)
+
+    def _free(self, free: Callable[[int, int], None], address: int, nbytes: int) -> None:
+        fault = self._fault("free")
+        if fault is not None:
+            fault()
+        free(address, nbytes)
+        with self._lock:
+            end = address + nbytes
+            while address < end:
+                address += self.live.pop(address)
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes that are handed out now."""
+        with self._lock:
+            return sum(self.live.values())
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    @property
+    def asynchronous(self) -> bool:  # type: ignore[override]
+        return bool(self._held) or self.inner.asynchronous
+
+    def hold(self, stream: StreamLike) -> None:
+        """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""
+        self._held.add(stream_handle(stream))
+
+    def finish(self, stream: StreamLike) -> None:
+        """Everything queued on the stream has finished, and nothing more is held there."""
+        handle = stream_handle(stream)
+        self._held.discard(handle)
+        self._rounds[handle] += 1
+
+    def fence(self, stream: int) -> Fence | None:
+        below = self.inner.fence(stream) if self.inner.asynchronous else None
+        return HeldFence(self, stream, below) if stream in self._held else below
+
+    def order(self, first: int, then: int) -> None:
+        self.inner.order(first, then)
+
+    def is_ordered(self, stream: int) -> bool:
+        return self.inner.is_ordered(stream)
+
+    def exchange_address(self, address: int) -> tuple[int, int]:
+        return self.inner.exchange_address(address)
+
+    def stream_id(self, stream: int) -> int:
+        return self.inner.stream_id(stream)
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        self.inner.copy(destination, source, nbytes, stream)
+
+    @property
+    def host_accessible(self) -> bool:
+        return self.inner.host_accessible
+
+    def memory_info(self) -> tuple[int, int]:
+        return self.inner.memory_info()
+
+    def allocation_limit(self) -> int:
+        return self.inner.allocation_limit()
