@@ -6,10 +6,14 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import bfc
+
+#: What is compiled for tests is kept in the checkout, not in the user's cache.
+os.environ.setdefault("BFC_CACHE_HOME", str(Path(__file__).parents[1] / "build" / "cache"))
 
 Simulated = Callable[..., bfc.SimulatedSubAllocator]
 MakeAllocator = Callable[..., bfc.BFCAllocator]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -16,11 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bfc.testing.cuda_emulator.library import (
+    build,
+    loaded_driver,
+    path,
+    refuse_beside,
+    refuse_elsewhere,
+)
+
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parents[2] / "build" / "emulator"
-LIBRARY = "libcuda.so.1"
-FLAGS = ["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
-WARNINGS = ["-Wall", "-Wextra", "-Wno-override-init"]  # the macro of a call has defaults
 NOTHING = 2**64 - 1
 KINDS = ("device", "managed", "host", "registered", "pooled", "mapped")
 LEGACY_STREAM = 1
@@ -89,50 +91,28 @@ class Allocation:
     device: int
 
 
-def build() -> Path:
-    """The library, made anew when a source has changed. Many processes may do this at a time."""
-    sources = sorted(HERE.glob("*.c"))
-    command = [*os.environ.get("CC", "cc").split(), *FLAGS, *WARNINGS, f"-Wl,-soname,{LIBRARY}"]
-    digest = hashlib.sha256(repr(command).encode())
-    for path in [*sources, *sorted(HERE.glob("*.h"))]:
-        digest.update(path.read_bytes())
-    target = BUILD / digest.hexdigest()[:12] / LIBRARY
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
-        made = Path(folder) / LIBRARY
-        command += ["-o", str(made), *map(str, sources)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the emulated driver does not compile:\n{done.stderr}")
-        made.rename(target)
-    return target
-
-
-def _loaded_driver() -> str | None:
-    """The path of a libcuda that this process has mapped."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.partition("/")[2]
-        if path.rsplit("/", 1)[-1].startswith("libcuda.so"):
-            return "/" + path
-    return None
-
-
 _driver: Driver | None = None
 _loading = threading.Lock()
 
 
 def load() -> Driver:
-    """The emulated driver of this process. To be called before cuda-python makes its first call."""
+    """The emulated driver of this process. To be called before anything calls CUDA.
+
+    Raises DeviceUnavailableError where another libcuda is loaded already, where there is no C
+    compiler to make it with, and on other systems than Linux.
+
+    >>> driver = load()
+    >>> driver.reset(devices=1, total=1 << 30)
+    >>> import bfc
+    >>> bfc.cuda.device_count()
+    1
+    """
     global _driver
     with _loading:
         if _driver is None:
-            path = build()
-            other = _loaded_driver()
-            if other and Path(other).resolve() != path:
-                raise RuntimeError(f"a CUDA driver is loaded already: {other}")
-            _driver = Driver(ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL))
+            refuse_elsewhere()
+            refuse_beside(loaded_driver(), path())
+            _driver = Driver(ctypes.CDLL(str(build()), ctypes.RTLD_GLOBAL))
             _driver.reset()
         return _driver
 

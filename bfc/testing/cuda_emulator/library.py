@@ -1,0 +1,115 @@
+"""Makes the emulated driver's library: compiled once, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bfc.errors import DeviceUnavailableError
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = "libcuda.so.1"
+FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-override-init")  # the macro of a call has defaults
+
+
+def cache() -> Path:
+    """Where compiled libraries are kept: `$BFC_CACHE_HOME`, else `$XDG_CACHE_HOME/bfc`, else
+    `~/.cache/bfc`."""
+    own = os.environ.get("BFC_CACHE_HOME")
+    if own:
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return Path(shared or Path.home() / ".cache") / "bfc"
+
+
+def compiler() -> list[str]:
+    """The command that compiles C: `$CC`, or `cc`. Raises DeviceUnavailableError."""
+    command = shlex.split(os.environ.get("CC") or "cc")
+    found = shutil.which(command[0])
+    if found is None:
+        raise DeviceUnavailableError(
+            f"the emulated CUDA driver is compiled when first used, and there is no C compiler "
+            f"{command[0]!r}: install gcc or clang, or name one in CC"
+        )
+    return [found, *command[1:]]
+
+
+def path() -> Path:
+    """Where the library of these sources, this compiler and this machine is kept, made or not."""
+    command = compiler()
+    real = Path(command[0]).resolve()
+    made = real.stat()
+    digest = hashlib.sha256()
+    key = (command, real, made.st_size, made.st_mtime_ns, FLAGS, WARNINGS, platform.machine())
+    digest.update(repr(key).encode())
+    for source in sorted([*HERE.glob("*.c"), *HERE.glob("*.h")]):
+        digest.update(source.name.encode() + source.read_bytes())
+    return cache() / "cuda_emulator" / digest.hexdigest()[:16] / LIBRARY
+
+
+def refuse_elsewhere() -> None:
+    """Raises DeviceUnavailableError on other systems than Linux."""
+    if not sys.platform.startswith("linux"):
+        raise DeviceUnavailableError(
+            f"the emulated CUDA driver is a libcuda.so.1, for Linux alone, not for {sys.platform}"
+        )
+
+
+def build() -> Path:
+    """The library, compiled where it is not kept yet. Many processes may do this at a time.
+
+    Raises DeviceUnavailableError where this is not Linux, or there is no compiler, and RuntimeError
+    where it does not compile or cannot be kept.
+    """
+    refuse_elsewhere()
+    target = path()
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / LIBRARY
+            _compile(made)
+            made.replace(target)
+    except OSError as error:
+        raise RuntimeError(
+            f"the emulated CUDA driver cannot be kept in {target.parent}: {error}; "
+            f"name a folder that can be written in BFC_CACHE_HOME"
+        ) from error
+    return target
+
+
+def _compile(made: Path) -> None:
+    sources = sorted(str(source) for source in HERE.glob("*.c"))
+    command = [*compiler(), *FLAGS, *WARNINGS, f"-Wl,-soname,{LIBRARY}", "-o", str(made), *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the emulated CUDA driver does not compile:\n{done.stderr}")
+
+
+def loaded_driver() -> Path | None:
+    """The libcuda that this process has loaded, if any."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        _, slash, name = line.partition("/")
+        mapped = Path(slash + name.removesuffix(" (deleted)"))
+        if slash and mapped.name.startswith("libcuda.so"):
+            return mapped
+    return None
+
+
+def refuse_beside(other: Path | None, ours: Path) -> None:
+    """Raises DeviceUnavailableError where another driver than ours is loaded: cuda-python, and
+    whoever else asks for a libcuda, has it or would get it."""
+    if other is not None and other.resolve() != ours.resolve():
+        raise DeviceUnavailableError(
+            f"a CUDA driver is loaded already: {other}. The emulated one must come first, before "
+            f"anything calls CUDA: load it at the start of the process"
+        )
