@@ -87,6 +87,7 @@ cdef extern from "_usage.hpp" namespace "bfc" nogil:
         void lower(int64_t amount)
 
     cdef cppclass Usage:
+        Usage() except +
         Gauge oversize_allocations
         Gauge oversize_segments
         int64_t num_device_alloc
@@ -225,6 +226,7 @@ cdef class Growth:
 cdef class Pool:
     cdef void* chunk_block              # what realloc gave; `chunks` is its first cache line
     cdef Chunk* chunks
+    cdef size_t skipped                 # the bytes of the block before it
     cdef size_t chunk_count
     cdef size_t chunk_capacity
     cdef uint64_t granularity           # a power of two from MINIMUM_SIZE on: what BFC rounds sizes up to

@@ -165,10 +165,12 @@ cdef class Pool:
     # -- sets of bins -------------------------------------------------------------------------------------------------
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF:
-        cdef BinSet bin_set = bin_set_of(new Bins(), LARGE)
+        cdef BinSet bin_set = bin_set_of(new_bins(), LARGE)
         bin_set.split_remainder = split_remainder
         bin_set.split_at_twice = split_at_twice
-        self.bin_sets.push_back(bin_set)
+        if bin_set.bins == NULL or not try_push_bin_set(self.bin_sets, bin_set):
+            del bin_set.bins
+            raise MemoryError
         return <uint32_t>(self.bin_sets.size() - 1)
 
     cdef int use_lanes(self) except -1:
@@ -790,17 +792,17 @@ cdef class Pool:
         capacity = min(capacity, <size_t>NO_HOST_MEMORY)
         if capacity == self.chunk_capacity:
             return False
-        cdef size_t skipped = <char*>self.chunks - <char*>self.chunk_block
         cdef size_t bytes = capacity * sizeof(Chunk) + CACHE_LINE
         cdef char* block = <char*>realloc(self.chunk_block, bytes)
         if block == NULL:
             return False
-        cdef char* aligned = <char*>round_up(<uint64_t>block, CACHE_LINE)
-        if self.chunk_count and <size_t>(aligned - block) != skipped:
-            memmove(aligned, block + skipped, self.chunk_count * sizeof(Chunk))
+        cdef size_t skipped = <size_t>(round_up(<uint64_t>block, CACHE_LINE) - <uint64_t>block)
+        if self.chunk_count and skipped != self.skipped:
+            memmove(block + skipped, block + self.skipped, self.chunk_count * sizeof(Chunk))
         prefer_huge_pages(block, bytes)
         self.chunk_block = block
-        self.chunks = <Chunk*>aligned
+        self.chunks = <Chunk*>(block + skipped)
+        self.skipped = skipped
         self.chunk_capacity = capacity
         return True
 
