@@ -480,12 +480,23 @@ cdef class Frees(Ledger):
             fences += self.fences_on(streams)
         if self.asks_later:
             marked = {stream for stream, _fence in fences}
-            return fences + [(stream, OVER) for stream in sorted(streams) if stream not in marked]
-        return [(stream, fence) for stream, fence in fences if not fence.done()]
+            for stream in sorted(streams):
+                if stream not in marked:
+                    fences.append((stream, OVER))
+            return fences
+        unfinished = []
+        for entry in fences:
+            if not entry[1].done():
+                unfinished.append(entry)
+        return unfinished
 
     cdef list fences_on(self, streams):
-        fences = [(stream, self.sub_allocator.fence(stream)) for stream in sorted(streams)]
-        return [(stream, fence) for stream, fence in fences if fence is not None]
+        fences = []
+        for stream in sorted(streams):
+            fence = self.sub_allocator.fence(stream)
+            if fence is not None:
+                fences.append((stream, fence))
+        return fences
 
     cdef int settle(self, bint again=False, bint wait=False) except -1:
         """Frees what finalisers left behind, and what other streams have finished with, or will (`wait`).

@@ -54,7 +54,12 @@ _open = {}
 
 def open_allocators():
     """The allocators that are open now."""
-    return [allocator for allocator in [reference() for reference in list(_open.values())] if allocator is not None]
+    allocators = []
+    for reference in list(_open.values()):
+        allocator = reference()
+        if allocator is not None:
+            allocators.append(allocator)
+    return allocators
 
 
 def _after_fork_in_child():
@@ -435,7 +440,9 @@ cdef class PinnedAllocator(PinnedBooks):
         self.blocks[handle].allocation_id = 0
         self.blocks[handle].state = LEAVING
         try:
-            entries = [(fence, handle) for fence in self.fences_for(key)]
+            entries = []
+            for fence in self.fences_for(key):
+                entries.append((fence, handle))
             if self.is_closed:
                 return 0
             self.enqueue(entries)
@@ -494,6 +501,8 @@ cdef class PinnedAllocator(PinnedBooks):
         """Gives what has left the books back to the source. What that does not take is kept, and SubAllocatorError says
         so. `idle`: no queued work uses any of it."""
         cdef Range block
+        if self.leaving.empty():
+            return 0
         fault, failed = None, 0
         free = self.sub_allocator.free_idle if idle else self.sub_allocator.free
         while self.leaving.size():

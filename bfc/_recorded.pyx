@@ -20,7 +20,7 @@ from bfc._core cimport (
 )
 from bfc._frees cimport report_unraisable
 
-from bfc.errors import ClosedError, out_of_host_memory
+from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.snapshot import Frame, HistoryEntry
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
@@ -101,6 +101,8 @@ cdef class Recorded(Allocator):
         cdef Usage usage
         cdef int group
         cdef dict stats = {}
+        if self.pool.usage == NULL:
+            raise never_set_up()
         self.catch_up()
         self.acquire()
         usage = self.pool.usage[0]
@@ -290,9 +292,13 @@ cdef class Recorded(Allocator):
         if not copied:
             return 0        # the host has no memory: they go another time
         wanted = set(live)
-        wanted.update([record.allocation_id for record in records])
-        known = {record.addr for record in records if record.action == HISTORY_SEGMENT_ALLOC}
-        known.update([region.ptr for region in regions])
+        known = set()
+        for record in records:
+            wanted.add(record.allocation_id)
+            if record.action == HISTORY_SEGMENT_ALLOC:
+                known.add(record.addr)
+        for region in regions:
+            known.add(region.ptr)
         self.region_frames = {key: kept for key, kept in self.region_frames.items() if key in known}
         # a collection of garbage above may have let other threads on
         self.frames = {key: kept for key, kept in self.frames.items() if key in wanted or key >= newest}
