@@ -19,6 +19,7 @@ cdef class Owner:
     cdef readonly object device
     cdef readonly bint host_accessible
     cdef int64_t exports            # views of this memory that other libraries hold
+    cdef int require_set_up(self) except -1
     # What is queued on a consumer's stream waits for a buffer's own stream from now on, and counts as using the buffer
     # until consumer_left says that it is done. Returns that stream's handle, NO_CONSUMER for the buffer's own.
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0

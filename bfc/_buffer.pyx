@@ -11,7 +11,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 import math
 import operator
 
-from bfc.errors import ClosedError
+from bfc.errors import ClosedError, never_set_up
 from bfc.suballocators.base import DLPACK_DEVICE_TYPES
 
 cdef extern from "dlpack.h" nogil:
@@ -64,6 +64,7 @@ cdef enum:
     CUDA_MANAGED = 13
 
 _GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
+_VIEW_OF_NONE = "a view of no buffer: its __init__ did not run, or failed"
 #: What __cuda_array_interface__ may lead to: memory that a CUDA device reaches.
 _CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
 _HOST = (CPU, 0)
@@ -81,6 +82,12 @@ _DLPACK_TYPES = {
 
 
 cdef class Owner:
+    cdef int require_set_up(self) except -1:
+        """Raises ClosedError where no `__init__` has finished: there is no sub-allocator then."""
+        if self.sub_allocator is None:
+            raise never_set_up()
+        return 0
+
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
         raise NotImplementedError
 
@@ -305,6 +312,7 @@ cdef class Buffer:
         if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(shape) > 1:
             raise BufferError("this memory lies row by row, not column by column")
         cdef Py_ssize_t ndim = len(shape), i, step = items.itemsize
+        cdef bytes format = _FORMATS.get(items.format) or _FORMATS.setdefault(items.format, items.format.encode())
         cdef Py_ssize_t* dims = <Py_ssize_t*>PyMem_Malloc((2 * ndim + 1) * sizeof(Py_ssize_t))
         if dims == NULL:
             raise MemoryError
@@ -314,7 +322,7 @@ cdef class Buffer:
             step *= dims[i]
         try:
             view.buf = <void*>self.address()
-            self.hold()
+            self.hold()     # the last that may fail: from here on the view is counted, and will be released
         except BaseException:
             PyMem_Free(dims)
             raise
@@ -327,8 +335,7 @@ cdef class Buffer:
         view.strides = dims + ndim if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
         view.suboffsets = NULL
         view.internal = dims
-        cdef bytes kept = _FORMATS.setdefault(items.format, items.format.encode())
-        view.format = PyBytes_AS_STRING(kept) if flags & PyBUF_FORMAT else NULL
+        view.format = PyBytes_AS_STRING(format) if flags & PyBUF_FORMAT else NULL
 
     def __releasebuffer__(self, Py_buffer* view):
         PyMem_Free(view.internal)
@@ -550,8 +557,6 @@ cdef class BufferView(Buffer):
     def __init__(self, Buffer base not None, dtype, shape=None, *, read_only=False):
         import numpy
 
-        if self.base is not None:
-            raise RuntimeError("a view is made once: make another")
         dtype = numpy.dtype(dtype)
         if dtype.hasobject:
             raise ValueError("a view cannot hold Python objects")
@@ -567,9 +572,17 @@ cdef class BufferView(Buffer):
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > base.nbytes:
             raise ValueError(f"{shape} of {dtype} needs {nbytes} bytes; there are {base.nbytes}")
-        self.layout = _layout_of(dtype)
-        self.become(base.owner, base.handle, 0, base.start, nbytes, base.made_on)
-        self.read_only = read_only or base.read_only
+        if math.prod(filter(None, shape)) * dtype.itemsize >= 2**63:
+            raise ValueError(f"{shape} of {dtype} is no shape: its strides are above 2**63 - 1 bytes")
+        cdef _Layout layout = _layout_of(dtype)
+        cdef bint is_read_only = bool(read_only) or base.read_only
+        cdef Py_ssize_t size = nbytes
+        # All that may run a caller's code is behind us, and may have made this very view.
+        if self.base is not None:
+            raise RuntimeError("a view is made once: make another")
+        self.layout = layout
+        self.become(base.owner, base.handle, 0, base.start, size, base.made_on)
+        self.read_only = is_read_only
         self.shape = shape
         self.base = base
 
@@ -580,10 +593,12 @@ cdef class BufferView(Buffer):
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
         if self.base is None:
-            raise ClosedError("a view of no buffer")
+            raise ClosedError(_VIEW_OF_NONE)
         return self.base.address()
 
     cdef int hold(self) except -1:
+        if self.base is None:
+            raise ClosedError(_VIEW_OF_NONE)
         return self.base.hold()
 
     cdef void let_go(self) noexcept:
@@ -593,7 +608,7 @@ cdef class BufferView(Buffer):
         """Does nothing: the memory belongs to the buffer under the view."""
 
     cdef Buffer memory(self):
-        return self.base.memory()
+        return self if self.base is None else self.base.memory()
 
     cdef _Layout items(self):
         return ONE_BYTE if self.layout is None else self.layout
@@ -613,6 +628,8 @@ cdef class BufferView(Buffer):
     @property
     def freed(self):
         """Whether the buffer under the view was freed."""
+        if self.base is None:
+            raise ClosedError(_VIEW_OF_NONE)
         return self.base.freed
 
     def __repr__(self):
@@ -676,7 +693,7 @@ def _whole_shape(shape, items):
         dims = [operator.index(shape)]
     except TypeError:
         try:
-            dims = [operator.index(n) for n in shape]
+            dims = list(map(operator.index, shape))
         except TypeError:
             raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
     if len(dims) > MAX_DIMENSIONS or dims.count(-1) > 1 or any(not -1 <= n < 2**63 for n in dims):

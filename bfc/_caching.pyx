@@ -17,7 +17,7 @@ from bfc._frees cimport PUT_OFF, Frees, report_unraisable
 
 from dataclasses import replace
 
-from bfc.errors import out_of_host_memory
+from bfc.errors import never_set_up, out_of_host_memory
 from bfc.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
 
@@ -151,7 +151,7 @@ cdef class CachingAllocator(Recorded):
     @property
     def settings(self):
         """The text that was applied last, as PyTorch remembers it."""
-        return self.applied.text
+        return self.settings_now().text
 
     def set_settings(self, text):
         """New settings from now on, in PyTorch's words. Those that each text resets fall back to their defaults, as in
@@ -166,7 +166,7 @@ cdef class CachingAllocator(Recorded):
         >>> allocator.allocated_size(address) >> 20
         96
         """
-        settings = self.applied.apply(text, strict=self.strict)
+        settings = self.settings_now().apply(text, strict=self.strict)
         if not self.strict and settings.per_process_memory_fraction != self.applied.per_process_memory_fraction:
             raise late_fraction(settings.per_process_memory_fraction)
         self.apply(settings)
@@ -201,11 +201,13 @@ cdef class CachingAllocator(Recorded):
             raise TypeError(f"a memory fraction is a float, not {type(fraction).__name__}")
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"a memory fraction lies between 0.0 and 1.0, not {fraction}")
+        self.require_set_up()
         self.set_allowed(UNLIMITED if fraction == 1.0 else int(fraction * self.sub_allocator.total_bytes))
 
     @property
     def memory_fraction(self):
         """The limit as a part of the device's total; 1.0 without one."""
+        self.require_set_up()
         total = self.sub_allocator.total_bytes
         return self.allowed / total if self.allowed != UNLIMITED and total else 1.0
 
@@ -229,6 +231,8 @@ cdef class CachingAllocator(Recorded):
             self.collects_above = <uint64_t>(self.threshold * <double>counted_from)
 
     cdef object settings_now(self):
+        if self.applied is None:
+            raise never_set_up()
         return self.applied
 
     cdef void answer(self, uint32_t bin_set) noexcept nogil:

@@ -33,10 +33,12 @@ cdef class use_stream:
     cdef object stream
     cdef list tokens        # one for each time that it was entered and not left
 
+    def __cinit__(self, *args, **kwargs):
+        self.tokens = []
+
     def __init__(self, stream):
         stream_handle(stream)
         self.stream = stream
-        self.tokens = []
 
     def __enter__(self):
         global scopes_open

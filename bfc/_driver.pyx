@@ -145,6 +145,7 @@ _SIGNATURES = (
 
 cdef Functions cu
 cdef bint loaded = False
+cdef bint found = False         # whether there is a driver to ask what an error means
 cdef bint forked = False        # the driver does not survive a fork: its calls fail in the child
 cdef bint exiting = False       # it may be gone already
 
@@ -218,6 +219,7 @@ def load():
 
 
 cdef int initialise() except -1:
+    global found
     cdef CUresult result = cu.init(0)
     try:
         if result == NOT_FOUND:
@@ -225,6 +227,7 @@ cdef int initialise() except -1:
     except RuntimeError as error:
         raise DeviceUnavailableError(
             f"no NVIDIA driver was found ({first_line(error)}): install one, or run where nvidia-smi works") from error
+    found = True
     if result == NO_DEVICE:
         raise DeviceUnavailableError("the NVIDIA driver found no device: check nvidia-smi and CUDA_VISIBLE_DEVICES")
     if result:
@@ -247,7 +250,7 @@ cdef object failure(CUresult result, str call):
     cdef const char* text = NULL
     if result == NOT_LIVE:
         return SubAllocatorError(f"{call} is no block that is live")
-    if forked:
+    if forked or not found:
         result = NOT_INITIALIZED
         named, said = "CUDA_ERROR_NOT_INITIALIZED", "initialization error"
     else:
@@ -418,7 +421,7 @@ cdef class Device:
         Another library may reset the primary context and use it anew, under the same handle: only its id tells.
         """
         cdef unsigned long long identity = 0
-        if forked:
+        if forked or not self.retained:
             return NOT_INITIALIZED
         cdef CUresult result = cu.context_id(self.context, &identity)
         if result == SUCCESS and identity != self.identity:
@@ -440,18 +443,21 @@ cdef class Device:
     def attribute(self, number):
         """A CUdevice_attribute."""
         cdef int value = 0
+        load()
         check(cu.device_attribute(&value, number, self.ordinal), f"cuDeviceGetAttribute({number}, {self.ordinal})")
         return value
 
     @property
     def name(self):
         cdef char text[256]
+        load()
         check(cu.device_name(text, 256, self.ordinal), f"cuDeviceGetName({self.ordinal})")
         return (<const char*>text).decode()
 
     @property
     def total_bytes(self):
         cdef size_t total = 0
+        load()
         check(cu.device_total(&total, self.ordinal), f"cuDeviceTotalMem({self.ordinal})")
         return total
 

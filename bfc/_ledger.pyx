@@ -32,8 +32,8 @@ cdef class Ledger(Owner):
     """What an allocator can be asked. Make a `BFCAllocator` or a `CachingAllocator`."""
 
     def __cinit__(self, *args, **kwargs):
-        self.pool = Pool()
         self.is_closed = True   # until it is set up
+        self.pool = Pool()      # may find no memory, and then this object is finalised without one
 
     cdef void acquire(self) noexcept nogil:
         """The lock. Callers may hold the GIL or not."""
@@ -62,6 +62,7 @@ cdef class Ledger(Owner):
             return 0
         cdef uint64_t handle = stream_from(stream)
         if not PyLong_CheckExact(stream):
+            self.require_set_up()
             refuse_queue(stream, self.sub_allocator.device)
         return 0 if handle == self.default_stream_alias else handle
 

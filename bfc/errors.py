@@ -162,6 +162,11 @@ class SettingsError(ValueError):
         )
 
 
+def never_set_up() -> ClosedError:
+    """The error of an allocator that no `__init__` has finished."""
+    return ClosedError("this allocator was never set up: its __init__ did not run, or failed")
+
+
 def out_of_host_memory() -> MemoryError:
     """The error for a change that found no host memory for its bookkeeping, and was not made."""
     return MemoryError(

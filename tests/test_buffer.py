@@ -429,6 +429,38 @@ def test_shapes_and_dtypes_that_do_not_fit_are_value_errors(
         counting(host).view(dtype, shape)
 
 
+@pytest.mark.parametrize(
+    "shape", [(0, 2**62, 2**62), (2**62, 2**62, 0), (2**62, 0, 3), (0, 2**61)], ids=str
+)
+def test_strides_that_no_int_holds_are_value_errors(host, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"its strides are above 2\*\*63 - 1 bytes"):
+        counting(host).view("f4", shape)
+
+
+def test_a_view_that_is_made_while_it_is_made_stays_whole(host) -> None:
+    first, second = host.allocate(4096), host.allocate(4096)
+    view = bfc.BufferView.__new__(bfc.BufferView)
+    held = []
+
+    class Reenters:
+        @property
+        def dtype(self) -> np.dtype:
+            view.__init__(first, "u1")
+            held.append(memoryview(view))
+            return np.dtype("u1")
+
+    with pytest.raises(RuntimeError, match="made once"):
+        view.__init__(second, Reenters())
+    assert view.base is first
+    held.pop().release()
+    held.append(memoryview(view))
+    with pytest.raises(BufferError, match="1 view"):
+        first.free()
+    held.clear()
+    assert unheld(first)
+    assert unheld(second)
+
+
 @pytest.mark.parametrize("shape", ["44", 4.0, (4, None), {"a": 1}, object()])
 def test_what_is_no_shape_is_a_type_error(host, shape: object) -> None:
     with pytest.raises(TypeError):

@@ -53,16 +53,17 @@ cdef class Run:
     cdef readonly uint64_t peak_bytes_in_use
     cdef readonly uint64_t peak_bytes_reserved
 
-    def __init__(self, Allocator allocator, const uint8_t[::1] op, const uint32_t[::1] number,
+    def __init__(self, Allocator allocator not None, const uint8_t[::1] op, const uint32_t[::1] number,
                  const uint64_t[::1] size, const uint16_t[::1] stream, ChunkHandle[::1] handles,
                  uint64_t[::1] addresses):
         lengths = {op.shape[0], number.shape[0], size.shape[0], stream.shape[0], addresses.shape[0]}
         if len(lengths) > 1:
             raise ValueError(f"the columns differ in length: {sorted(lengths)}")
-        self.allocator = allocator
+        if self.allocator is not None:
+            raise RuntimeError("a replay is set up once: make another")
+        self.kept = (op, number, size, stream)
         self.handles = handles
         self.addresses = addresses
-        self.kept = (op, number, size, stream)
         cdef Py_ssize_t i
         cdef Lane lane
         for i in range(stream.shape[0]):
@@ -73,6 +74,7 @@ cdef class Run:
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
                                  lane, allocator.by_stream)
+        self.allocator = allocator
 
     @property
     def peak_bytes_live(self):
@@ -81,6 +83,8 @@ cdef class Run:
     def play(self, progress=None):
         """Runs every event; `progress(events done)` is called now and then. What is live at the end stays live; after
         an error nothing does."""
+        if self.allocator is None:
+            raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
         self.handles[:] = NO_CHUNK
         self.addresses[:] = 0           # touches the pages too, so that the loop is not charged for them
         cdef Counters before = self.allocator.start_peaks()
