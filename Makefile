@@ -5,7 +5,7 @@ OFFLINE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 MODULES := setup.py $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx bfc/*/*.pxd)
-BUILT_FROM := $(MODULES) $(wildcard bfc/*.py bfc/*.pyi bfc/*/*.py bfc/*/*.pyi)
+BUILT_FROM := $(MODULES) bfc_pytest.py $(wildcard bfc/*.py bfc/*.pyi bfc/*/*.py bfc/*/*.pyi bfc/*/*/*.py bfc/*/*/*.[ch])
 
 ifdef OFFLINE
 MAKE_VENV := $(PYTHON) -m venv --system-site-packages

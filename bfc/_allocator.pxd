@@ -38,6 +38,7 @@ cdef class Allocator(Frees):
     cdef readonly double retry_seconds
     cdef bint joins_regions
     cdef object home_stream_object
+    cdef object noter                   # None, or whom to tell the id of each allocation from Python: a check for leaks
     cdef bfc_native_source* native      # NULL where the sub-allocator has none
     cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> the frees on the home stream that it waits for already
 
@@ -81,6 +82,7 @@ cdef class Allocator(Frees):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int take_back(self, Placement* placed) except -1
+    cdef int note(self, Placement* placed) except -1
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
     cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil

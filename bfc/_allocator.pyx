@@ -269,7 +269,21 @@ cdef class Allocator(Frees):
             self.try_harder(&request, freed_before, seen, placed)
         if on != self.home_stream and size and (unordered or not self.by_stream):
             self.leave_home(placed, on, stream)
+        if self.noter is not None and placed.allocation_id:
+            self.note(placed)
         return 0
+
+    cdef int note(self, Placement* placed) except -1:
+        try:
+            self.noter(placed.allocation_id)
+        except BaseException as error:
+            raise self.undo(placed.handle, placed.allocation_id) or error
+        return 0
+
+    def _swap_noter(self, noter):
+        """From now on `noter(allocation_id)` is told each allocation. Returns whom was told before; None: nobody."""
+        noter, self.noter = self.noter, noter
+        return noter
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
         """What helps, or an error. `seen` is the count of frees before the first attempt."""
@@ -451,7 +465,7 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-        if self.orphans.size() or self.waiting or self.stranded.size():
+        if self.orphans.size() or self.waiting or self.stranded.size() or self.noter is not None:
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 

@@ -21,15 +21,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bfc.testing import cuda_emulator as cuda_emulator
     from bfc.testing.contract import SubAllocatorContract as SubAllocatorContract
+    from bfc.testing.leaks import Leak as Leak
+    from bfc.testing.leaks import LeakError as LeakError
+    from bfc.testing.leaks import leak_check as leak_check
     from bfc.testing.sources import IntegerSource as IntegerSource
     from bfc.testing.sources import Misbehaving as Misbehaving
 
 #: The module of each public name. One is loaded when its name is first asked for.
 _HOMES = {
     "IntegerSource": "sources",
+    "Leak": "leaks",
+    "LeakError": "leaks",
     "Misbehaving": "sources",
     "SubAllocatorContract": "contract",
     "cuda_emulator": "cuda_emulator",
+    "leak_check": "leaks",
 }
 _EXTRAS = {"hypothesis": "Hypothesis", "pytest": "pytest", "_pytest": "pytest"}
 

@@ -1,0 +1,163 @@
+"""What is still live, and the lines of Python that it was allocated on."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Self
+
+from bfc._allocator import Allocator
+from bfc.snapshot import ChunkInfo, Frame
+from bfc.units import format_bytes
+
+#: How many notes are kept before those of what was freed are dropped.
+FIRST_NOTES_ALLOWED = 1024
+MOST_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Leak:
+    """An allocation that is live. `frames` are innermost first; none where it was not made from
+    Python, by a replay say."""
+
+    ptr: int
+    nbytes: int
+    stream: int
+    frames: tuple[Frame, ...] = ()
+
+
+class LeakError(AssertionError):
+    """Memory is live that was to be freed. `leaks` says what, and where it was allocated."""
+
+    def __init__(self, allocator: Allocator, leaks: list[Leak]) -> None:
+        self.leaks = leaks
+        super().__init__(describe(repr(allocator), leaks))
+
+
+class leak_check:  # noqa: N801 - used as a function is
+    """Finds what was allocated within a `with` block and is live at its end. Raises LeakError
+    there, which names the lines that allocated it.
+
+    Python's garbage is collected first. What waits for a stream counts as freed, and so does all
+    that an allocator held which was closed. An error that leaves the block comes through as it is.
+    Of each allocation up to `depth` frames are kept, from the innermost out to the block: some
+    microseconds; where no check is on, nothing is kept and nothing paid. Checks of one allocator
+    may be nested. `found()` asks at any time.
+
+    >>> import bfc
+    >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> with leak_check(allocator):
+    ...     ptr = allocator.allocate_raw(1000)
+    ...     allocator.deallocate_raw(ptr)
+    >>> with leak_check(allocator) as check:
+    ...     ptr = allocator.allocate_raw(1000)
+    ...     [(leak.nbytes, leak.frames[0].line) for leak in check.found()]
+    ...     allocator.deallocate_raw(ptr)
+    [(1000, 2)]
+    """
+
+    def __init__(self, allocator: Allocator, *, depth: int = 12) -> None:
+        if not isinstance(allocator, Allocator):
+            raise TypeError(f"leak_check takes an allocator, not {type(allocator).__name__}")
+        self._allocator = allocator
+        self._depth = depth
+        self._known: frozenset[int] = frozenset()
+        self._frames: dict[int, tuple[Frame, ...]] = {}
+        self._notes_allowed = FIRST_NOTES_ALLOWED
+        self._outer: Callable[[int], object] | None = None
+        self._block: FrameType | None = None
+
+    def __enter__(self) -> Self:
+        self._known = frozenset(chunk.allocation_id for chunk in self._live())
+        self._block = sys._getframe(1)
+        self._outer = self._allocator._swap_noter(self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._allocator._swap_noter(self._outer)
+        self._block = None
+        if error is not None:
+            return
+        leaks = self.found()
+        if leaks:
+            raise LeakError(self._allocator, leaks)
+
+    def found(self) -> list[Leak]:
+        """What was allocated since the check began and is live now, in address order."""
+        gc.collect()
+        return [
+            Leak(chunk.ptr, chunk.requested_size, chunk.stream, self._frames_of(chunk))
+            for chunk in self._live()
+            if chunk.allocation_id not in self._known
+        ]
+
+    def _live(self) -> list[ChunkInfo]:
+        if self._allocator.closed:
+            return []
+        return [chunk for chunk in self._allocator.snapshot().chunks() if chunk.state == "in use"]
+
+    def _frames_of(self, chunk: ChunkInfo) -> tuple[Frame, ...]:
+        return self._frames.get(chunk.allocation_id, ())
+
+    def _note(self, allocation_id: int) -> None:
+        """Told by the allocator: the caller's frame is that of the code that allocates."""
+        frames: list[Frame] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and len(frames) < self._depth:
+            code = frame.f_code
+            if code.co_filename != __file__:  # of a check around this one
+                frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+            frame = None if frame is self._block else frame.f_back
+        self._frames[allocation_id] = tuple(frames)
+        if len(self._frames) > self._notes_allowed:
+            self._forget_freed()
+        if self._outer is not None:
+            self._outer(allocation_id)
+
+    def _forget_freed(self) -> None:
+        """Whatever is noted and live by now is live in the snapshot, which is taken later."""
+        noted = list(self._frames)
+        live = {chunk.allocation_id for chunk in self._live()}
+        for allocation_id in noted:
+            if allocation_id not in live:
+                self._frames.pop(allocation_id, None)
+        self._notes_allowed = max(FIRST_NOTES_ALLOWED, 2 * len(self._frames))
+
+
+def describe(allocator: str, leaks: list[Leak]) -> str:
+    """Leaks as a text: together where they come from one place, the largest first."""
+    places: defaultdict[tuple[Frame, ...], list[Leak]] = defaultdict(list)
+    for leak in leaks:
+        places[leak.frames].append(leak)
+    ordered = sorted(places.items(), key=lambda item: -sum(leak.nbytes for leak in item[1]))
+    lines = [f"{amount(leaks)} still live in {allocator}"]
+    for frames, together in ordered[:MOST_SHOWN]:
+        first = together[0]
+        lines.append(f"\n{amount(together)} the first at {first.ptr:#x}, allocated")
+        lines += [text_of(frame) for frame in frames] or ["  not from Python within the check"]
+    if len(ordered) > MOST_SHOWN:
+        lines.append(f"\nand from {len(ordered) - MOST_SHOWN} more places")
+    return "\n".join(lines)
+
+
+def amount(leaks: list[Leak]) -> str:
+    """How many, and how much."""
+    plural = "" if len(leaks) == 1 else "s"
+    return f"{len(leaks)} allocation{plural}, {format_bytes(sum(leak.nbytes for leak in leaks))},"
+
+
+def text_of(frame: Frame) -> str:
+    """A frame as a traceback has it."""
+    line = linecache.getline(frame.filename, frame.line).strip()
+    place = f'  in {frame.name}, "{frame.filename}", line {frame.line}'
+    return f"{place}\n    {line}" if line else place

@@ -1,0 +1,49 @@
+"""Fixtures for pytest, which finds them where the package is installed.
+
+A module of its own, so that pytest loads it without `bfc`: that is imported when a test first asks
+for a fixture.
+
+bfc_leak_check
+    `bfc_leak_check(allocator)`: what is allocated from then on must be freed when the test ends.
+bfc_cuda_emulator
+    The emulated CUDA driver, a new machine for each test. No complaint may be left at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import bfc
+    from bfc.testing.cuda_emulator import Driver
+    from bfc.testing.leaks import leak_check
+
+# Their asserts say what was compared.
+pytest.register_assert_rewrite("bfc.testing.contract", "bfc.testing.machine")
+
+
+@pytest.fixture
+def bfc_leak_check() -> Iterator[Callable[[bfc.Allocator], leak_check]]:
+    """Watches allocators: `bfc_leak_check(allocator)`. What is allocated from then on must be freed
+    when the test ends, or it fails and names the lines."""
+    from bfc.testing.leaks import leak_check
+
+    with ExitStack() as checks:
+        yield lambda allocator: checks.enter_context(leak_check(allocator))
+
+
+@pytest.fixture
+def bfc_cuda_emulator() -> Iterator[Driver]:
+    """The emulated CUDA driver with two devices of 8 GiB, on which nothing has happened. After the
+    test nothing is held back, and the driver must have had nothing to complain of."""
+    from bfc.testing import cuda_emulator
+
+    driver = cuda_emulator.load()
+    driver.reset()
+    yield driver
+    driver.release_all()
+    assert driver.complaints == []

@@ -1,0 +1,87 @@
+"""The fixtures that pytest finds where the package is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bfc_pytest
+
+ROOT = Path(bfc_pytest.__file__).parent
+
+LEAKS = """
+import bfc
+
+def build(allocator):
+    return allocator.allocate_raw(1000)
+
+def test_it(bfc_leak_check):
+    allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    bfc_leak_check(allocator)
+    build(allocator)
+
+def test_none(bfc_leak_check):
+    allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    bfc_leak_check(allocator)
+    allocator.deallocate_raw(build(allocator))
+"""
+
+CUDA = """
+def test_first(bfc_cuda_emulator):
+    import bfc
+    bfc_cuda_emulator.reset(devices=1, total=1 << 20)
+    source = bfc.CUDASubAllocator()
+    assert source.alloc(256, 1 << 30) is None
+
+def test_second(bfc_cuda_emulator):
+    assert bfc_cuda_emulator.calls == []
+"""
+
+PLAIN = """
+import sys
+
+def test_nothing_is_loaded():
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("bfc", "hypothesis")]
+"""
+
+
+def run_pytest(folder: Path, text: str) -> str:
+    (folder / "test_theirs.py").write_text(text)
+    plugins = [] if is_installed() else ["-p", "bfc_pytest"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *plugins, str(folder)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
+    )
+    return ran.stdout + ran.stderr
+
+
+def is_installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(point.value == "bfc_pytest" for point in entry_points(group="pytest11"))
+
+
+def test_pytest_finds_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["pytest11"] == {"bfc": "bfc_pytest"}
+    assert is_installed()
+
+
+def test_it_is_light(tmp_path: Path) -> None:
+    assert "1 passed" in run_pytest(tmp_path, PLAIN)
+
+
+def test_a_leak_fails_the_test_and_names_the_line(tmp_path: Path) -> None:
+    said = run_pytest(tmp_path, LEAKS)
+    assert "2 passed, 1 error" in said
+    assert "1 allocation, 1000 B, still live in" in said or "still live in" in said
+    assert "return allocator.allocate_raw(1000)" in said
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a libcuda.so.1")
+def test_each_test_gets_a_new_machine(tmp_path: Path) -> None:
+    assert "2 passed" in run_pytest(tmp_path, CUDA)
