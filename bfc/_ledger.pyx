@@ -150,6 +150,8 @@ cdef class Ledger(Owner):
             peak_bytes_in_use=counters.peak_bytes_in_use,
             largest_alloc_size=counters.largest_alloc_size,
             bytes_limit=self.limit,
+            bytes_reserved=counters.pool_bytes,
+            peak_bytes_reserved=counters.peak_pool_bytes,
             pool_bytes=counters.pool_bytes,
             peak_pool_bytes=counters.peak_pool_bytes,
             largest_free_block_bytes=largest_free,
@@ -190,12 +192,13 @@ cdef class Ledger(Owner):
 
     def clear_stats(self):
         """TensorFlow's ClearStats: `num_allocs` and `largest_alloc_size` are 0, the peak is what is in use; the pool's
-        peak stays."""
+        peak stays. Whether it did so: True, as upstream's answers for BFC."""
         self.acquire()
         self.pool.counters.num_allocs = 0
         self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
         self.pool.counters.largest_alloc_size = 0
         self.lock.release()
+        return True
 
     def snapshot(self):
         """A `bfc.Snapshot`: every region and chunk as they are now. `print()` draws it. O(n)."""

@@ -31,8 +31,8 @@ class Stats:
     """TensorFlow's AllocatorStats, field for field, and what it leaves out. Sizes are bytes.
 
     `bytes_in_use` and `largest_alloc_size` count whole chunks: what was asked for, rounded, and
-    what was not split off. `bytes_reserved` and `peak_bytes_reserved` are always 0, as in
-    TensorFlow; what has been taken from the sub-allocator is `pool_bytes`.
+    what was not split off. `bytes_reserved` is what has been taken from the sub-allocator, under
+    any policy, and the same as `pool_bytes`; TensorFlow leaves it and its peak 0.
     `largest_free_block_bytes` is always filled in (TensorFlow 2.21 leaves it 0).
     """
 
@@ -139,13 +139,15 @@ class RegionInfo:
 
 @dataclass(frozen=True, slots=True)
 class BinInfo:
-    """TensorFlow's BinSummary: the chunks of one bin's sizes, in use or not."""
+    """TensorFlow's BinSummary: the chunks of one bin's sizes, in use or not. And of its
+    BinDebugInfo, what was asked for in those in use."""
 
     bin: int
     total_bytes_in_use: int
     total_bytes_in_bin: int
     total_chunks_in_use: int
     total_chunks_in_bin: int
+    total_requested_bytes_in_use: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class Snapshot:
     def bins(self) -> tuple[BinInfo, ...]:
         """TensorFlow's 21 bin summaries, as its memory map has them: chunks in use are counted by
         their size too."""
-        totals = [[0, 0, 0, 0] for _ in range(BIN_COUNT)]
+        totals = [[0, 0, 0, 0, 0] for _ in range(BIN_COUNT)]
         for chunk in self.chunks():
             row = totals[bin_index(chunk.size)]
             row[1] += chunk.size
@@ -189,6 +191,7 @@ class Snapshot:
             if chunk.in_use:
                 row[0] += chunk.size
                 row[2] += 1
+                row[4] += chunk.requested_size
         return tuple(BinInfo(number, *row) for number, row in enumerate(totals))
 
     def as_dict(self) -> dict[str, Any]:

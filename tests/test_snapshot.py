@@ -71,9 +71,9 @@ def test_figures_and_chunks_agree(allocator) -> None:
 def test_bins_count_chunks_in_use_by_their_size_too(allocator) -> None:
     bins = allocator.snapshot().bins
     assert len(bins) == BIN_COUNT == 21
-    assert bins[2] == bfc.BinInfo(2, 1024, 2048, 1, 2)
-    assert bins[1] == bfc.BinInfo(1, 512, 512, 1, 1)
-    assert bins[14] == bfc.BinInfo(14, 4 * MIB, 4 * MIB, 1, 1)
+    assert bins[2] == bfc.BinInfo(2, 1024, 2048, 1, 2, total_requested_bytes_in_use=1000)
+    assert bins[1] == bfc.BinInfo(1, 512, 512, 1, 1, 300)
+    assert bins[14] == bfc.BinInfo(14, 4 * MIB, 4 * MIB, 1, 1, 4 * MIB)
     assert sum(row.total_bytes_in_bin for row in bins) == 6 * MIB
 
 

@@ -319,6 +319,8 @@ class Model:
             largest_alloc_size=self.largest_alloc,
             bytes_limit=self.limit,
             largest_free_block_bytes=max(free_sizes, default=0),
+            bytes_reserved=self.pool_bytes,
+            peak_bytes_reserved=self.peak_pool,
             pool_bytes=self.pool_bytes,
             peak_pool_bytes=self.peak_pool,
         )
