@@ -170,7 +170,7 @@ cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool drain) no
 
 cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     allocator.acquire()
-    cdef Counters counters = allocator.pool.counters
+    cdef Counters counters = allocator.pool.totals()
     now.largest_free = allocator.pool.largest_free()
     now.fault = allocator.last_fault
     allocator.lock.release()
