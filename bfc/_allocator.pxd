@@ -74,6 +74,7 @@ cdef class Allocator(Frees):
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on) noexcept
 
+    cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
     cdef int set_granularity(self) except -1

@@ -20,9 +20,16 @@ class Allocator(Frees):
         nbytes: SupportsIndex,
         stream: StreamLike | None = None,
         *,
+        alignment: SupportsIndex | None = None,
         freed_before: SupportsIndex | Callable[[], SupportsIndex] | None = None,
     ) -> int: ...
-    def allocate(self, nbytes: SupportsIndex | str, stream: StreamLike | None = None) -> Buffer: ...
+    def allocate(
+        self,
+        nbytes: SupportsIndex | str,
+        stream: StreamLike | None = None,
+        *,
+        alignment: SupportsIndex | None = None,
+    ) -> Buffer: ...
     def allocate_many(
         self, sizes: Iterable[SupportsIndex], stream: StreamLike | None = None
     ) -> NDArray[np.uint64]: ...

@@ -19,7 +19,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
-from bfc._arguments cimport count_from, size_from, sizes_from
+from bfc._arguments cimport alignment_from, count_from, size_from, sizes_from
 from bfc._buffer cimport HOST_STREAM, Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
@@ -206,12 +206,14 @@ cdef class Allocator(Frees):
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
-    def allocate_raw(self, nbytes, stream=None, *, freed_before=None):
+    def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None):
         """An address for `nbytes` bytes, a multiple of 256 (of 512 from a CachingAllocator); 0 for 0 bytes, which
         counts nothing.
 
         `stream` is where it will be used first (None: that of `use_stream`, or 0): for a BFCAllocator, one that is not
         its own is treated as `record_stream` does.
+        `alignment` is a power of two; ValueError where it is above that multiple, which is all that can be given. A
+        BFCAllocator of `strict` ignores it, as TensorFlow 2.21 does.
         `freed_before` (a count, or a function that returns one) keeps off chunks freed later; see `SharedCounter`.
         Raises OutOfMemoryError, TypeError or ValueError for a size that is none, SubAllocatorError, ClosedError.
         Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`, spec 2.2.
@@ -222,6 +224,8 @@ cdef class Allocator(Frees):
         ('0x10000000000', '0x10000000400')
         """
         cdef Placement placed
+        if alignment is not None:
+            self.check_alignment(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
         self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
@@ -230,8 +234,8 @@ cdef class Allocator(Frees):
             self.take_back(&placed)
         return owned(address)
 
-    def allocate(self, nbytes, stream=None):
-        """A `Buffer` of `nbytes` bytes (an int, or a text such as "3 MiB"). Errors and cost as `allocate_raw`.
+    def allocate(self, nbytes, stream=None, *, alignment=None):
+        """A `Buffer` of `nbytes` bytes (an int, or a text such as "3 MiB"). All else is as in `allocate_raw`.
 
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
@@ -242,6 +246,8 @@ cdef class Allocator(Frees):
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
+        if alignment is not None:
+            self.check_alignment(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
         cdef uint64_t on = self.home_stream if stream is None else self.stream_of(stream)
@@ -249,6 +255,13 @@ cdef class Allocator(Frees):
         buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
+
+    cdef int check_alignment(self, uint64_t alignment) except -1:
+        """Refuses an alignment that the policy's addresses do not have."""
+        if alignment > self.alignment:
+            raise ValueError(f"addresses here are multiples of {self.alignment}, not of {alignment}: ask for "
+                             f"{alignment - self.alignment} bytes more, and round the address up")
+        return 0
 
     cdef int take_back(self, Placement* placed) except -1:
         """Frees what nobody will know the address of, as Python has no memory for an int."""

@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from libcpp.vector cimport vector
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t alignment_from(object alignment) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF

@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 from bfc.errors import InvalidPointerError
 from bfc.streams import stream_handle
-from bfc.units import parse_bytes
+from bfc.units import as_int, parse_bytes
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
@@ -35,6 +35,17 @@ cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
     return parse_bytes(nbytes)
 
 
+cdef uint64_t alignment_from(object alignment) except? 0xFFFFFFFFFFFFFFFF:
+    """A power of two. TypeError for what is no int, ValueError for what is none."""
+    try:
+        number = as_int(alignment)
+    except TypeError:
+        raise TypeError(f"an alignment is an int, not {type(alignment).__name__}") from None
+    if not 0 < number < 2**63 or number & (number - 1):
+        raise ValueError(f"an alignment is a power of two, not {number}")
+    return number
+
+
 cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF:
     """A count of the timing counter: an int, or what a function returns now."""
     return size_from(freed_before() if callable(freed_before) else freed_before)
@@ -54,8 +65,8 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
     if is_small_int(ptr, &small):
         return small
     try:
-        address = ptr.__index__()
-    except AttributeError:
+        address = as_int(ptr)
+    except TypeError:
         raise TypeError(f"an address is an int, not {type(ptr).__name__}") from None
     if not 0 <= address < 2**64 - 1:
         raise InvalidPointerError(f"{address:#x} is no address")

@@ -92,6 +92,9 @@ cdef class BFCAllocator(Allocator):
             self.frees += 1
         self.lock.release()
 
+    cdef int check_alignment(self, uint64_t alignment) except -1:
+        return 0 if self.strict else Allocator.check_alignment(self, alignment)
+
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, round_up(nbytes, self.pool.granularity), stream)
 

@@ -61,6 +61,7 @@ cdef class Buffer:
     cdef readonly bint read_only
     cdef void become(self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start, Py_ssize_t nbytes,
                      uint64_t stream) noexcept
+    cdef bint is_freed(self) except -1
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF
     cdef int hold(self) except -1
     cdef void let_go(self) noexcept

@@ -236,8 +236,14 @@ cdef class Buffer:
 
     @property
     def ptr(self):
-        """The address as an int; 0 for a buffer of 0 bytes."""
+        """The address as an int; 0 for a buffer of 0 bytes. Raises ValueError once the buffer was freed: who has the
+        number may write into another's memory."""
+        if self.is_freed():
+            raise ValueError("this buffer was freed, and has no address any more")
         return self.start
+
+    cdef bint is_freed(self) except -1:
+        return self.allocation_id == 0 and self.nbytes > 0
 
     @property
     def stream(self):
@@ -247,7 +253,7 @@ cdef class Buffer:
     @property
     def freed(self):
         """Whether `free()` has been called on it."""
-        return self.allocation_id == 0 and self.nbytes > 0
+        return self.is_freed()
 
     def free(self):
         """Gives the memory back now. Freeing twice does nothing.
@@ -275,7 +281,7 @@ cdef class Buffer:
         return self.nbytes
 
     def __repr__(self):
-        state = ", freed" if self.freed else ""
+        state = ", freed" if self.is_freed() else ""
         return f"<bfc.Buffer {self.start:#x}, {self.nbytes} bytes on {self.device}{state}>"
 
     # -- the host ------------------------------------------------------------------------------------------------------
@@ -625,12 +631,15 @@ cdef class BufferView(Buffer):
                              f"be the same")
         return array.astype(self.dtype, order="C", casting="same_kind", copy=False)
 
+    cdef bint is_freed(self) except -1:
+        if self.base is None:
+            raise ClosedError(_VIEW_OF_NONE)
+        return self.base.is_freed()
+
     @property
     def freed(self):
         """Whether the buffer under the view was freed."""
-        if self.base is None:
-            raise ClosedError(_VIEW_OF_NONE)
-        return self.base.freed
+        return self.is_freed()
 
     def __repr__(self):
         state = ", read-only" if self.read_only else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import SupportsIndex
 
 from bfc import _driver
 from bfc._pinned import PinnedAllocator, open_allocators
 from bfc._pinned_books import PinnedBlock
 from bfc.errors import DeviceUnavailableError, DriverError
+from bfc.units import as_int
 
 __all__ = ["PinnedAllocator", "PinnedBlock", "find", "is_pinned"]
 
@@ -48,6 +48,6 @@ def is_pinned(address: SupportsIndex) -> bool:
     if found is not None:
         return found[0].is_pinned
     try:
-        return _driver.is_host_memory(operator.index(address))
+        return _driver.is_host_memory(as_int(address))
     except (DeviceUnavailableError, DriverError):
         return False

@@ -50,7 +50,7 @@ def stream_handle(stream: object) -> int:
     elif hasattr(stream, "int_ptr") and hasattr(stream, "finish"):
         stream = stream.int_ptr
     index = getattr(stream, "__index__", None)
-    if index is None:
+    if index is None or isinstance(stream, bool):
         raise TypeError(
             f"a stream is an int, a pyopencl.CommandQueue, or has __cuda_stream__, "
             f"not {type(stream).__name__}"

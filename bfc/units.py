@@ -39,7 +39,7 @@ def parse_bytes(size: SupportsIndex | str) -> int:
         value = int(match[1]) * scale if match[1].isdigit() else round(float(match[1]) * scale)
     else:
         try:
-            value = operator.index(size)
+            value = as_int(size)
         except TypeError:
             raise TypeError(
                 f"a size is an int or a text such as '4 GiB', not {type(size).__name__}"
@@ -47,6 +47,18 @@ def parse_bytes(size: SupportsIndex | str) -> int:
     if not 0 <= value <= MAX_BYTES:
         raise ValueError(f"a size lies between 0 and 2**63 - 1 bytes, not {value}")
     return value
+
+
+def as_int(value: SupportsIndex) -> int:
+    """`operator.index`, and TypeError for a bool too: as a size, a stream or an address it is a
+    slip.
+
+    >>> as_int(7)
+    7
+    """
+    if isinstance(value, bool):
+        raise TypeError("a bool is no number here")
+    return operator.index(value)
 
 
 def format_bytes(nbytes: int) -> str:

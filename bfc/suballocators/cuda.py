@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from typing import Literal, SupportsIndex
 
 from bfc import _driver
 from bfc.suballocators.base import Device, SubAllocator
-from bfc.units import format_bytes
+from bfc.units import as_int, format_bytes
 
 Kind = Literal["device", "managed", "pinned", "async"]
 
@@ -52,7 +51,7 @@ class CUDASubAllocator(SubAllocator):
     thread_streams = frozenset({2})
 
     def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:
-        ordinal = operator.index(device)
+        ordinal = as_int(device)
         self._driver = _driver.Device(ordinal, kind)
         self.kind = kind
         self.device = Device(

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 from bfc import _opencl
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
 from bfc.suballocators.base import Device, SubAllocator
-from bfc.units import format_bytes, parse_bytes
+from bfc.units import as_int, format_bytes, parse_bytes
 
 #: Where made-up addresses start: above every address that a process can have.
 MADE_UP = 1 << 60
@@ -80,7 +80,7 @@ class OpenCLSubAllocator(SubAllocator):
     ) -> None:
         cl = _opencl.load()
         if context is None:
-            context = _opencl.default_context(operator.index(index))
+            context = _opencl.default_context(as_int(index))
         elif not isinstance(context, cl.Context):
             raise TypeError(f"context is a pyopencl.Context, not {type(context).__name__}")
         self._cl = cl

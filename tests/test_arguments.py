@@ -1,0 +1,173 @@
+"""What users pass as sizes, streams, addresses and alignments, and what is none of those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import bfc
+
+MIB = 1 << 20
+POLICIES = pytest.mark.parametrize("make", [bfc.BFCAllocator, bfc.CachingAllocator])
+
+
+def made(make: type, **options: object) -> bfc.Allocator:
+    allocator: bfc.Allocator = make(bfc.SimulatedSubAllocator("64 MiB"), **options)
+    return allocator
+
+
+# -- bools -----------------------------------------------------------------------------------------
+
+CALLS: list[Callable[[bfc.Allocator], object]] = [
+    lambda a: a.allocate(True),
+    lambda a: a.allocate_raw(False),
+    lambda a: a.allocate_raw(1000, True),
+    lambda a: a.allocate(1000, False),
+    lambda a: a.allocate(1000, alignment=True),
+    lambda a: a.allocate_many([1000, True]),
+    lambda a: a.allocate_many([1000], True),
+    lambda a: a.allocate_many(np.array([True])),
+    lambda a: a.deallocate_raw(False),
+    lambda a: a.deallocate_many([False]),
+    lambda a: a.record_stream(True, 7),
+    lambda a: a.record_stream(0, True),
+    lambda a: a.requested_size(True),
+    lambda a: a.allocated_size(True),
+    lambda a: a.allocation_id(True),
+    lambda a: bfc.use_stream(True).__enter__(),
+]
+
+
+@POLICIES
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_a_bool_is_no_size_no_stream_and_no_address(make: type, number: int) -> None:
+    allocator = made(make)
+    with pytest.raises(TypeError):
+        CALLS[number](allocator)
+    assert allocator.stats().num_allocs == 0
+    assert allocator.stats().bytes_reserved == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: bfc.SimulatedSubAllocator(True),
+        lambda: bfc.SimulatedSubAllocator("1 MiB", max_bytes=True),
+        lambda: bfc.HostSubAllocator(True),
+        lambda: bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"), memory_limit=True),
+        lambda: bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 MiB"), memory_limit=True),
+        lambda: bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 MiB"), stream=True),
+        lambda: bfc.CUDASubAllocator(True),
+        lambda: bfc.pinned.is_pinned(True),
+    ],
+)
+def test_nor_a_limit_nor_a_capacity(wrong: Callable[[], object]) -> None:
+    with pytest.raises(TypeError):
+        wrong()
+
+
+def test_nor_is_it_one_of_pinned_memory() -> None:
+    with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+        live = allocator.allocate_raw(1000)
+        for wrong in (
+            lambda: allocator.allocate(True),
+            lambda: allocator.allocate_raw(True),
+            lambda: allocator.deallocate_raw(False),
+            lambda: allocator.allocate(1000, True),
+            lambda: allocator.record_stream(live, True),
+            lambda: allocator.find(True),
+        ):
+            with pytest.raises(TypeError):
+                wrong()
+        assert allocator.host_memory_stats()["active_requests.current"] == 1
+
+
+# -- alignment -------------------------------------------------------------------------------------
+
+
+@POLICIES
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_alignment_that_every_address_has_changes_nothing(make: type, strict: bool) -> None:
+    allocator, plain = made(make, strict=strict), made(make, strict=strict)
+    for alignment in (1, 2, 64, np.int64(256)):
+        address = allocator.allocate_raw(1000, alignment=alignment)
+        assert address == plain.allocate_raw(1000)
+        assert address % int(alignment) == 0
+        assert allocator.allocate(1000, alignment=alignment).ptr == plain.allocate(1000).ptr
+
+
+@POLICIES
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("alignment", [1024, 4096, 1 << 62])
+def test_more_alignment_than_there_is_is_an_error(make: type, strict: bool, alignment: int) -> None:
+    allocator = made(make, strict=strict)
+    given = 256 if make is bfc.BFCAllocator else 512
+    if strict and make is bfc.BFCAllocator:  # TensorFlow 2.21 ignores it
+        allocator.allocate_raw(256)
+        assert allocator.allocate_raw(4096, alignment=alignment) % 4096 == 256
+        return
+    for allocate in (allocator.allocate, allocator.allocate_raw):
+        with pytest.raises(ValueError, match=f"multiples of {given}, not of {alignment}"):
+            allocate(1000, alignment=alignment)
+    assert allocator.stats().num_allocs == 0
+
+
+def test_a_coarser_source_gives_more_alignment() -> None:
+    class Coarse(bfc.SimulatedSubAllocator):
+        granularity = 4096
+
+    allocator = bfc.BFCAllocator(Coarse("1 MiB"))
+    allocator.allocate_raw(1)
+    assert allocator.allocate_raw(1, alignment=4096) % 4096 == 0
+    with pytest.raises(ValueError, match="multiples of 4096"):
+        allocator.allocate_raw(1, alignment=8192)
+
+
+@POLICIES
+@pytest.mark.parametrize(
+    ("alignment", "error"),
+    [
+        (0, ValueError),
+        (3, ValueError),
+        (-256, ValueError),
+        (1 << 70, ValueError),
+        ("256", TypeError),
+        (256.0, TypeError),
+        (True, TypeError),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_no_alignment(
+    make: type, alignment: object, error: type[Exception], strict: bool
+) -> None:
+    with pytest.raises(error, match="alignment"):
+        made(make, strict=strict).allocate_raw(1000, alignment=alignment)  # type: ignore[arg-type]
+
+
+# -- the address of a buffer -----------------------------------------------------------------------
+
+
+@POLICIES
+def test_a_freed_buffer_has_no_address(make: type) -> None:
+    buffer = made(make).allocate(1000)
+    view = buffer.view("float32")
+    assert buffer.ptr == view.ptr > 0
+    buffer.free()
+    for freed in (buffer, view):
+        with pytest.raises(ValueError, match="was freed"):
+            print(freed.ptr)
+        assert freed.nbytes == 1000
+        assert "freed" in repr(buffer)
+    nothing = made(make).allocate(0)
+    nothing.free()
+    assert nothing.ptr == 0
+
+
+def test_nor_has_one_of_pinned_memory() -> None:
+    with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+        buffer = allocator.allocate(1000)
+        buffer.free()
+        with pytest.raises(ValueError, match="was freed"):
+            print(buffer.ptr)
