@@ -7,8 +7,10 @@ BIN := $(VENV)/bin
 MODULES := setup.py $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx bfc/*/*.pxd)
 BUILT_FROM := $(MODULES) bfc_pytest.py $(wildcard bfc/*.py bfc/*.pyi bfc/*/*.py bfc/*/*.pyi bfc/*/*/*.py bfc/*/*/*.[ch])
 
+PARALLEL := -n $(shell nproc) --dist worksteal
+
 ifdef OFFLINE
-MAKE_VENV := $(PYTHON) -m venv --system-site-packages
+MAKE_VENV := $(PYTHON) -m venv --system-site-packages --without-pip
 INSTALL := @true
 else
 MAKE_VENV := $(PYTHON) -m venv --upgrade-deps
@@ -29,24 +31,28 @@ demo: $(VENV)/built ## replay the recorded training runs: the main job, in secon
 	$(BIN)/bfc replay bench/traces --no-picture
 
 test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
-	$(BIN)/pytest -m "not peers"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
-	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest tests/cuda tests/copy/test_gpu.py
+	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers" tests/cuda tests/copy/test_gpu.py
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	.venv-cuda12/bin/pytest --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
+	.venv-cuda12/bin/python -m pytest -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
-	$(BIN)/pytest -m peers
+	$(BIN)/python -m pytest -m peers
 
 check: $(VENV)/clients build/check/built ## run the tests on a debug build: every invariant after every step
-	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/pytest -m "not peers"
+	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
 
 asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most under AddressSanitizer and UndefinedBehaviorSanitizer
 	cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=stderr UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 		$(CURDIR)/$(BIN)/python -m pytest -q -s -m "not peers and not slow" $(CORE_TESTS)
+
+tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python, under ThreadSanitizer
+	cd build/tsan && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
+		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr $(NO_ASLR) $(CURDIR)/$(BIN)/python -m pytest -q -s $(THREAD_TESTS)
 
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py
@@ -128,6 +134,13 @@ CORE_TESTS := tests/test_allocator.py tests/test_bins.py tests/test_buffer.py te
 	tests/test_many.py tests/test_snapshot.py tests/test_stateful.py tests/test_streams.py tests/test_trace.py tests/test_finalisers.py \
 	tests/test_caching_faults.py tests/test_caching_history.py tests/test_caching_recorded.py tests/test_torch_corner_ours.py \
 	tests/test_pinned_corner_cases.py tests/copy/test_host.py tests/copy/test_layout.py
+
+build/tsan/built: $(BUILT_FROM) | $(VENV)/built
+	BFC_DEBUG=1 BFC_CFLAGS="-fsanitize=thread -g1" BFC_LDFLAGS="-fsanitize=thread" $(call BUILD_APART,tsan)
+	@touch $@
+
+NO_ASLR = $(shell command -v setarch >/dev/null && echo setarch -R)
+THREAD_TESTS := tests/test_threads.py tests/test_caching_threads.py tests/cuda/test_torch.py -k 'thread and not child'
 
 build/asan/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=1 BFC_CFLAGS="$(SANITIZE)" BFC_LDFLAGS="$(SANITIZE)" $(call BUILD_APART,asan)

@@ -82,6 +82,10 @@ def test_every_link_of_a_document_leads_somewhere():
             assert (path.parent / link).exists(), f"{path.name}: {link}"
 
 
+def test_the_readme_has_no_link_that_an_index_page_would_break():
+    assert re.findall(r"\]\((?!http)[^)]+\)", (ROOT / "README.md").read_text()) == []
+
+
 @pytest.mark.parametrize("name", bfc.__all__)
 def test_every_public_name_says_what_it_is(name: str):
     assert (getattr(bfc, name).__doc__ or "").strip()

@@ -15,6 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ class Harness:
             raise MemoryError(text.value.decode())
         return ptr.value or 0
 
+    def hammer(self, streams: list[int], *, rounds: int, seed: int) -> int:
+        """A thread for each stream, all at once. How often one found another's bytes in its own."""
+        return self.calls.harness_hammer(
+            self._alloc,
+            self._free,
+            (ctypes.c_void_p * len(streams))(*streams),
+            len(streams),
+            rounds,
+            ctypes.c_uint64(seed),
+        )
+
     def free(self, ptr: int, device: int = 0, stream: int = 0, *, with_gil: bool = False) -> None:
         calls = self.calls_with_gil if with_gil else self.calls
         calls.harness_free(
@@ -74,7 +86,7 @@ class Harness:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("torch") / "harness.so"
     subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", "-o", made, HERE / "torch_harness.cpp"],
+        ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-o", made, HERE / "torch_harness.cpp"],
         check=True,
     )
     return made
@@ -125,6 +137,30 @@ def test_memory_that_has_run_out_is_thrown_and_says_so(served, whole) -> None:
         whole.alloc(40 * MIB)
     whole.free(kept)
     whole.free(whole.alloc(40 * MIB))
+
+
+@both_policies
+@pytest.mark.parametrize("same_stream", [True, False])
+def test_native_threads_and_python_share_a_pool(served, whole, emulated, same_stream: bool):
+    """Nobody but the allocator's lock keeps them apart. make tsan runs this, too."""
+    seed, overwritten = 11, []
+    with ExitStack() as stack:
+        others = [0 if same_stream else stack.enter_context(raw_cuda.stream()) for _ in range(3)]
+
+        def hammer() -> None:
+            overwritten.append(whole.hammer([0, *others], rounds=3000, seed=seed))
+
+        native = threading.Thread(target=hammer)
+        native.start()
+        while native.is_alive():
+            served.allocate(5000).free()
+            served.release_free_regions()
+            served.snapshot()
+            served.check()
+        native.join()
+        assert overwritten == [0], f"seed {seed}"
+        served.release_free_regions()
+        assert (served.stats().bytes_in_use, served.stats().pool_bytes) == (0, 0)
 
 
 def test_a_pool_answers_with_null(served, pool) -> None:

@@ -1,13 +1,54 @@
 // Calls the functions that PyTorch calls, as PyTorch does: from C++, with a mutex of its own held, the GIL held or not.
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
 #include <new>
+#include <random>
+#include <thread>
+#include <vector>
 
 typedef void* (*alloc_t)(size_t, int, void*);
 typedef void (*free_t)(void*, size_t, int, void*);
 
 static std::mutex mutex;  // as that of PyTorch's caching allocator
+
+namespace {
+struct Block {
+    uint64_t* ptr;
+    uint64_t mark;
+};
+
+// One thread's part: takes and gives back at random, with at most eight blocks live, and marks each with a number of
+// its own. How many of its marks were gone when it gave the block back.
+int work(alloc_t alloc, free_t free, void* stream, int rounds, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<Block> live;
+    int overwritten = 0;
+    auto give_back = [&](size_t i) {
+        overwritten += *live[i].ptr != live[i].mark;
+        free(live[i].ptr, 0, 0, stream);
+        live[i] = live.back();
+        live.pop_back();
+    };
+    for (int round = 0; round < rounds; ++round) {
+        if (live.size() == 8 || (!live.empty() && random() % 2)) {
+            give_back(random() % live.size());
+            continue;
+        }
+        try {
+            const size_t size = 8 + random() % (1u << (3 + random() % 18));
+            Block block{static_cast<uint64_t*>(alloc(size, 0, stream)), random()};
+            *block.ptr = block.mark;
+            live.push_back(block);
+        } catch (const std::bad_alloc&) {  // the others have it all
+        }
+    }
+    while (!live.empty()) give_back(0);
+    return overwritten;
+}
+}  // namespace
 
 extern "C" {
 
@@ -26,6 +67,18 @@ int harness_alloc(void* function, size_t size, int device, void* stream, void** 
 void harness_free(void* function, void* ptr, size_t size, int device, void* stream) {
     std::lock_guard<std::mutex> held(mutex);
     reinterpret_cast<free_t>(function)(ptr, size, device, stream);
+}
+
+// Many threads at once, with no lock between them. How many marks were overwritten.
+int harness_hammer(void* alloc, void* free, void** streams, int threads, int rounds, uint64_t seed) {
+    std::atomic<int> overwritten{0};
+    std::vector<std::thread> workers;
+    for (int i = 0; i < threads; ++i)
+        workers.emplace_back([=, &overwritten] {
+            overwritten += work(reinterpret_cast<alloc_t>(alloc), reinterpret_cast<free_t>(free), streams[i], rounds, seed + i);
+        });
+    for (auto& worker : workers) worker.join();
+    return overwritten;
 }
 
 void harness_lock() { mutex.lock(); }
