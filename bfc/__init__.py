@@ -1,6 +1,14 @@
 """A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
 NumPy."""
 
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("bfc._core") is None:
+    raise ImportError(
+        f"{__path__[0]} is not compiled: run `make dev` in the checkout, or `pip install .` there "
+        "and leave its folder before the import"
+    )
+
 from bfc import cuda, integrations, opencl, pinned
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator

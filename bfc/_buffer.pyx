@@ -11,6 +11,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 import math
 import operator
 
+from bfc._stubs import SignatureOfStub
 from bfc.errors import ClosedError, never_set_up
 from bfc.suballocators.base import DLPACK_DEVICE_TYPES
 
@@ -82,6 +83,8 @@ _DLPACK_TYPES = {
 
 
 cdef class Owner:
+    __signature__ = SignatureOfStub()
+
     cdef int require_set_up(self) except -1:
         """Raises ClosedError where no `__init__` has finished: there is no sub-allocator then."""
         if self.sub_allocator is None:
@@ -181,6 +184,8 @@ cdef class Buffer:
     ...     bytes(buffer)
     b'abcd'
     """
+
+    __signature__ = SignatureOfStub()
 
     def __cinit__(self, *args, **kwargs):
         self.owner = NOBODY

@@ -5,6 +5,8 @@ from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
+from bfc._stubs import SignatureOfStub
+
 cdef extern from *:
     """
     #include <cstdint>
@@ -88,6 +90,8 @@ cdef class SharedCounter:
     >>> counter.next(), counter.next()
     (1, 2)
     """
+
+    __signature__ = SignatureOfStub()
 
     def next(self) -> int:
         """The next count: 1, 2, 3, ..."""

@@ -2,6 +2,7 @@
 
 from contextvars import ContextVar
 
+from bfc._stubs import SignatureOfStub
 from bfc.streams import stream_handle
 
 _stream = ContextVar("bfc.stream", default=None)
@@ -29,6 +30,8 @@ cdef class use_stream:
     >>> buffer.stream
     7
     """
+
+    __signature__ = SignatureOfStub()
 
     cdef object stream
     cdef list tokens        # one for each time that it was entered and not left

@@ -1,4 +1,8 @@
 class Device:
+    """The primary context of one device, a kind of memory on it, and the events that fence it. Retained until this
+    object goes.
+    """
+
     def __init__(self, device: int, kind: str) -> None: ...
     @property
     def ordinal(self) -> int: ...
@@ -8,28 +12,69 @@ class Device:
     def name(self) -> str: ...
     @property
     def total_bytes(self) -> int: ...
-    def attribute(self, number: int) -> int: ...
-    def memory_info(self) -> tuple[int, int]: ...
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None: ...
-    def alloc_registered(
-        self, alignment: int, nbytes: int, threads: int
-    ) -> tuple[int, int] | None: ...
-    def free(self, address: int, nbytes: int, idle: bool = False) -> None: ...
-    def fence(self, stream: int) -> Fence | None: ...
-    def order(self, first: int, then: int) -> None: ...
-    def stream_id(self, stream: int) -> int: ...
-    def synchronize(self) -> None: ...
-    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None: ...
-    def native(self) -> object: ...
+    def attribute(self, number: int) -> int:
+        """A CUdevice_attribute."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device now, as every process on it shares them."""
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        """As SubAllocator.alloc."""
+
+    def alloc_registered(self, alignment: int, nbytes: int, threads: int) -> tuple[int, int] | None:
+        """As SubAllocator.alloc: pages of the operating system, which so many threads touch, and cuMemHostRegister."""
+
+    def free(self, address: int, nbytes: int, idle: bool = False) -> None:
+        """As SubAllocator.free, or free_idle."""
+
+    def fence(self, stream: int) -> Fence | None:
+        """As SubAllocator.fence. Raises DriverError."""
+
+    def order(self, first: int, then: int) -> None:
+        """As SubAllocator.order. Raises DriverError."""
+
+    def stream_id(self, stream: int) -> int:
+        """As SubAllocator.stream_id. Raises DriverError."""
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device. Raises DriverError, also for what a kernel did wrong earlier."""
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        """As SubAllocator.copy. Raises DriverError."""
+
+    def native(self) -> object:
+        """The capsule of `_source.h`. It is good for as long as this object."""
 
 class Fence:
-    def done(self) -> bool: ...
-    def wait(self) -> None: ...
+    """An event behind what was queued on a stream. See `bfc.Fence`."""
 
-def load() -> None: ...
-def hint_for(code: int) -> str: ...
-def device_count() -> int: ...
-def describe(ordinal: int) -> tuple[str, int]: ...
-def driver_version() -> tuple[int, int]: ...
-def device_in_use() -> int: ...
-def is_host_memory(address: int) -> bool: ...
+    def done(self) -> bool:
+        """Whether everything queued before the mark has finished."""
+
+    def wait(self) -> None:
+        """Blocks until it has."""
+
+def load() -> None:
+    """Finds the driver and initialises it, once. Raises DeviceUnavailableError, which says what is missing."""
+
+def hint_for(code: int) -> str:
+    """What there is to do about an error of the driver's; "" where that is not known."""
+
+def device_count() -> int:
+    """The devices that the driver shows this process. Raises DeviceUnavailableError."""
+
+def describe(ordinal: int) -> tuple[str, int]:
+    """(name, total bytes) of a device. Needs no context, and makes none. Raises DriverError."""
+
+def driver_version() -> tuple[int, int]:
+    """(major, minor) of the newest CUDA that the driver knows. Raises DeviceUnavailableError."""
+
+def device_in_use() -> int:
+    """The device whose context is current in this thread, else the first with an active primary context, else 0: what
+    needs any device takes this one, and makes no context that nobody asked for. Raises DeviceUnavailableError.
+    """
+
+def is_host_memory(address: int) -> bool:
+    """Whether the driver knows an address as memory of the host: pinned, or registered. Makes no context: where no
+    device has one, nothing can be pinned.
+    """

@@ -6,6 +6,7 @@ from libc.string cimport memset
 
 from bfc._arguments cimport address_from
 
+from bfc._stubs import SignatureOfStub
 from bfc.errors import InvalidPointerError, InvariantError
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
@@ -56,6 +57,8 @@ cdef dict timer_fields(str name, Timer timer):
 cdef class PinnedBlock:
     """A live block of a `PinnedAllocator`: `ptr`, its first byte; `nbytes`, as asked for; `allocation_id`. It is the
     `context` that `record_event` takes. It keeps nothing alive."""
+
+    __signature__ = SignatureOfStub()
 
     def __init__(self, ptr, nbytes, allocation_id):
         self.ptr = ptr

@@ -282,3 +282,10 @@ def test_a_replay_on_no_such_device_is_a_wrong_call(capsys, name):
     said = capsys.readouterr().err
     assert said.startswith("bfc: ")
     assert "invalid literal" not in said
+
+
+def test_the_version_is_the_packages(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"bfc {bfc.__version__}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -87,3 +88,13 @@ def test_the_package_lists_each_of_its_folders() -> None:
         return  # found by setuptools itself
     folders = {module_name(path) for path in ROOT.rglob("__init__.py")}
     assert set(setuptools["packages"]) == folders
+
+
+def test_a_checkout_that_was_never_built_says_what_to_do(tmp_path: Path) -> None:
+    shutil.copytree(ROOT, tmp_path / "bfc", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "-S", "-c", "import bfc"]  # without the packages of the environment
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path}/bfc is not compiled: run `make dev`")
+    assert "circular" not in run.stderr

@@ -18,6 +18,7 @@ RANKS = {
     "snapshot": 0,
     "_debug": 0,
     "_files": 0,
+    "_stubs": 0,
     "dlpack": 0,
     "_source": 0,
     "settings": 0,

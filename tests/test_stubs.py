@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import sys
@@ -12,19 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stub_docstrings import ROOT, SLOTS, STUBS, documented, module_of
 
 import bfc
 
-ROOT = Path(bfc.__file__).parent
-STUBS = sorted(ROOT.rglob("*.pyi"))
 COMPILED = sorted(path.with_suffix(".pyi") for path in ROOT.rglob("*.pyx"))
-#: Special methods that are slots of the type: those of Python itself, which a stub need not repeat.
-SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinMethodType)
-
-
-def module_of(path: Path) -> types.ModuleType:
-    name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-    return importlib.import_module(name)
 
 
 def classes_of(path: Path) -> Iterator[tuple[ast.ClassDef, type]]:
@@ -142,8 +133,43 @@ def test_a_stub_has_the_kinds_and_parameters_of_what_it_names(path: Path):
                 assert written(member) == parameters(compiled), name
 
 
-def test_the_stubs_hold_no_docstrings():
-    for path in STUBS:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                assert ast.get_docstring(node) is None, path
+@pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
+def test_a_stub_has_the_docstrings_of_its_module(path: Path):
+    for node, text in documented(path, ast.parse(path.read_text())):
+        assert ast.get_docstring(node) == text, f"{node.name}: run tests/stub_docstrings.py"
+
+
+PUBLIC = [
+    kind
+    for kind in (getattr(bfc, name) for name in bfc.__all__)
+    if inspect.isclass(kind) and not issubclass(kind, Exception)
+]
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_the_signature_of_a_class_can_be_read(kind: type):
+    inspect.signature(kind)
+
+
+MADE = (bfc.BFCAllocator, bfc.CachingAllocator, bfc.PinnedAllocator, bfc.BufferView, bfc.use_stream)
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+def test_a_signature_has_the_positional_parameters_of_the_constructor(kind: type):
+    found = inspect.signature(kind).parameters.values()
+    count = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in found)
+    assert count
+    with pytest.raises(TypeError, match=rf"takes (exactly|at most) {count} positional"):
+        kind(*[None] * (count + 1))
+
+
+def test_a_class_derived_from_a_compiled_one_has_its_own_signature():
+    class Derived(bfc.BFCAllocator):
+        pass
+
+    class Other(bfc.BFCAllocator):
+        def __init__(self, size: int):
+            super().__init__(bfc.SimulatedSubAllocator(size))
+
+    assert inspect.signature(Derived) == inspect.signature(bfc.BFCAllocator)
+    assert list(inspect.signature(Other).parameters) == ["size"]

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from bfc import __version__
 from bfc.cli import devices, replay
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="bfc", description="A GPU memory allocator that you can use, see into and trust."
     )
+    parser.add_argument("--version", action="version", version=f"bfc {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add_to(subparsers)
     devices.add_to(subparsers)

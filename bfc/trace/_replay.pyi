@@ -7,9 +7,12 @@ from bfc._allocator import Allocator
 
 def find_fault(
     op: NDArray[np.uint8], number: NDArray[np.uint32], size: NDArray[np.uint64], numbers: int
-) -> tuple[int, str] | None: ...
+) -> tuple[int, str] | None:
+    """The first event that makes no sense, as (event, what is wrong), or None."""
 
 class Run:
+    """One replay: what is live in it, and its figures."""
+
     def __init__(
         self,
         allocator: Allocator,
@@ -30,4 +33,7 @@ class Run:
     def peak_bytes_in_use(self) -> int: ...
     @property
     def peak_bytes_reserved(self) -> int: ...
-    def play(self, progress: Callable[[int], None] | None = None) -> None: ...
+    def play(self, progress: Callable[[int], None] | None = None) -> None:
+        """Runs every event; `progress(events done)` is called now and then. What is live at the end stays live; after
+        an error nothing does.
+        """
