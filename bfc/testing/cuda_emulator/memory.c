@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 enum { PAGE = 4096, SMALL = 1 << 20, BIG_ALIGNMENT = 2 << 20, MAX_FREED = 1 << 16 };
+static const size_t SMALLEST_RANGE = (size_t)1 << 30;
 
 size_t align_up(size_t bytes, size_t alignment)
 {
@@ -20,14 +21,18 @@ void *memory_at(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* The hint makes addresses easy to read in a failure; anywhere else is as good. */
+/* The hint makes addresses easy to read in a failure; anywhere else is as good. A sanitizer leaves
+ * room for some places and sizes only. */
 bool range_open(struct range *range, size_t bytes, uint64_t hint, bool accessible)
 {
     int protection = accessible ? PROT_READ | PROT_WRITE : PROT_NONE;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *base = mmap(memory_at(hint), bytes, protection, flags, -1, 0);
-    if (base == MAP_FAILED)
-        base = mmap(NULL, bytes, protection, flags, -1, 0); /* a sanitizer minds the hint */
+    while (base == MAP_FAILED && bytes > SMALLEST_RANGE) {
+        base = mmap(NULL, bytes, protection, flags, -1, 0);
+        if (base == MAP_FAILED)
+            bytes /= 2;
+    }
     if (base == MAP_FAILED)
         return false;
     madvise(base, bytes, MADV_NOHUGEPAGE);
