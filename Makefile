@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan packages wheels bench bench-gpu lint ci ci-long clean
+.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu lint ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -37,7 +37,7 @@ test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's 
 	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers" tests/cuda tests/copy/test_gpu.py
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	.venv-cuda12/bin/python -m pytest -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
+	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m pytest -m peers
@@ -53,6 +53,9 @@ asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most u
 tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python, under ThreadSanitizer
 	cd build/tsan && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
 		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr $(NO_ASLR) $(CURDIR)/$(BIN)/python -m pytest -q -s $(THREAD_TESTS)
+
+test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a build by the oldest Cython that serves
+	cd build/oldest && PYTHONPATH=$(CURDIR)/build/oldest $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
 
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py
@@ -79,6 +82,9 @@ lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 clean: ## remove what was built; the virtual environments too
 	rm -rf build dist *.egg-info $(VENV) .venv-cuda12
 	find bfc -name '*.so' -delete
+
+ci-long: ## what takes longer: threads, wheels for every Python, the oldest Cython, no network, random histories
+	.ci/long
 
 ci: ## what must pass before a change lands
 	.ci/run
@@ -120,9 +126,9 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	.venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
-# Other builds of the modules stand beside a copy of the package, and share all else with the checkout.
+# Other builds of the modules, perhaps by another environment's Cython, stand beside a copy of the package, and share all else with the checkout.
 BESIDE := bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py
-BUILD_APART = $(BIN)/python setup.py --quiet build --build-base build/$(1)-temp --build-lib build/$(1) \
+BUILD_APART = $(or $(2),$(VENV))/bin/python setup.py --quiet build --build-base build/$(1)-temp --build-lib build/$(1) \
 	&& ln -sfn $(foreach name,$(BESIDE),$(CURDIR)/$(name)) build/$(1)
 
 build/check/built: $(BUILT_FROM) | $(VENV)/built
@@ -134,6 +140,14 @@ CORE_TESTS := tests/test_allocator.py tests/test_bins.py tests/test_buffer.py te
 	tests/test_many.py tests/test_snapshot.py tests/test_stateful.py tests/test_streams.py tests/test_trace.py tests/test_finalisers.py \
 	tests/test_caching_faults.py tests/test_caching_history.py tests/test_caching_recorded.py tests/test_torch_corner_ours.py \
 	tests/test_pinned_corner_cases.py tests/copy/test_host.py tests/copy/test_layout.py
+
+OLDEST_CYTHON = $(shell sed -n 's/^build = .*"Cython>=\([0-9.]*\).*/\1/p' pyproject.toml)
+
+build/oldest/built: $(BUILT_FROM) | $(VENV)/built
+	$(MAKE_VENV) .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet 'setuptools>=77' 'Cython==$(OLDEST_CYTHON).0'
+	$(call BUILD_APART,oldest,.venv-oldest)
+	@touch $@
 
 build/tsan/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=1 BFC_CFLAGS="-fsanitize=thread -g1" BFC_LDFLAGS="-fsanitize=thread" $(call BUILD_APART,tsan)

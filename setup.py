@@ -23,12 +23,14 @@ if DEBUG not in ("0", "1", "2"):
     raise SystemExit(f"BFC_DEBUG is 0, 1 or 2, not {DEBUG!r}")
 
 FLAGS = os.environ.get("BFC_CFLAGS", "").split()
+LINK_FLAGS = os.environ.get("BFC_LDFLAGS", "").split()
 
 HERE = Path(__file__).parent
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-COMMON = ["-std=c++17", "-g0", "-fvisibility=hidden"]
-COMMON += ["-Wno-invalid-offsetof"]  # Cython asks where its own members are, in classes with bases
+COMMON = ["-g0", "-fvisibility=hidden"]
+CPP = ["-std=c++17"]
+CPP += ["-Wno-invalid-offsetof"]  # Cython asks where its own members are, in classes with bases
 HOT = ["-O2"]
 COLD = ["-O1"]  # half the time of -O2, and its functions wait for a driver or for Python
 COPIES = ["-O3"]
@@ -102,8 +104,8 @@ def extension(module: str, optimisation: list[str]) -> Extension:
         language="c++",
         include_dirs=["bfc"],
         depends=sorted(depends),
-        extra_compile_args=COMMON + optimisation + FLAGS,
-        extra_link_args=os.environ.get("BFC_LDFLAGS", "").split(),
+        extra_compile_args=COMMON + CPP + optimisation + FLAGS,
+        extra_link_args=LINK_FLAGS,
         define_macros=[("BFC_DEBUG", DEBUG)],
     )
 
@@ -124,9 +126,11 @@ class BuildExtensions(build_ext):
             self.build_lib = f"{self.kept_in()}/lib"
 
     def kept_in(self) -> str:
-        """The folder for this Python and these flags."""
+        """The folder for this Python, this Cython and these flags."""
+        from Cython import __version__ as cython
+
         variant = f"-{zlib.crc32(' '.join(FLAGS).encode()):x}" if FLAGS else ""
-        return f"build/{sysconfig.get_config_var('SOABI')}-{DEBUG}{variant}"
+        return f"build/{sysconfig.get_config_var('SOABI')}-cython{cython}-{DEBUG}{variant}"
 
     def build_extensions(self) -> None:
         folder = f"{self.kept_in()}/cython"
@@ -138,10 +142,10 @@ class BuildExtensions(build_ext):
         super().build_extensions()
 
     def shared_code(self, folder: str) -> str:
-        source = Path(folder, f"{SHARED}.cpp")
+        source = Path(folder, f"{SHARED}.c")  # before Cython 3.2.9 it cannot be C++
         if not source.exists() or source.stat().st_mtime < (HERE / "setup.py").stat().st_mtime:
             source.parent.mkdir(parents=True, exist_ok=True)
-            generate = [sys.executable, "-m", "cython", "--cplus", f"--generate-shared={source}"]
+            generate = [sys.executable, "-m", "cython", f"--generate-shared={source}"]
             subprocess.run(generate, check=True)
         return str(source)
 

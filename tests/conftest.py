@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ import bfc
 
 #: What is compiled for tests is kept in the checkout, not in the user's cache.
 os.environ.setdefault("BFC_CACHE_HOME", str(Path(__file__).parents[1] / "build" / "cache"))
+
+#: What CI has not got, either: all else that a test asks for is there, or the test fails.
+NOT_IN_CI = ("needs a GPU", "the emulated host's memory has no end")
 
 Simulated = Callable[..., bfc.SimulatedSubAllocator]
 MakeAllocator = Callable[..., bfc.BFCAllocator]
@@ -29,6 +32,25 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str | None:
     debug = os.environ.get("BFC_DEBUG")  # make check says what it built
     return None if debug is None else f"bfc: built with BFC_DEBUG={debug}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, object]:
+    return fail_in_ci((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, object]:
+    return fail_in_ci((yield))
+
+
+def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> object:
+    """With BFC_CI=1 a skip is a failure: what CI needs and does not find must not pass by."""
+    is_skip = report.skipped and not hasattr(report, "wasxfail")
+    reason = str(report.longrepr)
+    if is_skip and os.environ.get("BFC_CI") == "1" and not any(text in reason for text in NOT_IN_CI):
+        report.outcome, report.longrepr = "failed", f"skipped, which CI may not: {reason}"
+    return report
 
 
 @pytest.fixture
