@@ -59,6 +59,7 @@ MODULES = {
     "_bfc": HOT,
     "_arguments": HOT,
     "_current": HOT,
+    "_forks": HOT,
     "_pinned": HOT,
     "_pinned_books": HOT,
     "copy/_fast": COPIES,

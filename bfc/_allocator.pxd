@@ -24,6 +24,10 @@ cdef struct Request:
     cbool shared                # whether it is for a stream whose work runs in any order
     Lane lane                   # whose free chunks it may take, where a policy keeps them apart
 
+cdef struct Call:
+    unsigned long thread        # that is inside it
+    uint64_t nbytes             # that are set aside for it
+
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
     int64_t allocation_id
@@ -49,7 +53,7 @@ cdef class Allocator(Frees):
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
     cdef uint64_t changes               # counts regions that came or went
     cdef uint64_t calls_ended           # counts calls to the sub-allocator
-    cdef vector[unsigned long] callers  # the threads that are inside a call to the sub-allocator
+    cdef vector[Call] calls             # to the sub-allocator, under way now
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
     cdef uint64_t unreturned_bytes
     cdef uint64_t refused_bytes         # of the sub-allocator's last refusal; 0: the limit refused
@@ -94,7 +98,8 @@ cdef class Allocator(Frees):
     cdef int hand_over(self, ChunkHandle handle) except -1
 
     cdef int ask(self, Request* request, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil
-    cdef cbool begin_call(self, uint64_t nbytes) noexcept nogil
+    cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil
+    cdef Call* newest_call(self) noexcept nogil
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil

@@ -6,9 +6,7 @@
 """
 
 import gc
-import os
 import time
-import weakref
 
 cimport cython
 from libc.string cimport memset
@@ -25,7 +23,7 @@ from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
 from bfc._current cimport current_stream, scopes_open
-from bfc._frees cimport BETWEEN_OTHERS, Orphan, is_exiting, set_forking_thread
+from bfc._frees cimport BETWEEN_OTHERS, Orphan, is_exiting
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
 from bfc.suballocators.base import SubAllocator, checked_alloc, resolve_limit
@@ -52,43 +50,17 @@ cdef enum:
     _POLLS_WITHOUT_GIL = 100    # of 1 ms
     _STREAMS_REMEMBERED = 1024
 
-_allocators = weakref.WeakSet()
-_locked_for_a_fork = []
 
-
-def _before_fork():
-    """A child gets a copy of the pool as it is between two changes, never in the middle of one."""
-    cdef Allocator allocator
-    for allocator in list(_allocators):
-        allocator.acquire()
-        _locked_for_a_fork.append(allocator)
-    set_forking_thread(PyThread_get_thread_ident())
-
-
-def _after_fork_in_parent():
-    cdef Allocator allocator
-    set_forking_thread(0)
-    for allocator in _locked_for_a_fork:
-        allocator.lock.release()
-    _locked_for_a_fork.clear()
-
-
-def _after_fork_in_child():
-    """The threads that were inside a call to a sub-allocator, or waited for a lock, do not exist here."""
-    cdef Allocator allocator
-    for allocator in _locked_for_a_fork:
-        allocator.lock.reset()
-        allocator.callers.clear()
-        allocator.set_aside = allocator.unreturned_bytes
-        for queue in allocator.waiting.values():
-            for entry in queue:
-                entry[2] = 0    # who asked it
-    _after_fork_in_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent,
-                        after_in_child=_after_fork_in_child)
+cdef void forget_calls_of_others(Allocator allocator) noexcept nogil:
+    """In a forked child, with the lock held: what is under way is the forking thread's alone. It may be inside its own
+    sub-allocator, where it forks."""
+    cdef Call call
+    cdef vector[Call] own
+    allocator.set_aside = allocator.unreturned_bytes
+    for call in allocator.calls:
+        if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
+            allocator.set_aside += call.nbytes
+    allocator.calls.swap(own)
 
 
 cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
@@ -106,9 +78,20 @@ cdef inline object owned(PyObject* made):
     return found
 
 
+cdef uint64_t total_size(vector[Region]& regions) noexcept nogil:
+    cdef Region region
+    cdef uint64_t total = 0
+    for region in regions:
+        total += region.end - region.ptr
+    return total
+
+
 @cython.no_gc_clear
 cdef class Allocator(Frees):
     """What both modes have in common. Make a `BFCAllocator` or a `CachingAllocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.lock.on_fork(<void (*)(void*) noexcept nogil>forget_calls_of_others, <void*>self)
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:
@@ -135,7 +118,6 @@ cdef class Allocator(Frees):
         self.host_accessible = sub_allocator.host_accessible
         if sub_allocator.native is not None:
             self.native = <bfc_native_source*>PyCapsule_GetPointer(sub_allocator.native, BFC_NATIVE_SOURCE)
-        _allocators.add(self)
         return 0
 
     cdef int set_granularity(self) except -1:
@@ -422,18 +404,15 @@ cdef class Allocator(Frees):
         cdef bint is_inside = self.is_inside_a_call()
         if request.blocked and not is_inside:
             time.sleep(_RETRY_POLL_SECONDS)
-        while self.callers.size() and not is_inside and self.calls_ended == ended:
+        while self.calls.size() and not is_inside and self.calls_ended == ended:
             time.sleep(_RETRY_POLL_SECONDS)
         return waits or (request.blocked and not is_inside) or self.changes - request.changes != seen
 
     cdef bint is_inside_a_call(self) noexcept:
         """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
         wait for itself."""
-        cdef unsigned long thread
-        cdef bint found = False
         self.acquire()
-        for thread in self.callers:
-            found = found or thread == PyThread_get_thread_ident()
+        cdef bint found = self.newest_call() != NULL
         self.lock.release()
         return found
 
@@ -542,7 +521,7 @@ cdef class Allocator(Frees):
         """
         cdef int got = 0
         cdef uint64_t received
-        cdef cbool listed = self.begin_call(0 if is_set_aside else nbytes)
+        cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
         try:
             if request.without_gil:
                 request.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
@@ -557,24 +536,31 @@ cdef class Allocator(Frees):
         request.asked = nbytes
         return got
 
-    cdef cbool begin_call(self, uint64_t nbytes) noexcept nogil:
-        """Notes that this thread is inside the sub-allocator. Whether there was memory for the note."""
+    cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil:
+        """Notes that this thread is inside the sub-allocator, and for how many bytes that are set aside. Whether there
+        was memory for the note."""
         self.acquire()
-        self.set_aside += nbytes
-        cdef cbool listed = try_push_back(self.callers, PyThread_get_thread_ident())
+        self.set_aside += to_set_aside
+        cdef cbool listed = try_push_back(self.calls, Call(PyThread_get_thread_ident(), nbytes))
         self.lock.release()
         return listed
 
-    cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
+    cdef Call* newest_call(self) noexcept nogil:
+        """This thread's, with the lock held; NULL where there was no memory to note one."""
+        cdef Call* found = NULL
         cdef size_t i
+        for i in range(self.calls.size()):
+            if self.calls[i].thread == PyThread_get_thread_ident():
+                found = &self.calls[i]
+        return found
+
+    cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
         self.acquire()
         self.set_aside -= nbytes
         self.refused_bytes = nbytes
         self.calls_ended += 1
-        for i in range(self.callers.size() if listed else 0):
-            if self.callers[i] == PyThread_get_thread_ident():
-                self.callers.erase(self.callers.begin() + i)
-                break
+        if listed:
+            self.calls.erase(self.calls.begin() + (self.newest_call() - self.calls.data()))
         self.lock.release()
 
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
@@ -647,7 +633,7 @@ cdef class Allocator(Frees):
         cdef cbool listed
         if not without_gil:
             return self.give_back_in_python(regions)
-        listed = self.begin_call(0)
+        listed = self.begin_call(total_size(regions), 0)
         for region in regions:
             self.region_returned(region, self.native.free(self.native.self, region.ptr, region.end - region.ptr) == 0)
         self.end_call(listed, 0)
@@ -655,6 +641,9 @@ cdef class Allocator(Frees):
 
     cdef void region_returned(self, Region region, cbool returned) noexcept nogil:
         self.acquire()
+        cdef Call* call = self.newest_call()
+        if call != NULL:
+            call.nbytes -= min(call.nbytes, region.end - region.ptr)
         if returned:
             self.set_aside -= region.end - region.ptr
             self.changes += 1
@@ -665,7 +654,7 @@ cdef class Allocator(Frees):
     cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil:
         cdef Region region
         cdef size_t failed = 0
-        cdef cbool listed = self.begin_call(0)
+        cdef cbool listed = self.begin_call(total_size(regions), 0)
         fault, interrupt = None, None
         for region in regions:
             returned = True

@@ -5,8 +5,6 @@ library to link, and no Python call between us and the driver. Nothing is loaded
 """
 
 import atexit
-import os
-import weakref
 
 cimport cython
 from cpython.exc cimport PyErr_Clear
@@ -18,6 +16,9 @@ from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept, void (*child)() noexcept)
 
 cdef extern from "_pages.hpp" namespace "bfc" nogil:
     void* map_pages(size_t nbytes)
@@ -176,20 +177,13 @@ def _leave_the_driver_alone():
     exiting = True
 
 
-_devices = weakref.WeakSet()
-
-
-def _forget_the_driver():
-    """In a forked child. A thread that held a lock does not exist here."""
+cdef void forget_the_driver() noexcept nogil:
+    """In a forked child, before any hook of Python's."""
     global forked
-    cdef Device device
     forked = loaded
-    for device in list(_devices):
-        device.lock.reset()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_the_driver)
+pthread_atfork(NULL, NULL, forget_the_driver)
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
@@ -390,7 +384,6 @@ cdef class Device:
             raise DeviceUnavailableError(f"device {device} has no managed memory: take kind=\"device\"")
         check(cu.context_retain(&self.context, self.ordinal), f"cuDevicePrimaryCtxRetain({device})")
         self.retained = True
-        _devices.add(self)
         check(cu.context_id(self.context, &self.identity), "cuCtxGetId")
         if self.kind == ASYNC:
             self.open_own_stream()

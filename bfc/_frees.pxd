@@ -28,6 +28,7 @@ cdef class Frees(Ledger):
     cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
     cdef vector[Orphan] stuck_orphans
     cdef vector[Orphan] stranded        # by callers without the GIL; guarded by the lock
+    cdef uint64_t forks_seen            # that `waiting` knows of
     cdef bint is_abandoned              # collected, but for views of its memory
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free
@@ -58,6 +59,7 @@ cdef class Frees(Ledger):
     cdef int free_put_off(self, list faults) except -1
     cdef int free_orphans(self, list faults) except -1
     cdef int settle_stream(self, stream, list faults, bint wait) except -1
+    cdef int forget_dead_askers(self) except -1
     cdef int wait_for_entry(self, stream, list entry) except -1
     cdef int wait_for_streams(self) except -1
     cdef int forget_frees(self) except -1
@@ -69,4 +71,3 @@ cdef str PUT_OFF                # what report_unraisable says of a free
 
 cdef bint is_exiting() noexcept nogil
 cdef void report_unraisable(object error, object doing) noexcept
-cdef void set_forking_thread(unsigned long thread) noexcept

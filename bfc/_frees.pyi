@@ -8,9 +8,6 @@ from bfc.streams import StreamLike
 OVER: Any
 VIEWED: str
 
-def is_forking() -> bool:
-    """Whether this thread is in the middle of a fork, and holds every allocator's lock."""
-
 class Frees(Ledger):
     """How memory comes back to an allocator. Make a `BFCAllocator` or a `CachingAllocator`."""
 

@@ -16,6 +16,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc._forks cimport fork_count, thread_that_forked
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
 
@@ -42,17 +43,6 @@ OVER = _Over()
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef bint exiting = False
-cdef unsigned long forking_thread = 0   # it holds every allocator's lock; other hooks of the fork may run Python in it
-
-
-def is_forking():
-    """Whether this thread is in the middle of a fork, and holds every allocator's lock."""
-    return forking_thread != 0 and forking_thread == PyThread_get_thread_ident()
-
-
-cdef void set_forking_thread(unsigned long thread) noexcept:
-    global forking_thread
-    forking_thread = thread
 
 
 @atexit.register
@@ -84,6 +74,7 @@ cdef class Frees(Ledger):
         self.fenced = {}
         self.waiting = {}
         self.stuck = []
+        self.forks_seen = fork_count()
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -248,16 +239,13 @@ cdef class Frees(Ledger):
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
         """Marks a chunk as viewed or not, by the count at the moment of the lock. Whether it is live at all."""
-        cdef bint is_held = forking_thread != 0 and forking_thread == PyThread_get_thread_ident()
-        if not is_held:
-            self.acquire()
+        self.acquire()
         cdef bint live = self.is_live_locked(handle, allocation_id)
         if live and exports[0] > 0:
             self.pool.chunks[handle].state |= EXPORTED
         elif live:
             self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
-        if not is_held:
-            self.lock.release()
+        self.lock.release()
         return live
 
     cdef void last_view_gone(self) noexcept:
@@ -576,6 +564,7 @@ cdef class Frees(Ledger):
 
         An entry names the thread that asks its fence: others, and whoever the fence calls, leave its queue alone.
         """
+        self.forget_dead_askers()
         queue = self.waiting.get(stream)
         if queue is None:
             return 0    # another thread has settled it meanwhile
@@ -611,9 +600,21 @@ cdef class Frees(Ledger):
             del self.waiting[stream]
         return 0
 
+    cdef int forget_dead_askers(self) except -1:
+        """In a forked child: of the threads that asked a fence then, only the one that forked goes on."""
+        if self.forks_seen == fork_count():
+            return 0
+        self.forks_seen = fork_count()
+        for queue in list(self.waiting.values()):
+            for entry in list(queue):
+                if entry[2] != thread_that_forked():
+                    entry[2] = 0
+        return 0
+
     cdef int wait_for_entry(self, stream, list entry) except -1:
         """Waits for one entry, wherever it stands in its stream's queue. Where another thread asks it, for that too."""
         cdef unsigned long me = PyThread_get_thread_ident()
+        self.forget_dead_askers()
         while entry[2] not in (0, me):
             time.sleep(_POLL_SECONDS)
         queue = self.waiting.get(stream, ())

@@ -13,7 +13,7 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
         void wait_and_acquire()
         void release()
         void give_way()
-        void reset()
+        void on_fork(void (*forget)(void*) noexcept nogil, void* whose)
         uint64_t acquisitions()
 
 

@@ -1,16 +1,27 @@
 // A lock for sections of well under a microsecond, taken with one atomic exchange. Who waits lets go of the GIL first
 // (the caller sees to that) and yields the processor. A replay holds it for many events, and gives way between batches.
+//
+// Who holds it never waits for the GIL, nor for another lock: so a fork, which holds the GIL and takes every lock, gets
+// them all, and a thread that the end of the interpreter stops for good has none.
 #pragma once
+
+#include <pthread.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 
 namespace bfc {
 
 class Lock {
 public:
+    Lock() { Forks::all().add(this); }
+    ~Lock() { Forks::all().remove(this); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
     bool try_acquire() noexcept {
         if (held_.exchange(true, std::memory_order_acquire)) return false;
         ++acquisitions_;
@@ -18,42 +29,100 @@ public:
     }
     void wait_and_acquire() noexcept {
         if (try_acquire()) return;
-        waiters_.fetch_add(1);
-        for (int tries = 0; !try_acquire(); ++tries) {
-            if (tries < 64)
-                std::this_thread::yield();
-            else
-                std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
-        waiters_.fetch_sub(1);
+        start_waiting();
+        for (int tries = 0; !try_acquire(); ++tries) pause(tries);
+        stop_waiting();
+    }
+    void wait_until_free() const noexcept {
+        for (int tries = 0; held_.load(std::memory_order_relaxed); ++tries) pause(tries);
     }
     void release() noexcept { held_.store(false, std::memory_order_release); }
 
+    // Whoever gives way does so for those who have said that they wait.
+    void start_waiting() noexcept { waiters_.fetch_add(1); }
+    void stop_waiting() noexcept { waiters_.fetch_sub(1); }
     bool is_wanted() const noexcept { return waiters_.load() > 0; }
 
     // Lets others have it, if there are any, and takes it again. Never with the GIL: see _wait.hpp.
     void give_way() noexcept {
-        const int waiting = waiters_.load();
-        if (waiting == 0) return;
+        if (!is_wanted()) return;
         release();
-        for (int tries = 0; tries < 200 && waiters_.load() >= waiting; ++tries)
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        wait_for_others();
         wait_and_acquire();
     }
+    void wait_for_others() const noexcept {
+        const int waiting = waiters_.load();
+        for (int tries = 0; tries < 200 && waiting > 0 && waiters_.load() >= waiting; ++tries)
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
 
-    // In a forked child: who held it, or waited for it, does not exist there.
-    void reset() noexcept {
-        waiters_.store(0);
-        release();
+    // In a forked child, where only the thread that forked exists, `forget(whose)` is called before anything else runs.
+    void on_fork(void (*forget)(void*), void* whose) noexcept {
+        forget_ = forget;
+        whose_ = whose;
     }
 
     // How often it was taken, for whoever holds it: tests count it.
     uint64_t acquisitions() const noexcept { return acquisitions_; }
 
 private:
+    // Every lock there is. A fork takes this list first and then each lock, so two threads that fork cannot wait for each
+    // other. The C library asks for it, behind all of Python's own hooks: none of them can run in between.
+    class Forks {
+    public:
+        static Forks& all() {
+            static Forks* forks = new Forks;    // never destroyed: threads may outlive the process's statics
+            return *forks;
+        }
+        void add(Lock* lock) {
+            std::lock_guard<std::mutex> guard(mutex_);
+            lock->next_ = first_;
+            if (first_ != nullptr) first_->previous_ = lock;
+            first_ = lock;
+        }
+        void remove(Lock* lock) {
+            std::lock_guard<std::mutex> guard(mutex_);
+            (lock->previous_ != nullptr ? lock->previous_->next_ : first_) = lock->next_;
+            if (lock->next_ != nullptr) lock->next_->previous_ = lock->previous_;
+        }
+
+    private:
+        Forks() { pthread_atfork(take_all, release_all, reset_all); }
+
+        static void take_all() {
+            all().mutex_.lock();
+            for (Lock* lock = all().first_; lock != nullptr; lock = lock->next_) lock->wait_and_acquire();
+        }
+        static void release_all() {
+            for (Lock* lock = all().first_; lock != nullptr; lock = lock->next_) lock->release();
+            all().mutex_.unlock();
+        }
+        static void reset_all() {
+            for (Lock* lock = all().first_; lock != nullptr; lock = lock->next_) {
+                lock->waiters_.store(0);
+                if (lock->forget_ != nullptr) lock->forget_(lock->whose_);
+            }
+            release_all();
+        }
+
+        std::mutex mutex_;
+        Lock* first_ = nullptr;
+    };
+
+    static void pause(int tries) noexcept {
+        if (tries < 64)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+
     std::atomic<bool> held_{false};
     std::atomic<int> waiters_{0};
     uint64_t acquisitions_{0};
+    void (*forget_)(void*) = nullptr;
+    void* whose_ = nullptr;
+    Lock* previous_ = nullptr;
+    Lock* next_ = nullptr;
 };
 
 }  // namespace bfc

@@ -7,10 +7,10 @@ import contextlib
 import ctypes
 import itertools
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
+from bfc._forks import ForkSafeLock
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 
 INSTALL = "pip install 'bfc-allocator[opencl]'"
@@ -56,7 +56,7 @@ _FORKED = (
     'processes with multiprocessing\'s "spawn" or "forkserver"'
 )
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _contexts: dict[int, Any] = {}  # by ordinal
 _asked_in = 0  # the process in which a driver was used
 
@@ -222,7 +222,7 @@ class Queues:
         self._cl = load()
         self._context = context
         self._numbers = itertools.count(1)
-        self._lock = threading.RLock()  # a finaliser may name a queue while others are let go
+        self._lock = ForkSafeLock()  # a finaliser may name a queue while others are let go
         self.own = Queue(own, 0)
         right = int(context.int_ptr), int(own.device.int_ptr)
         self._can_look = can_look(own.device) and asked_as_queue(self.own.handle) == right

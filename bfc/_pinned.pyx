@@ -6,7 +6,6 @@
 """
 
 import gc
-import os
 import sys
 import time
 import weakref
@@ -21,6 +20,7 @@ from bfc._arguments cimport address_from, size_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
+from bfc._forks cimport fork_count, thread_that_forked
 from bfc._frees cimport is_exiting, report_unraisable
 from bfc._pinned_books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, bucket_of, count_time, increase, try_push_back,
@@ -60,17 +60,6 @@ def open_allocators():
         if allocator is not None:
             allocators.append(allocator)
     return allocators
-
-
-def _after_fork_in_child():
-    """The threads that asked a fence or the source do not exist here."""
-    cdef PinnedAllocator allocator
-    for allocator in open_allocators():
-        allocator.asked_by = 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 cdef extern from "Python.h":
@@ -149,6 +138,7 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef list stuck                 # [(fence, handle)]: what a fence failed for
     cdef list unfreed               # [(handle, allocation id)]: frees of finalisers that no stream could be marked for
     cdef unsigned long asked_by     # the thread that asks the queue's fences, 0: nobody
+    cdef uint64_t forks_seen        # when that was last looked at
     cdef Range reserve              # 0 bytes: there is none yet
     cdef uint64_t reserve_used
 
@@ -531,7 +521,7 @@ cdef class PinnedAllocator(PinnedBooks):
         A fence that fails must not fail whoever comes by: it is reported as errors of finalisers are, and its block
         stays in use until empty_cache() or close() asks again.
         """
-        if self.asked_by:
+        if self.is_asked():
             return 0
         self.asked_by = PyThread_get_thread_ident()
         try:
@@ -556,6 +546,14 @@ cdef class PinnedAllocator(PinnedBooks):
             self.asked_by = 0
         return 0
 
+    cdef bint is_asked(self) noexcept:
+        """Whether a thread asks the queue. In a forked child only the one that forked still can."""
+        if self.forks_seen != fork_count():
+            self.forks_seen = fork_count()
+            if self.asked_by != thread_that_forked():
+                self.asked_by = 0
+        return self.asked_by != 0
+
     cdef void passed(self, uint32_t handle) noexcept:
         """A block waits for one fence less."""
         self.blocks[handle].fences -= 1
@@ -565,7 +563,7 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef object wait_for_queue(self):
         """Waits for all that is queued. Returns what a fence raised first, or None; `poll` asks that one once more."""
         cdef unsigned long me = PyThread_get_thread_ident()
-        if self.asked_by == me:
+        if self.is_asked() and self.asked_by == me:
             return None         # inside one of its own fences
         fault = None
         for fence, _handle in list(self.queue):
@@ -573,7 +571,7 @@ cdef class PinnedAllocator(PinnedBooks):
                 fence.wait()
             except Exception as error:
                 fault = fault or error
-        while self.asked_by:
+        while self.is_asked():
             time.sleep(_POLL_SECONDS)
         self.poll()
         return fault

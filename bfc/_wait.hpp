@@ -1,35 +1,79 @@
-// Waiting for a lock, by who may hold the GIL or not.
+// Waiting for a lock or for the GIL, by who may hold the GIL or not.
 #pragma once
 
 #include <Python.h>
+#include <unistd.h>
 
 #include "_lock.hpp"
 
 namespace bfc {
 
-// Holding the GIL while waiting would keep the lock's holder from finishing, if that is a Python thread.
-inline void acquire(Lock& lock) noexcept {
-    if (lock.try_acquire()) return;
-    if (!PyGILState_Check()) {
-        lock.wait_and_acquire();
-        return;
-    }
-    PyThreadState* state = PyEval_SaveThread();
-    lock.wait_and_acquire();
-    PyEval_RestoreThread(state);
+// While the interpreter goes away, Python up to 3.13 ends each other thread that asks for the GIL, and unwinds its stack:
+// what is `noexcept` above, here or in a library that called us, aborts the process. Later ones stop the thread for good, and
+// so does this.
+[[noreturn]] inline void stop_here() noexcept {
+    for (;;) pause();
 }
 
-// Lets others have a lock that the caller holds, if there are any, and takes it again. Who gets it may want the GIL before
-// letting go of it.
+inline void restore_gil(PyThreadState* state) noexcept {
+    try {
+        PyEval_RestoreThread(state);
+    } catch (...) {
+        stop_here();
+    }
+}
+
+inline bool is_finalizing() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing() != 0;
+#else
+    return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// The GIL, for who may hold it or not.
+inline PyGILState_STATE ensure_gil() noexcept {
+    try {
+        return PyGILState_Ensure();
+    } catch (...) {
+        stop_here();
+    }
+}
+
+inline void acquire_with_gil(Lock& lock) noexcept {
+    lock.start_waiting();
+    bool acquired = false;
+    for (int tries = 0; tries < 4 && !acquired; ++tries) {
+        PyThreadState* state = PyEval_SaveThread();
+        lock.wait_until_free();
+        restore_gil(state);
+        acquired = lock.try_acquire();
+    }
+    lock.stop_waiting();
+    if (!acquired) lock.wait_and_acquire();     // whoever holds it needs no GIL to go on
+}
+
+// Other Python threads run while one waits. The GIL is never waited for with the lock held: see _lock.hpp.
+inline void acquire(Lock& lock) noexcept {
+    if (lock.try_acquire()) return;
+    if (PyGILState_Check())
+        acquire_with_gil(lock);
+    else
+        lock.wait_and_acquire();
+}
+
+// Lets others have a lock that the caller holds, if there are any, and takes it again.
 inline void give_way(Lock& lock) noexcept {
     if (!lock.is_wanted()) return;
     if (!PyGILState_Check()) {
         lock.give_way();
         return;
     }
+    lock.release();
     PyThreadState* state = PyEval_SaveThread();
-    lock.give_way();
-    PyEval_RestoreThread(state);
+    lock.wait_for_others();
+    restore_gil(state);
+    acquire(lock);
 }
 
 }  // namespace bfc

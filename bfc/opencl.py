@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import atexit
 import operator
-import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._caching import CachingAllocator
 from bfc._current import current_stream
+from bfc._forks import ForkSafeLock
 from bfc.cuda import Availability
 from bfc.errors import (
     ClosedError,
@@ -36,14 +35,6 @@ _POLICIES: dict[str, Callable[..., Allocator]] = {"caching": CachingAllocator, "
 _allocators: weakref.WeakSet[DeviceAllocator] = weakref.WeakSet()
 
 
-def _renew_locks() -> None:
-    """In a forked child, where the threads that may have held them are not."""
-    for memory in list(_allocators):
-        memory._lock = threading.RLock()
-        for place in memory._places or ():
-            place.lock = threading.RLock()
-
-
 def _leave_memory_alone() -> None:
     """After this frees do nothing: the driver, or half of Python, may be gone already."""
     for memory in list(_allocators):
@@ -51,8 +42,6 @@ def _leave_memory_alone() -> None:
 
 
 atexit.register(_leave_memory_alone)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def is_available() -> Availability:
@@ -116,7 +105,7 @@ class _Place:
         self.ordinal = ordinal
         self.context = context  # None: the shared one of the device
         self.pool: Allocator | None = None
-        self.lock = threading.RLock()  # a finaliser may free a handle inside any call below
+        self.lock = ForkSafeLock()  # a finaliser may free a handle inside any call below
         self.current_bytes = self.peak_bytes = 0
         self.clear_counts()
 
@@ -200,7 +189,7 @@ class DeviceAllocator:
         self._given = None if devices is None else _contexts_of(devices)
         self._places: list[_Place] | None = None
         self._live: dict[int, _Handle] = {}
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._closed = False
         self._is_exiting = False
         self._deleter = self.raw_delete

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import os
 import threading
 from types import TracebackType
 
 from bfc._caching import CachingAllocator
-from bfc._frees import is_forking
 from bfc.snapshot import Snapshot
 
 _numbers = itertools.count(1)
@@ -82,24 +80,7 @@ class MemPool:
     def __del__(self) -> None:
         if self._exiting or getattr(self, "_released", True):
             return
-        if is_forking():
-            _dropped_in_a_fork.append(self)
-        else:
-            self.release()
-
-
-_dropped_in_a_fork: list[MemPool] = []
-
-
-def _release_dropped() -> None:
-    while _dropped_in_a_fork:
-        _dropped_in_a_fork.pop().release()
-
-
-if hasattr(
-    os, "register_at_fork"
-):  # later than the allocators' hooks, so that their locks are free
-    os.register_at_fork(after_in_parent=_release_dropped, after_in_child=_release_dropped)
+        self.release()
 
 
 @atexit.register

@@ -32,6 +32,7 @@ RANKS = {
     "_starts": 0,
     "_memory": 0,
     "_pages": 0,
+    "_forks": 0,
     "torch_snapshot": 1,
     "_core": 1,
     "_arguments": 1,
@@ -67,6 +68,7 @@ SIDEWAYS = {
     ("errors", "units"),
     ("errors", "snapshot"),
     ("_wait", "_lock"),
+    ("_forks", "_wait"),
     ("settings", "errors"),
     ("settings", "units"),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import threading
 import weakref
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +13,7 @@ import numpy as np
 
 from bfc import _current, _driver
 from bfc._buffer import Buffer
+from bfc._forks import ForkSafeLock
 from bfc.copy import kernels
 from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
@@ -666,7 +666,7 @@ class _Arguments:
 
 #: By architecture and dtypes; a library is loaded into every context that launches from it.
 _libraries: dict[tuple[int, str, str], tuple[Any, Any]] = {}
-_libraries_lock = threading.RLock()  # a finaliser may copy while NVRTC compiles
+_libraries_lock = ForkSafeLock()  # a finaliser may copy while NVRTC compiles
 
 
 def library_of(arch: int, source: str, to: str) -> Any:

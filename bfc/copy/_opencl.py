@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import sys
-import threading
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ import pyopencl as cl
 
 from bfc import _opencl
 from bfc._current import current_stream
+from bfc._forks import ForkSafeLock
 from bfc.copy import kernels
 from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
@@ -48,7 +48,7 @@ class Context:
     def __init__(self, context: Any, device: Any) -> None:
         self.context = context
         self.device = device
-        self.lock = threading.RLock()  # a finaliser may copy while a program is built
+        self.lock = ForkSafeLock()  # a finaliser may copy while a program is built
         self.on_cpu = bool(device.type & cl.device_type.CPU)
         self.has_double = "cl_khr_fp64" in device.extensions.split()
         self._queue: Any = None
@@ -81,7 +81,7 @@ class Context:
 
 
 _contexts: OrderedDict[tuple[int, int], Context] = OrderedDict()
-_contexts_lock = threading.RLock()
+_contexts_lock = ForkSafeLock()
 
 
 def context_of(context: Any, device: Any) -> Context:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from bfc._forks import ForkSafeLock
 from bfc.integrations._shared import Allocators, OneOrMore, by_device
 
 LIBRARIES = ("cupy", "numba", "cuda_core", "torch", "rmm")
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 _layers: list[Installation] = []  # what `use` returned and nobody has put back, oldest first
 _installed: dict[str, tuple[Installation, Callable[[], None]]] = {}
 

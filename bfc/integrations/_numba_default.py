@@ -6,18 +6,18 @@ import functools
 import os
 import re
 import sys
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
+from bfc._forks import ForkSafeLock
 from bfc.integrations._emm import make_manager
 from bfc.integrations._shared import fault_of
 from bfc.suballocators.cuda import CUDASubAllocator
 
 pools: dict[int, Allocator] = {}
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def allocator(device: int = 0) -> Allocator:

@@ -6,9 +6,9 @@ import ctypes
 import errno
 import mmap
 import os
-import threading
 from typing import SupportsIndex
 
+from bfc._forks import ForkSafeLock
 from bfc.errors import SubAllocatorError
 from bfc.suballocators.base import Device, SubAllocator
 from bfc.units import format_bytes, parse_bytes
@@ -32,7 +32,7 @@ class HostSubAllocator(SubAllocator):
     def __init__(self, capacity: SupportsIndex | str | None = None) -> None:
         self.total_bytes = _physical_memory() if capacity is None else parse_bytes(capacity)
         self.live_bytes = 0
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._mappings: dict[int, tuple[mmap.mmap, int]] = {}
 
     def __repr__(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import bisect
 import ctypes
 import operator
-import threading
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from bfc import _opencl
+from bfc._forks import ForkSafeLock
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
 from bfc.suballocators.base import Device, SubAllocator
 from bfc.units import as_int, format_bytes, parse_bytes
@@ -19,7 +19,7 @@ MADE_UP = 1 << 60
 #: What separates two regions, so that one address is never the end of one and the start of another.
 GAP = 1 << 16
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _next_address = MADE_UP
 
 
@@ -107,7 +107,7 @@ class OpenCLSubAllocator(SubAllocator):
         self._home = _opencl.Home()
         self.default_stream_alias = self._queues.own.handle
         self.live_bytes = 0
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         # By rising address; replaced, never changed, so that look-ups need no lock.
         self._regions: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from typing import SupportsIndex
 
+from bfc._forks import ForkSafeLock
 from bfc.errors import SubAllocatorError
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import Device, SubAllocator
@@ -69,7 +69,7 @@ class SimulatedSubAllocator(SubAllocator):
         self.calls: list[tuple[str, int, int | None]] = []
         self.live: dict[int, int] = {}
         self.live_bytes = 0
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._next = base
         self._fail_in = 0
         self._held: set[int] = set()
