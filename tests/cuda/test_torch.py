@@ -86,7 +86,16 @@ class Harness:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("torch") / "harness.so"
     subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-o", made, HERE / "torch_harness.cpp"],
+        [
+            "g++",
+            "-std=c++17",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-o",
+            made,
+            HERE / "torch_harness.cpp",
+        ],
         check=True,
     )
     return made
