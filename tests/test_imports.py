@@ -98,3 +98,16 @@ def test_a_checkout_that_was_never_built_says_what_to_do(tmp_path: Path) -> None
     last = run.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: {tmp_path}/bfc is not compiled: run `make dev`")
     assert "circular" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "bindings", "nvrtc"),
+    [
+        ("cuda", "cuda-bindings", "nvidia-cuda-nvrtc>=13,<14"),
+        ("cuda12", "cuda-bindings>=12.9,<13", "nvidia-cuda-nvrtc-cu12>=12.9,<13"),
+    ],
+)
+def test_an_extra_for_cuda_brings_what_copies_are_compiled_with(extra, bindings, nvrtc) -> None:
+    wanted = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"][extra]
+    assert wanted[0].startswith(bindings)
+    assert wanted[1].partition(";")[0] == nvrtc

@@ -732,10 +732,25 @@ def _nvrtc() -> Any:
     except Exception as error:  # cuda-python has a class of its own for a missing library
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DeviceUnavailableError(
-            f"this copy compiles a kernel, and NVRTC was not found ({reason}): "
-            "pip install nvidia-cuda-nvrtc (for CUDA 12: nvidia-cuda-nvrtc-cu12)"
+            f"this copy compiles a kernel, and NVRTC was not found ({reason}): {_nvrtc_to_install()}"
         ) from error
     return nvrtc
+
+
+def _nvrtc_to_install() -> str:
+    """NVRTC must be of the CUDA that cuda-bindings is for."""
+    if _version_of("cuda-bindings").startswith("12."):
+        return "pip install 'nvidia-cuda-nvrtc-cu12==12.*', which 'bfc-allocator[cuda12]' brings"
+    return "pip install 'nvidia-cuda-nvrtc==13.*', which 'bfc-allocator[cuda]' brings"
+
+
+def _version_of(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _check_nvrtc(error: Any, name: str) -> None:

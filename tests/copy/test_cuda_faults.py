@@ -368,17 +368,27 @@ def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated
     lane._call("cuStreamEndCapture", stream)
 
 
-def test_without_nvrtc_the_error_says_what_to_install(emulated, monkeypatch):
+@pytest.mark.parametrize(
+    ("bindings", "advice"),
+    [
+        ("12.9.4", r"'nvidia-cuda-nvrtc-cu12==12\.\*', which 'bfc-allocator\[cuda12\]' brings"),
+        ("13.5.0", r"'nvidia-cuda-nvrtc==13\.\*', which 'bfc-allocator\[cuda\]' brings"),
+    ],
+)
+def test_without_nvrtc_the_error_says_what_to_install(emulated, monkeypatch, bindings, advice):
+    from importlib import metadata
+
     from cuda.bindings import nvrtc
 
     def missing() -> None:
         raise RuntimeError("Failure finding libnvrtc.so.13\nat length")
 
+    monkeypatch.setattr(metadata, "version", {"cuda-bindings": bindings}.__getitem__)
     monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
     to = memory()
     before = to.block
     for source in (memory("i8"), values("i8")):
-        with pytest.raises(bfc.DeviceUnavailableError, match="pip install nvidia-cuda-nvrtc"):
+        with pytest.raises(bfc.DeviceUnavailableError, match=f"pip install {advice}"):
             bfc.copy(to, source, non_blocking=True)
     assert np.array_equal(to.block, before)
     bfc.copy(to, values("i8"))
