@@ -179,7 +179,27 @@ def test_many_regions_still_fit_one_screen(make_allocator, count: int) -> None:
     lines = str(allocator.snapshot()).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 120
-    assert any("smaller region" in line for line in lines) == (count > 16)
+    assert any(f"{count - 16} more" in line for line in lines) == (count > 16)
+
+
+@pytest.mark.parametrize("small", [1, 16, 30])
+def test_what_is_live_is_shown_where_the_largest_regions_are_free(small: int) -> None:
+    """As in PyTorch's cache: large segments with nothing in them, and small ones in use."""
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("8 GiB"))
+    large = [allocator.allocate_raw(100 * MIB) for _ in range(30)]
+    kept = [allocator.allocate_raw(1000, stream=stream) for stream in range(small)]
+    allocator.deallocate_many(large)
+    lines = str(allocator.snapshot()).splitlines()
+    rows = [line for line in lines if "|" in line]
+    shown = [row for row in rows if int(row.split()[0], 16) in kept] if small <= 16 else rows
+    assert sum("*" in row for row in rows) == min(small, 17)
+    assert sum("*" in row for row in shown) == min(small, 17)
+    assert len(lines) <= 24
+    free = 30 - max(0, 16 - small)
+    assert lines[-2] == f"and {free * 100 / 1024:.2f} GiB in {free} regions with nothing in use"
+    if small > 16:
+        (rest,) = (row for row in rows if row.split()[:2] == ["14", "more"])
+        assert rest.count("*") == 14, "each of the others has its place on the line"
 
 
 @given(st.lists(st.integers(1, 40_000), min_size=1, max_size=30), st.randoms(), st.integers(1, 300))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from bfc.snapshot import RegionInfo, Snapshot
 from bfc.units import format_bytes
 
@@ -43,8 +45,8 @@ def _cells(regions: tuple[RegionInfo, ...], width: int) -> str:
 
 
 def picture(snapshot: Snapshot) -> str:
-    """The figures, then the regions, the largest ones where there are many. A large region takes
-    several lines.
+    """The figures, then the regions; where there are many, those with most in use, and what is in
+    use in the others as one line. A large region takes several lines.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
@@ -71,17 +73,35 @@ def picture(snapshot: Snapshot) -> str:
             f"{format_bytes(max(chunk.size for chunk in free))}, "
             f"fragmentation {stats.fragmentation:.1%}"
         )
-    shown = sorted(snapshot.regions, key=lambda region: -region.size)[:ROWS]
-    total = sum(region.size for region in shown)
-    for region in sorted(shown, key=lambda region: region.ptr):
-        lines += _rows(
-            region, min(ROWS * region.size // total, len(region.chunks) // CHUNKS_A_ROW) or 1
-        )
-    if len(snapshot.regions) > len(shown):
-        lines.append(f"and {_count(len(snapshot.regions) - len(shown), 'smaller region')}")
-    if shown:
+    ranked = sorted(snapshot.regions, key=lambda region: (-_in_use(region), -region.size))
+    lines += _drawn(ranked[:ROWS])
+    others = [region for region in ranked[ROWS:] if _in_use(region)]
+    idle = ranked[ROWS + len(others) :]
+    if others:
+        lines.append(_others(sorted(others, key=lambda region: region.ptr)))
+    if idle:
+        size = format_bytes(sum(region.size for region in idle))
+        lines.append(f"and {size} in {_count(len(idle), 'region')} with nothing in use")
+    if ranked:
         lines.append(f"{'':25} {ASKED} asked for   {SLACK} slack   {FREE} free")
     return "\n".join(lines)
+
+
+def _in_use(region: RegionInfo) -> int:
+    return sum(chunk.size for chunk in region.chunks if chunk.in_use)
+
+
+def _drawn(regions: list[RegionInfo]) -> Iterator[str]:
+    total = sum(region.size for region in regions)
+    for region in sorted(regions, key=lambda region: region.ptr):
+        share, detail = ROWS * region.size // total, len(region.chunks) // CHUNKS_A_ROW
+        yield from _rows(region, min(share, detail) or 1)
+
+
+def _others(regions: list[RegionInfo]) -> str:
+    """Regions end to end on one line."""
+    size = format_bytes(sum(region.size for region in regions))
+    return f"{f'{len(regions)} more':>13} {size:>11} |{_cells(tuple(regions), WIDTH)}|"
 
 
 def _rows(region: RegionInfo, rows: int) -> list[str]:
