@@ -213,10 +213,15 @@ def test_row_40_ours_searches_again(make, options, overlooked):
 
 
 @HOW
-def test_row_45d_ours_never_gives_back_part_of_a_segment(make, strict):
+@pytest.mark.parametrize("first_is_free", [False, True])
+def test_row_45d_ours_never_gives_back_part_of_a_segment(make, strict, first_is_free):
     allocator = make(120, strict=strict)
     cached(allocator, 120 * MIB)
-    (live,) = taken(allocator, 40 * MIB)
+    if first_is_free:  # its address is the segment's
+        hole, live = taken(allocator, 80 * MIB, 40 * MIB)
+        allocator.deallocate_raw(hole)
+    else:
+        (live,) = taken(allocator, 40 * MIB)
     allocator.set_settings("max_split_size_mb:32")
     with pytest.raises(bfc.OutOfMemoryError):
         allocator.allocate_raw(50 * MIB)
