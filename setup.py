@@ -64,6 +64,8 @@ MODULES = {
     "_pinned_books": HOT,
     "copy/_fast": COPIES,
     "_driver": COLD,
+    "_contract": COLD,
+    "_signals": COLD,
     "_recorded": COLD,
     "integrations/_torch": COLD,
     "_invariants": COLD,

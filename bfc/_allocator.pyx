@@ -22,11 +22,13 @@ from bfc._buffer cimport HOST_STREAM, Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
+from bfc._contract cimport ask_for_block
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport BETWEEN_OTHERS, Orphan, is_exiting
+from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
-from bfc.suballocators.base import SubAllocator, checked_alloc, resolve_limit
+from bfc.suballocators.base import SubAllocator, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "_debug.h":
@@ -391,6 +393,10 @@ cdef class Allocator(Frees):
         if placed.handle == NO_HOST_MEMORY:
             placed.handle = NO_CHUNK
             raise out_of_host_memory()
+        try:
+            run_handlers()      # those that waited for the sub-allocator
+        except BaseException as error:
+            raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
 
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
@@ -564,11 +570,11 @@ cdef class Allocator(Frees):
         self.lock.release()
 
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
-        answer = checked_alloc(self.sub_allocator, self.alignment, nbytes, strict=self.strict)
-        if answer is None:
+        cdef uint64_t received
+        if not ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
+                             &block.ptr, &received):
             return 0
-        block.ptr = answer[0]
-        block.end = block.ptr + <uint64_t>answer[1]
+        block.end = block.ptr + received
         return 1
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
@@ -655,7 +661,9 @@ cdef class Allocator(Frees):
         cdef Region region
         cdef size_t failed = 0
         cdef cbool listed = self.begin_call(total_size(regions), 0)
+        cdef Deferral deferral
         fault, interrupt = None, None
+        defer_handlers(&deferral)
         for region in regions:
             returned = True
             try:
@@ -668,6 +676,7 @@ cdef class Allocator(Frees):
                 failed += 1
                 returned = False
             self.region_returned(region, returned)
+        resume_handlers(&deferral)
         self.end_call(listed, 0)
         if interrupt is not None:
             raise interrupt

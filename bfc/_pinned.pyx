@@ -18,13 +18,15 @@ from libcpp cimport bool as cbool
 
 from bfc._arguments cimport address_from, size_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
+from bfc._contract cimport ask_for_block
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
 from bfc._forks cimport fork_count, thread_that_forked
 from bfc._frees cimport is_exiting, report_unraisable
 from bfc._pinned_books cimport (
-    LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, bucket_of, count_time, increase, try_push_back,
+    LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
+from bfc._signals cimport Deferral, defer_handlers, raise_later, resume_handlers, run_handlers
 
 from bfc import _opencl, cuda
 from bfc._driver import device_in_use
@@ -35,7 +37,7 @@ from bfc.errors import (
 )
 from bfc.settings import PinnedSettings
 from bfc.streams import stream_handle
-from bfc.suballocators.base import SubAllocator, checked_alloc
+from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
@@ -304,6 +306,7 @@ cdef class PinnedAllocator(PinnedBooks):
         upstream gives up at once."""
         cdef int attempt
         cdef uint32_t handle
+        cdef Range block
         for attempt in range(3):
             if attempt == 2:
                 if self.buffers:
@@ -316,58 +319,71 @@ cdef class PinnedAllocator(PinnedBooks):
                     return handle
             if attempt:
                 self.give_back_cached()
-            block = None if size >= <uint64_t>1 << 63 else self.ask(size)
-            if block is not None:
-                return self.add(block, size, nbytes)
+            if size < <uint64_t>1 << 63 and self.ask(size, &block):
+                return self.heard(self.add(block, size, nbytes))
         raise OutOfMemoryError(nbytes, self.active_bytes.current, self.allocated_bytes.current,
                                self.sub_allocator.total_bytes, self.largest_cached(),
                                refused=f"{self.sub_allocator!r}, asked last for {format_bytes(size)}",
                                advice=("freeing something first, or pinned_max_round_threshold_mb: above it a request "
                                        "is not rounded up to a power of two",))
 
-    cdef object ask(self, uint64_t size):
-        """(address, bytes received) from the reserve, with 0 bytes received, or from the source; None: no room."""
-        if self.applied.pinned_reserve_segment_size:
-            piece = self.piece_of_reserve(size)
-            if piece is not None:
-                return piece
-        return self.ask_source(size)
+    cdef uint32_t heard(self, uint32_t handle) except? 0xFFFFFFFE:
+        """The same block, after the signals that waited for the source. What a handler raises frees it."""
+        cdef int64_t allocation_id = self.blocks[handle].allocation_id
+        try:
+            run_handlers()
+        except BaseException:
+            if self.is_live(handle, allocation_id):
+                self.free_block(handle, allocation_id)
+            raise
+        return handle
 
-    cdef object ask_source(self, uint64_t size):
-        way = None
-        if self.applied.pinned_use_cuda_host_register and hasattr(self.sub_allocator, "alloc_registered"):
+    cdef bint ask(self, uint64_t size, Range* block) except -1:
+        """Whether there is room: in the reserve, whose pieces have 0 bytes received, or in the source."""
+        if self.applied.pinned_reserve_segment_size and self.take_piece(size, block):
+            return True
+        return self.ask_source(size, block)
+
+    cdef bint ask_source(self, uint64_t size, Range* block) except -1:
+        source = self.sub_allocator
+        way = source.alloc
+        if self.applied.pinned_use_cuda_host_register and hasattr(source, "alloc_registered"):
             threads = self.applied.pinned_num_register_threads
 
             def way(alignment, nbytes):
-                return self.sub_allocator.alloc_registered(alignment, nbytes, threads)
+                return source.alloc_registered(alignment, nbytes, threads)
 
         start = time.perf_counter_ns()
-        block = checked_alloc(self.sub_allocator, ALIGNMENT, size, strict=False, alloc=way)
-        if block is not None:
-            count_time(&self.alloc_time, (time.perf_counter_ns() - start) // 1000)
-        return block
+        if not ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes):
+            return False
+        self.count_since(&self.alloc_time, start)
+        return True
 
-    cdef object piece_of_reserve(self, uint64_t size):
-        """The next piece of the reserve, which is taken whole at the first allocation. None where it is used up."""
-        cdef uint64_t start
+    cdef void count_since(self, Timer* timer, object start) noexcept:
+        try:
+            count_time(timer, (time.perf_counter_ns() - start) // 1000)
+        except MemoryError:
+            pass        # what was done is done, and counts for more than its time
+
+    cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
+        """The next piece of the reserve, which is taken whole at the first allocation. Whether it had as much left."""
         if self.reserve.nbytes == 0:
             self.take_reserve(size)
         if size > self.reserve.nbytes - self.reserve_used:
-            return None
-        start = self.reserve.ptr + self.reserve_used
+            return False
+        piece.ptr = self.reserve.ptr + self.reserve_used
+        piece.nbytes = 0
         self.reserve_used = min(self.reserve.nbytes, self.reserve_used + (size + PIECE - 1) // PIECE * PIECE)
-        return start, 0
+        return True
 
     cdef int take_reserve(self, uint64_t size) except -1:
         cdef Range whole
         wanted = self.applied.pinned_reserve_segment_size
-        block = self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1))
-        if block is None:
+        if not self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1), &whole):
             raise OutOfMemoryError(size, self.active_bytes.current, self.allocated_bytes.current,
                                    self.sub_allocator.total_bytes, self.largest_cached(),
                                    refused=f"{self.sub_allocator!r}, asked for a reserve of {format_bytes(wanted)}",
                                    advice=("a smaller pinned_reserve_segment_size_mb",))
-        whole = Range(block[0], block[1])
         if self.reserve.nbytes == 0 and not self.is_closed:
             self.reserve = whole
         else:                   # another thread was faster
@@ -376,9 +392,9 @@ cdef class PinnedAllocator(PinnedBooks):
             raise ClosedError("this allocator was closed while it asked for memory")
         return 0
 
-    cdef uint32_t add(self, block, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
+    cdef uint32_t add(self, Range block, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
         """A new live block."""
-        cdef uint64_t ptr = block[0], received = block[1]
+        cdef uint64_t ptr = block.ptr, received = block.nbytes
         cdef uint32_t handle = NO_BLOCK
         cdef cbool overlaps = self.overlaps(ptr, max(received, size))
         if not self.is_closed and not overlaps:
@@ -394,7 +410,7 @@ cdef class PinnedAllocator(PinnedBooks):
             raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {ptr:#x}, {received} bytes, which overlaps "
                                     f"a block that it gave before: not used, and not given back")
         if received:
-            self.give_back_block(Range(ptr, received))
+            self.give_back_block(block)
         if self.is_closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         raise out_of_host_memory()
@@ -483,34 +499,44 @@ cdef class PinnedAllocator(PinnedBooks):
             report_unraisable(error, _PUT_OFF)
 
     cdef int give_back_block(self, Range block) except -1:
+        """A block that came, and is not used after all."""
         if not try_push_back(self.leaving, block):
-            self.sub_allocator.free(block.ptr, block.nbytes)
+            self.free_timed(block, True)
         return self.give_back()
 
     cdef int give_back(self, bint idle=True) except -1:
         """Gives what has left the books back to the source. What that does not take is kept, and SubAllocatorError says
         so. `idle`: no queued work uses any of it."""
         cdef Range block
+        cdef Deferral deferral
         if self.leaving.empty():
             return 0
-        fault, failed = None, 0
-        free = self.sub_allocator.free_idle if idle else self.sub_allocator.free
-        while self.leaving.size():
+        fault, failed, interrupt = None, 0, None
+        defer_handlers(&deferral)
+        while self.leaving.size() and interrupt is None:
             block = self.leaving.back()
             self.leaving.pop_back()
-            start = time.perf_counter_ns()
             try:
-                free(block.ptr, block.nbytes)
+                self.free_timed(block, idle)
             except BaseException as error:
                 try_push_back(self.unreturned, block)
-                if not isinstance(error, Exception):
-                    raise
+                interrupt = None if isinstance(error, Exception) else error
                 fault, failed = fault or error, failed + 1
-            else:
-                count_time(&self.free_time, (time.perf_counter_ns() - start) // 1000)
+        resume_handlers(&deferral)
+        if interrupt is not None:
+            raise interrupt
         if fault is not None:
             raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} block(s), first with {fault!r}; "
                                     f"empty_cache() and close() try again") from fault
+        return 0
+
+    cdef int free_timed(self, Range block, bint idle) except -1:
+        start = time.perf_counter_ns()
+        if idle:
+            self.sub_allocator.free_idle(block.ptr, block.nbytes)
+        else:
+            self.sub_allocator.free(block.ptr, block.nbytes)
+        self.count_since(&self.free_time, start)
         return 0
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -835,6 +861,8 @@ cdef class PinnedAllocator(PinnedBooks):
             if not self.drain():
                 self.uses.setdefault(allocation_id, {})[self.sub_allocator, stream] = None
                 report_unraisable(error, _PUT_OFF)
+            elif not isinstance(error, Exception):
+                raise_later(error)
 
     cdef int drop_done(self, list fences) except -1:
         """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
@@ -850,6 +878,9 @@ cdef class PinnedAllocator(PinnedBooks):
         """Waits until the device has nothing to do. Whether it has."""
         try:
             self.sub_allocator.synchronize()
-        except BaseException:
+        except Exception:
+            return False
+        except BaseException as error:
+            raise_later(error)
             return False
         return True

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import NamedTuple, Protocol, SupportsIndex
 
 from bfc.errors import SubAllocatorError
@@ -96,7 +94,12 @@ class SubAllocator(ABC):
 
         None is the ordinary answer of a full device: an allocator then asks for less, or gives up.
         A MemoryError counts as None. Anything else that goes wrong is raised as SubAllocatorError;
-        another exception reaches the caller inside one.
+        another exception reaches the caller inside one. Whatever it raises, it has kept nothing:
+        nobody would know of that block.
+
+        An allocator puts Python's signal handlers off while it calls `alloc`, `free` and
+        `free_idle`, so no Ctrl-C interrupts them: it is raised when they have returned. Called by
+        anybody else, they may be interrupted at any line.
         """
 
     @abstractmethod
@@ -169,55 +172,6 @@ class SubAllocator(ABC):
         """The memory limit of an allocator that was given none, in bytes. Asked once, when the
         allocator is made; a device may answer with what is free on it now."""
         return self.total_bytes
-
-
-def checked_alloc(
-    sub_allocator: SubAllocator,
-    alignment: int,
-    nbytes: int,
-    *,
-    strict: bool,
-    alloc: Callable[[int, int], tuple[int, int] | None] | None = None,
-) -> tuple[int, int] | None:
-    """Calls `alloc` and holds it to its contract: whatever is not a block or "no room" becomes
-    SubAllocatorError.
-
-    `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36).
-    `alloc` is another call of the same source with the same contract.
-    """
-    call = f"{sub_allocator!r}.alloc({alignment}, {nbytes})"
-    try:
-        block = (alloc or sub_allocator.alloc)(alignment, nbytes)
-    except MemoryError:
-        return None
-    except SubAllocatorError:
-        raise
-    except Exception as error:
-        raise SubAllocatorError(f"{call} raised {error!r}") from error
-    if block is None:
-        return None
-    try:
-        address, received = (operator.index(number) for number in block)
-    except (TypeError, ValueError):
-        raise SubAllocatorError(
-            f"{call} must return (address, bytes received) or None, not {block!r}"
-        ) from None
-    least = 1 if strict else nbytes
-    if (
-        address > 0
-        and least <= received
-        and address + received < 2**64
-        and address % alignment == 0
-    ):
-        return address, received
-    try:
-        sub_allocator.free(address, received)
-    except Exception:
-        pass  # it broke the contract already, which the error below says
-    raise SubAllocatorError(
-        f"{call} returned address {address:#x} and {received} bytes: the address must be above 0 "
-        f"and a multiple of {alignment}, and the bytes at least what was asked for"
-    )
 
 
 def resolve_limit(

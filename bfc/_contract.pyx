@@ -1,0 +1,60 @@
+"""A source's answer, held to the contract of `suballocators/base.py`.
+
+From the source's return on nothing here makes an object: an answer that is right is not lost for want of host memory.
+"""
+
+from operator import index
+
+from bfc._signals cimport Deferral, defer_handlers, resume_handlers
+
+from bfc.errors import SubAllocatorError
+
+
+cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t nbytes, bint strict,
+                       uint64_t* address, uint64_t* received) except -1:
+    """Calls `source.alloc`, or another call of the source with the same contract. Whether a block came; whatever is
+    neither a block nor "no room" becomes SubAllocatorError.
+
+    `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36). No signal's handler runs
+    until the block is in the caller's hands: it is for the caller to `run_handlers` when the block is in its books.
+    """
+    cdef Deferral deferral
+    defer_handlers(&deferral)
+    try:
+        block = alloc(alignment, nbytes)
+        if block is None:
+            return 0
+        read_block(source, block, nbytes, alignment, 1 if strict else nbytes, address, received)
+        return 1
+    except MemoryError:
+        return 0
+    except SubAllocatorError:
+        raise
+    except Exception as error:
+        raise SubAllocatorError(f"{source!r}.alloc({alignment}, {nbytes}) raised {error!r}") from error
+    finally:
+        resume_handlers(&deferral)
+
+
+cdef int read_block(object source, object block, uint64_t nbytes, uint64_t alignment, uint64_t least,
+                    uint64_t* address, uint64_t* received) except -1:
+    try:
+        given_address, given_bytes = block
+        given_address, given_bytes = index(given_address), index(given_bytes)
+    except (TypeError, ValueError):
+        raise SubAllocatorError(f"{source!r}.alloc({alignment}, {nbytes}) must return (address, bytes received) or "
+                                f"None, not {block!r}") from None
+    try:
+        address[0], received[0] = given_address, given_bytes
+    except OverflowError:
+        address[0] = received[0] = 0
+    if (address[0] > 0 and least <= received[0] and address[0] % alignment == 0
+            and received[0] <= 0xFFFFFFFFFFFFFFFF - address[0]):
+        return 0
+    try:
+        source.free(given_address, given_bytes)
+    except Exception:
+        pass    # it broke the contract already, which the error below says
+    raise SubAllocatorError(
+        f"{source!r}.alloc({alignment}, {nbytes}) returned address {given_address:#x} and {given_bytes} bytes: the "
+        f"address must be above 0 and a multiple of {alignment}, and the bytes at least what was asked for")

@@ -1,0 +1,3 @@
+from types import FrameType
+
+def put_off(number: int, frame: FrameType | None) -> object: ...

@@ -1,0 +1,170 @@
+"""Signals' handlers in Python, put off while a source has memory in its hands that nobody knows of yet.
+
+Whatever thread the system gives a signal to, Python runs its handler in the main thread, between two lines of whatever
+runs there. So no mask keeps a Ctrl-C out of a source's last lines: for the time of the call `put_off` stands in the
+handlers' place. What came is handed to the interpreter's list of pending calls once they are back.
+"""
+
+import _signal
+import os
+import sys
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libcpp cimport bool as cbool
+from posix.signal cimport sigaction, sigaction_t
+
+cdef extern from "Python.h":
+    int PyCallable_Check(object found)
+    void PyErr_SetObject(object type, object error)
+    void PyErr_WriteUnraisable(object doing)
+    int PyErr_SetInterruptEx(int number) nogil
+    int Py_AddPendingCall(int (*call)(void*) except -1, void* argument)
+    int Py_MakePendingCalls() except -1
+    unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from *:
+    """
+    extern "C" int _PyOS_IsMainThread(void);
+    """
+    int _PyOS_IsMainThread()
+
+cdef enum:
+    ATTEMPTS = 100      # at replacing a handler, while others that are due raise
+
+cdef int last_signal = min(SIGNALS, _signal.NSIG - 1)
+cdef object get_handler = _signal.getsignal
+cdef object replace_handler = _signal.signal
+
+cdef int depth = 0                          # calls of sources under way in the main thread, each inside the last
+cdef unsigned long main_thread = 0          # while there are any
+cdef bint came[SIGNALS + 1]                 # by number
+cdef list replaced = [None] * (SIGNALS + 1)     # the handler that was put aside last, by number
+
+
+def put_off(number, frame):
+    """Stands in for the handler of a signal, which runs when the source that is being called has returned."""
+    if depth:
+        came[<int>number] = True
+    elif replaced[number] is not None:      # somebody took it for the handler, and calls it
+        return replaced[number](number, frame)
+
+
+cdef int handle(void* number) except -1:
+    """A pending call: the interpreter makes it in the main thread, with the GIL, between two lines of Python."""
+    handler = get_handler(<size_t>number)
+    if not PyCallable_Check(handler):
+        return 0
+    try:
+        frame = sys._getframe()
+    except ValueError:      # C code called for it, with no Python below
+        frame = None
+    handler(<size_t>number, frame)
+    return 0
+
+
+cdef int raise_now(void* error) except -1:
+    """A pending call."""
+    raised = <object>error
+    Py_DECREF(raised)
+    raise raised
+
+
+cdef cbool raise_later(object error) noexcept:
+    """Raises what came in the main thread as soon as Python code runs there. False in another thread."""
+    if not _PyOS_IsMainThread():
+        return False
+    Py_INCREF(error)
+    if Py_AddPendingCall(raise_now, <void*>error) == 0:
+        return True
+    Py_DECREF(error)
+    return False
+
+
+cdef cbool set_handler(int number, object handler) noexcept:
+    """As `signal.signal`, but a library that stands before Python with a C handler of its own keeps it.
+
+    Handlers that are due run first in there. What they raise must not keep us from going on.
+    """
+    cdef sigaction_t installed
+    cdef int _attempt
+    for _attempt in range(ATTEMPTS):
+        sigaction(number, NULL, &installed)
+        try:
+            replace_handler(number, handler)
+        except BaseException as error:
+            if not raise_later(error):
+                PyErr_SetObject(type(error), error)
+                PyErr_WriteUnraisable(handler)
+            continue
+        sigaction(number, &installed, NULL)
+        return True
+    return False
+
+
+cdef void defer_handlers(Deferral* deferral) noexcept:
+    """From now on no handler in Python runs, until `resume_handlers`. Other threads than the main one run none anyway.
+
+    Cost: some microseconds, as every signal's handler is looked at.
+    """
+    global depth, main_thread
+    cdef int number
+    deferral.put_aside = 0
+    deferral.in_main_thread = _PyOS_IsMainThread() != 0
+    if not deferral.in_main_thread:
+        return
+    depth += 1
+    main_thread = PyThread_get_thread_ident()
+    for number in range(1, last_signal + 1):
+        handler = get_handler(number)
+        if not PyCallable_Check(handler) or handler is put_off:
+            continue
+        replaced[number] = handler
+        if set_handler(number, put_off):
+            Py_INCREF(handler)
+            deferral.handlers[number - 1] = <PyObject*>handler
+            deferral.put_aside |= <uint64_t>1 << (number - 1)
+
+
+cdef void resume_handlers(Deferral* deferral) noexcept:
+    """Puts the handlers back, but for those that were replaced meanwhile. Those that are due run as soon as Python code
+    does, or in `run_handlers`."""
+    global depth
+    cdef int number
+    if not deferral.in_main_thread:
+        return
+    for number in range(1, last_signal + 1):
+        if deferral.put_aside >> (number - 1) & 1:
+            handler = <object>deferral.handlers[number - 1]
+            if get_handler(number) is put_off:
+                set_handler(number, handler)
+            Py_DECREF(handler)
+    depth -= 1
+    for number in range(1, last_signal + 1):
+        if came[number] and (depth == 0 or deferral.put_aside >> (number - 1) & 1):
+            came[number] = False
+            # Not tripped again, where that can be helped: an event loop that is told of signals heard of this one.
+            if Py_AddPendingCall(handle, <void*><size_t>number) != 0:
+                PyErr_SetInterruptEx(number)
+
+
+cdef int run_handlers() except -1:
+    """Runs what is due in this thread, as Python does between two lines, and raises what it raises."""
+    return Py_MakePendingCalls()
+
+
+def _after_fork_in_child():
+    """Signals are the parent's. A call of a source that another thread had under way does not exist here."""
+    global depth
+    cdef int number
+    for number in range(1, last_signal + 1):
+        came[number] = False
+    if depth == 0 or main_thread == PyThread_get_thread_ident():
+        return
+    depth = 0
+    for number in range(1, last_signal + 1):
+        if get_handler(number) is put_off:
+            set_handler(number, replaced[number])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
