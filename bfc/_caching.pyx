@@ -13,7 +13,7 @@ from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
     TorchSizes, is_large,
 )
-from bfc._frees cimport PUT_OFF, Frees, report_unraisable
+from bfc._frees cimport Frees, report_faults, report_unraisable
 
 from dataclasses import replace
 
@@ -629,8 +629,7 @@ cdef class CachingAllocator(Recorded):
         if self.orphans.size() or self.stranded.size():
             faults = []
             self.free_put_off(faults)
-            for fault in faults:
-                report_unraisable(fault, PUT_OFF)
+            return report_faults(faults)
         return 0
 
     cdef int poll(self) except -1:
@@ -659,6 +658,7 @@ cdef class CachingAllocator(Recorded):
     cdef int record_deferred(self, bint again=False) except -1:
         """Marks the streams of what was freed in a scope of strict. Upstream forgets those that were named inside.
         What the device fails for is reported, and put aside until it is tried `again`."""
+        faults = []
         deferred, self.deferred = self.deferred, []
         if again:
             stuck, self.stuck_deferred = self.stuck_deferred, []
@@ -668,15 +668,16 @@ cdef class CachingAllocator(Recorded):
                 if self.sub_allocator.asynchronous:
                     fences = fences + self.fences_on(streams)
             except BaseException as error:
-                self.stuck_deferred.append((handle, streams, fences))
-                report_unraisable(error, PUT_OFF)
+                left = self.stuck_deferred if isinstance(error, Exception) else self.deferred
+                left.append((handle, streams, fences))
+                faults.append(error)
                 continue
             late = [handle, len(fences)]
             for stream, fence in fences:
                 self.wait_behind(stream, fence, late)
             if not fences:
                 self.finish_waiting(handle)
-        return 0
+        return report_faults(faults)
 
     cdef int wait_for_streams(self) except -1:
         self.record_deferred(True)

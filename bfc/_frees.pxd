@@ -67,7 +67,6 @@ cdef class Frees(Ledger):
     cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1
 
 
-cdef str PUT_OFF                # what report_unraisable says of a free
-
 cdef bint is_exiting() noexcept nogil
 cdef void report_unraisable(object error, object doing) noexcept
+cdef int report_faults(list faults) except -1

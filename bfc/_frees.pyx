@@ -17,6 +17,7 @@ from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._forks cimport fork_count, thread_that_forked
+from bfc._signals cimport raise_later
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
 
@@ -56,9 +57,24 @@ cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tri
 
 
 cdef void report_unraisable(object error, object doing) noexcept:
-    """Reports an error that has nobody to raise it to, as Python does for finalisers."""
-    PyErr_SetObject(type(error), error)
-    PyErr_WriteUnraisable(doing)
+    """Reports an error that has nobody to raise it to, as Python does for finalisers. The user's Ctrl-C is raised all
+    the same, a little later."""
+    if isinstance(error, Exception) or not raise_later(error):
+        PyErr_SetObject(type(error), error)
+        PyErr_WriteUnraisable(doing)
+
+
+cdef int report_faults(list faults) except -1:
+    """A device that fails must not fail whoever comes by. But the user's Ctrl-C is no fault of the device."""
+    interrupt = None
+    for fault in faults:
+        if isinstance(fault, Exception):
+            report_unraisable(fault, PUT_OFF)
+        else:
+            interrupt = fault
+    if interrupt is not None:
+        raise interrupt
+    return 0
 
 
 cdef bint is_exiting() noexcept nogil:
@@ -315,6 +331,8 @@ cdef class Frees(Ledger):
             if not self.drain():
                 self.uses_stream(allocation_id, stream, None)
                 report_unraisable(error, PUT_OFF)
+            elif not isinstance(error, Exception):
+                raise_later(error)
 
     cdef int drop_done(self, list fences) except -1:
         """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
@@ -505,11 +523,7 @@ cdef class Frees(Ledger):
         self.free_put_off(faults)
         for stream in sorted(self.waiting):
             self.settle_stream(stream, faults, wait)
-        for fault in faults:
-            if not isinstance(fault, Exception):
-                raise fault     # the user's Ctrl-C is no fault of the device
-            report_unraisable(fault, PUT_OFF)
-        return 0
+        return report_faults(faults)
 
     cdef int catch_up(self) except -1:
         if self.orphans.size() or self.waiting or self.stranded.size():
@@ -555,7 +569,10 @@ cdef class Frees(Ledger):
             try:
                 self.free_locked(orphan.handle)
             except BaseException as error:
-                self.stuck_orphans.push_back(orphan)
+                if isinstance(error, Exception):
+                    self.stuck_orphans.push_back(orphan)
+                else:
+                    self.orphans.push_back(orphan)
                 faults.append(error)
         return 0
 
@@ -584,6 +601,9 @@ cdef class Frees(Ledger):
                     fence.wait()
             except BaseException as error:
                 done, fault = True, error
+            if fault is not None and not isinstance(fault, Exception):
+                faults.append(fault)
+                done = False    # nor is the user's Ctrl-C an answer
             if not done or self.waiting.get(stream) is not queue:
                 entry[2] = 0
                 return 0    # or the allocator was closed meanwhile

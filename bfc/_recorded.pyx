@@ -232,6 +232,8 @@ cdef class Recorded(Allocator):
                 self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
             except MemoryError:
                 pass    # no room for the frames: what was allocated stays so
+            except BaseException as error:
+                raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:

@@ -1,10 +1,11 @@
 """A trace through an allocator in one compiled loop, and the check that a trace makes sense."""
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc._allocator cimport Allocator, Placement, Request
 from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
+from bfc._frees cimport Orphan
 
 import time
 
@@ -204,8 +205,10 @@ cdef class Run:
         return 0
 
     cdef int take_back(self) except -1:
-        """Frees what is live, after an error. What the device does not let go of is the caller's, by its address."""
+        """Frees what is live, after an error. What the device does not let go of is the caller's, by its address; what
+        a second Ctrl-C keeps from being freed is left to the next call."""
         cdef Py_ssize_t i
+        interrupt = None
         self.take_back_plain()
         for i in range(self.handles.shape[0]):
             if self.handles[i] == NO_CHUNK or self.allocator.is_closed:
@@ -218,7 +221,19 @@ cdef class Run:
                     self.allocator.hand_over(self.handles[i])
                 except Exception:
                     pass    # the error that is on its way says why
+            except BaseException as error:
+                interrupt = error
+                self.leave_behind(self.handles[i])
             self.handles[i] = NO_CHUNK
+        if interrupt is not None:
+            raise interrupt
+        return 0
+
+    cdef int leave_behind(self, ChunkHandle handle) except -1:
+        self.allocator.acquire()
+        cdef int64_t allocation_id = self.allocator.pool.chunks[handle].allocation_id
+        self.allocator.lock.release()
+        self.allocator.orphans.push_back(Orphan(handle, allocation_id))
         return 0
 
     cdef void take_back_plain(self) noexcept:
