@@ -52,6 +52,7 @@ cdef class Device:
     cdef void leave(self, int mode) noexcept nogil
     cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil
     cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil
+    cdef tuple answer(self, uint64_t address, uint64_t nbytes)
     cdef CUresult allocate_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads,
                                       uint64_t* address) noexcept nogil
     cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil

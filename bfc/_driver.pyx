@@ -479,7 +479,7 @@ cdef class Device:
             return None
         if failed(result):
             raise failure(result, f"{_ALLOC_CALLS[self.kind]}({nbytes} bytes) on device {self.ordinal}")
-        return address, nbytes
+        return self.answer(address, nbytes)
 
     def alloc_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads):
         """As SubAllocator.alloc: pages of the operating system, which so many threads touch, and cuMemHostRegister."""
@@ -491,7 +491,16 @@ cdef class Device:
             return None
         if failed(result):
             raise failure(result, f"cuMemHostRegister({nbytes} bytes) on device {self.ordinal}")
-        return address, nbytes
+        return self.answer(address, nbytes)
+
+    cdef tuple answer(self, uint64_t address, uint64_t nbytes):
+        """A new block, as Python has it. Where there is no memory for that, nobody would know of the block."""
+        try:
+            return address, nbytes
+        except MemoryError:
+            with nogil:
+                self.release(address, nbytes, True)
+            raise
 
     def free(self, address, nbytes, bint idle=False):
         """As SubAllocator.free, or free_idle."""

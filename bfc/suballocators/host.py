@@ -40,37 +40,46 @@ class HostSubAllocator(SubAllocator):
         return f"HostSubAllocator({total}, {live} live)"
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        with self._lock:
-            if self.live_bytes + nbytes > self.total_bytes:
-                return None
-            self.live_bytes += nbytes
+        if self.live_bytes + nbytes > self.total_bytes:
+            return None
         step = max(alignment, HUGE_PAGE if nbytes >= HUGE_PAGE else mmap.PAGESIZE)
-        try:
-            mapping = _map(nbytes + step)
-        except BaseException:
-            self._give_up(nbytes)
-            raise
+        mapping = _map(nbytes + step)
         if mapping is None:
-            self._give_up(nbytes)
             return None
         start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         address = (start + step - 1) // step * step
-        with self._lock:
-            self._mappings[address] = (mapping, nbytes)
-        return address, nbytes
+        block = address, nbytes
+        try:
+            with self._lock:
+                is_kept = self._keep(address, mapping, nbytes)
+            return block if is_kept else None
+        except BaseException:
+            if self._mappings.get(address, (None,))[0] is mapping:
+                HostSubAllocator.free(self, *block)
+            raise
+
+    def _keep(self, address: int, mapping: mmap.mmap, nbytes: int) -> bool:
+        before = self.live_bytes
+        if before + nbytes > self.total_bytes:
+            return False  # other threads were faster
+        try:
+            self._mappings[address] = mapping, nbytes
+            self.live_bytes += nbytes
+            return True
+        except BaseException:
+            self._mappings.pop(address, None)
+            self.live_bytes = before
+            raise
 
     def free(self, address: int, nbytes: int) -> None:
         with self._lock:
             mapping, received = self._mappings.get(address, (None, 0))
             if mapping is None or received != nbytes:
                 raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+            left = self.live_bytes - nbytes
             del self._mappings[address]
+            self.live_bytes = left
         mapping.close()
-        self._give_up(nbytes)
-
-    def _give_up(self, nbytes: int) -> None:
-        with self._lock:
-            self.live_bytes -= nbytes
 
 
 def _map(nbytes: int) -> mmap.mmap | None:

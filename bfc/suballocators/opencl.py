@@ -127,23 +127,29 @@ class OpenCLSubAllocator(SubAllocator):
         nbytes = operator.index(nbytes)
         if nbytes < 1:
             raise ValueError(f"a block has 1 byte or more, not {nbytes}")
-        with self._lock:
-            largest = self.largest_block or 0
-            if nbytes > largest or self.live_bytes + nbytes > self.total_bytes:
-                return None
-            self.live_bytes += nbytes
+        region, is_set_aside = None, False
         try:
-            region = self._make(max(alignment, self.granularity), nbytes)
-        except BaseException as error:
-            self._give_up(nbytes)
-            if isinstance(error, self._cl.Error):
-                if _opencl.is_no_room(error):
+            with self._lock:
+                largest = self.largest_block or 0
+                if nbytes > largest or self.live_bytes + nbytes > self.total_bytes:
                     return None
-                call = "clSVMAlloc" if self.svm else "clCreateBuffer"
-                raise _opencl.failure(error, f"{call}({nbytes} bytes)") from error
-            raise
-        self._change_regions(add=region)
-        return region.address, nbytes
+                self.live_bytes += nbytes
+                is_set_aside = True
+            region = self._make(max(alignment, self.granularity), nbytes)
+            self._change_regions(add=region)
+            return region.address, nbytes
+        except BaseException as error:
+            if is_set_aside:
+                self._give_up(nbytes)
+            if region is not None:
+                self._change_regions(remove=region)
+                region.memory.release()
+            if not isinstance(error, self._cl.Error):
+                raise
+            if _opencl.is_no_room(error):
+                return None
+            call = "clSVMAlloc" if self.svm else "clCreateBuffer"
+            raise _opencl.failure(error, f"{call}({nbytes} bytes)") from error
 
     def _make(self, alignment: int, nbytes: int) -> Region:
         cl = self._cl

@@ -80,17 +80,34 @@ class SimulatedSubAllocator(SubAllocator):
         return f"SimulatedSubAllocator({total}, {live} live)"
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        with self._lock:
-            if self._refuses(nbytes):
-                self.calls.append(("alloc", nbytes, None))
-                return None
-            step = max(alignment, self.alignment)
-            address = (self._next + step - 1) // step * step
-            self._next = address + nbytes + self.gap
+        block = None
+        try:
+            with self._lock:
+                if self._refuses(nbytes):
+                    self.calls.append(("alloc", nbytes, None))
+                else:
+                    block = self._take(alignment, nbytes)
+            return block
+        except BaseException:
+            if block is not None:
+                SimulatedSubAllocator.free(self, *block)
+            raise
+
+    def _take(self, alignment: int, nbytes: int) -> tuple[int, int]:
+        step = max(alignment, self.alignment)
+        address = (self._next + step - 1) // step * step
+        before = self._next, self.live_bytes
+        try:
             self.live[address] = nbytes
             self.live_bytes += nbytes
+            self._next = address + nbytes + self.gap
+            block = address, nbytes
             self.calls.append(("alloc", nbytes, address))
-            return address, nbytes
+            return block
+        except BaseException:
+            self.live.pop(address, None)
+            self._next, self.live_bytes = before
+            raise
 
     def _refuses(self, nbytes: int) -> bool:
         if self._fail_in:
@@ -103,9 +120,12 @@ class SimulatedSubAllocator(SubAllocator):
 
     def free(self, address: int, nbytes: int) -> None:
         with self._lock:
-            for block in self._run_of_blocks(address, nbytes):
-                self.live_bytes -= self.live.pop(block)
+            blocks = self._run_of_blocks(address, nbytes)
+            left = self.live_bytes - nbytes
             self.calls.append(("free", nbytes, address))
+            for block in blocks:
+                del self.live[block]
+            self.live_bytes = left
 
     def _run_of_blocks(self, address: int, nbytes: int) -> list[int]:
         """The blocks, end to end, that a range consists of."""
