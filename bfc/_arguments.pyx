@@ -109,7 +109,8 @@ cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
         if view.ndim != 1 or view.itemsize != 8 or view.format not in (b"l", b"L", b"q", b"Q"):
             return False
         found.resize(view.shape[0])
-        memcpy(found.data(), view.buf, view.len)
+        if view.len:        # an empty array may lie at NULL
+            memcpy(found.data(), view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
     for number in found[0]:

@@ -121,6 +121,8 @@ cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
         if to.strides[i] == 0 and to.shape[i] > 1:
             return False
     if alike and same_shape and to.flags & source.flags & CONTIGUOUS:
+        if nbytes == 0:
+            return True
         if nbytes < LONG_COPY:
             memmove(to.data, source.data, nbytes)
         else:

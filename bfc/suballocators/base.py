@@ -157,7 +157,8 @@ class SubAllocator(ABC):
         the host's, behind what is queued on the stream. Done when it returns."""
         if self.device.kind != "cpu":
             raise SubAllocatorError(f"{self!r} cannot copy")
-        ctypes.memmove(destination, source, nbytes)
+        if nbytes:  # C forbids even that much of NULL
+            ctypes.memmove(destination, source, nbytes)
 
     @property
     def host_accessible(self) -> bool:
