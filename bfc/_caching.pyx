@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from bfc.errors import never_set_up, out_of_host_memory
 from bfc.settings import CachingSettings, check_switches, late_fraction
+from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
 cdef extern from "_caching.hpp" namespace "bfc" nogil:
@@ -699,10 +700,11 @@ cdef class CachingAllocator(Recorded):
         if request.nbytes >= TOO_LARGE:
             return 0
         try:
-            device_free, total = self.sub_allocator.memory_info()
+            answer = self.sub_allocator.memory_info()
         except Exception as error:      # the request is refused all the same
             report_unraisable(error, self.sub_allocator)
-            device_free, total = 0, self.sub_allocator.total_bytes
+            answer = 0, self.sub_allocator.total_bytes
+        device_free, total = checked_memory_info(answer, self.sub_allocator)
         self.note_refusal(request.rounded, device_free, request.lane.stream, request.lane.pool)
         return self.tell_observers(self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)

@@ -270,3 +270,18 @@ def test_a_closed_allocator_records_nothing():
     with pytest.raises(bfc.ClosedError):
         allocator.record_history()
     gc.collect()
+
+
+@pytest.mark.parametrize("answer", [(-1, 1 << 30), (2, 1), (0, 2**64), (0.5, 1), None, (1,)])
+def test_figures_of_a_device_that_make_no_sense_are_refused_in_words(answer):
+    """A negative one was an OverflowError, which named nobody."""
+
+    class Odd(bfc.SimulatedSubAllocator):
+        def memory_info(self):
+            return answer
+
+    allocator = bfc.CachingAllocator(Odd(64 * MIB))
+    with pytest.raises(bfc.SubAllocatorError, match=r"memory_info\(\) must return"):
+        allocator.allocate_raw(65 * MIB)
+    assert allocator.allocate_raw(MIB)
+    allocator.check()

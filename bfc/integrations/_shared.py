@@ -10,6 +10,7 @@ from bfc._allocator import Allocator
 from bfc._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
 from bfc.streams import StreamLike, stream_handle
+from bfc.suballocators.base import checked_memory_info
 
 Allocators = dict[int, Allocator]  # one for each device, by ordinal
 OneOrMore = Allocator | Iterable[Allocator] | Mapping[int, Allocator]  # as users pass them
@@ -70,7 +71,9 @@ def device_memory(pool: Allocator) -> tuple[int, int]:
     """(free, total) bytes of its device: one driver call, where its source can tell."""
     ask = getattr(pool.sub_allocator, "memory_info", None)
     total = pool.sub_allocator.total_bytes
-    return (total, total) if ask is None else ask()
+    if ask is None:
+        return total, total
+    return checked_memory_info(ask(), pool.sub_allocator)
 
 
 def fault_of(pool: Allocator) -> DriverError | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol, SupportsIndex
 
@@ -166,13 +167,29 @@ class SubAllocator(ABC):
         return self.device.kind in ("cpu", "cuda_host")
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device now, for messages and statistics."""
+        """(free, total) bytes of the device now, for messages and statistics: 0 <= free <= total.
+        Anything else becomes SubAllocatorError."""
         return self.total_bytes, self.total_bytes
 
     def allocation_limit(self) -> int:
         """The memory limit of an allocator that was given none, in bytes. Asked once, when the
         allocator is made; a device may answer with what is free on it now."""
         return self.total_bytes
+
+
+def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[int, int]:
+    """What `memory_info` has answered, as (free, total). Raises SubAllocatorError where that cannot
+    be."""
+    try:
+        free, total = (operator.index(number) for number in answer)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        free, total = -1, -1
+    if not 0 <= free <= total < 2**64:
+        raise SubAllocatorError(
+            f"{sub_allocator!r}.memory_info() must return (bytes free, bytes in all), the first "
+            f"from 0 to the second, not {answer!r}"
+        )
+    return free, total
 
 
 def resolve_limit(
