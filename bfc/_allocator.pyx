@@ -637,6 +637,8 @@ cdef class Allocator(Frees):
         again at the next release."""
         cdef Region region
         cdef cbool listed
+        if regions.empty():
+            return 0
         if not without_gil:
             return self.give_back_in_python(regions)
         listed = self.begin_call(total_size(regions), 0)

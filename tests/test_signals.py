@@ -333,7 +333,7 @@ def test_a_handler_in_c_that_stands_before_pythons_stays_there(make, tmp_path) -
     source = Source()
     allocator = make(source)
     with handled(signal.SIGUSR1), (tmp_path / "dump").open("w+") as file:
-        faulthandler.register(signal.SIGUSR1, file=file, chain=True)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=False, chain=True)
         try:
             for round_ in (1, 2):
                 source.on_alloc = by_raising
