@@ -7,15 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import bfc
-from bfc.snapshot import RegionInfo
+from bfc.testing.beside import segment_from
 from bfc.testing.torch_device import Refused, Subject, answers
-from bfc.testing.torch_words import DEFAULT_POOL, Block, Call, Pool, Segment, TraceEntry
-
-STATES = {
-    "free": "inactive",
-    "waiting": "active_pending_free",
-    "in use": "active_allocated",
-}
+from bfc.testing.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
 
 
 def calls_by_stream(calls: Iterable[Call]) -> list[Call]:
@@ -115,7 +109,7 @@ class Ours(Subject):
 
     def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
         return [
-            segment_of(region)
+            segment_from(region)
             for region in self.allocator.snapshot().regions
             if pool in (DEFAULT_POOL, region.pool_id)
         ]
@@ -145,31 +139,3 @@ class Ours(Subject):
             )
             for entry in entries
         ]
-
-
-def segment_of(region: RegionInfo) -> Segment:
-    """A region in the words of the peer's snapshot."""
-    chunks = region.chunks
-    active = [chunk for chunk in chunks if chunk.in_use]
-    return Segment(
-        address=region.ptr,
-        total_size=region.size,
-        requested_size=sum(chunk.requested_size for chunk in active),
-        allocated_size=sum(chunk.size for chunk in active if chunk.state == "in use"),
-        active_size=sum(chunk.size for chunk in active),
-        stream=region.stream,
-        segment_type=region.kind,
-        is_expandable=False,
-        segment_pool_id=region.pool_id,
-        blocks=[
-            Block(
-                address=chunk.ptr,
-                size=chunk.size,
-                requested_size=(
-                    chunk.requested_size if chunk.in_use else chunk.last_requested_size
-                ),
-                state=STATES[chunk.state],
-            )
-            for chunk in chunks
-        ],
-    )

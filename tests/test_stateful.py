@@ -14,11 +14,10 @@ import secrets
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
+from strategies import Policy, Source, draw_policy, draw_source, setups, twins_of
 
-pytest.register_assert_rewrite("strategies")
-
-from strategies import Policy, Source, Twins, draw_policy, draw_source, setups  # noqa: E402
+from bfc.testing import AllocatorMachine, Twins
 
 HISTORIES = 400
 STEPS = 200
@@ -33,74 +32,37 @@ histories = settings(
 )
 
 
-class AllocatorBesideItsModel(RuleBasedStateMachine):
-    twins: Twins
+def is_counted(machine: AllocatorMachine) -> bool:
+    return machine.twins.beside.model.counter is not None
 
+
+class AllocatorBesideItsModel(AllocatorMachine):
     @initialize(setup=setups(), counted=st.booleans())
-    def build(self, setup: tuple[Policy, Source], counted: bool) -> None:
-        self.twins = Twins(*setup)
+    def start(self, setup: tuple[Policy, Source], counted: bool) -> None:
+        self.twins = twins_of(*setup)
         if counted:
-            self.twins.set_timing_counter()
+            self.attach_a_timing_counter()
 
-    @rule(nbytes=st.integers(0, 5000))
-    def allocate_little(self, nbytes: int) -> None:
-        self.twins.allocate(nbytes)
-
-    @rule(share=st.integers(1, 1050), extra=st.integers(-300, 300))
-    def allocate_a_share_of_the_limit(self, share: int, extra: int) -> None:
-        self.twins.allocate(max(0, self.twins.limit * share // 1000 + extra))
-
-    @rule(power=st.integers(8, 24), extra=st.integers(-1, 1))
-    def allocate_near_a_power_of_two(self, power: int, extra: int) -> None:
-        self.twins.allocate((1 << power) + extra)
-
-    @precondition(lambda self: self.twins.live)
-    @rule(index=st.integers(0, 1000))
-    def free(self, index: int) -> None:
-        self.twins.free(index)
-
-    @precondition(lambda self: len(self.twins.live) > 4)
-    @rule()
-    def free_every_second(self) -> None:
-        for index in range(len(self.twins.live) // 2):
-            self.twins.free(index)
-
-    @rule(number=st.integers(1, 4))
-    def refuse_a_call(self, number: int) -> None:
-        self.twins.fail_at(number)
-
-    @rule()
-    def release_free_regions(self) -> None:
-        self.twins.release_free_regions()
-
-    @rule()
-    def clear_stats(self) -> None:
-        self.twins.clear_stats()
-
-    @precondition(lambda self: self.twins.model.counter is None)
+    @precondition(lambda self: not is_counted(self))
     @rule()
     def attach_a_timing_counter(self) -> None:
-        self.twins.set_timing_counter()
+        set_timing_counter(self.twins)
 
-    @precondition(lambda self: self.twins.model.counter is not None)
+    @precondition(is_counted)
     @rule(behind=st.integers(0, 6))
     def raise_the_frontier(self, behind: int) -> None:
-        self.twins.set_safe_frontier(max(0, self.twins.frees + 1 - behind))
+        self.twins.beside.set_safe_frontier(max(0, self.twins.frees + 1 - behind))
 
-    @precondition(lambda self: self.twins.model.counter is not None)
+    @precondition(is_counted)
     @rule(share=st.integers(1, 400), behind=st.integers(0, 6))
     def allocate_with_a_constraint(self, share: int, behind: int) -> None:
-        self.twins.allocate(self.twins.limit * share // 1000, max(0, self.twins.frees - behind))
+        before = max(0, self.twins.frees - behind)
+        self.twins.allocate(self.twins.limit * share // 1000, freed_before=before)
 
-    @invariant()
-    def both_look_the_same(self) -> None:
-        if hasattr(self, "twins"):
-            self.twins.allocator.check()
-            self.twins.compare()
 
-    def teardown(self) -> None:
-        if hasattr(self, "twins"):
-            self.twins.close()
+def set_timing_counter(twins: Twins) -> None:
+    twins.beside.set_timing_counter()
+    twins.frees = 0
 
 
 TestAllocatorBesideItsModel = AllocatorBesideItsModel.TestCase
@@ -128,18 +90,20 @@ def counted_twins(limit: int) -> Twins:
         granule=256,
         reuses=False,
     )
-    twins = Twins(policy, source)
-    twins.set_timing_counter()
+    twins = twins_of(policy, source)
+    set_timing_counter(twins)
     return twins
 
 
 def test_a_collected_region_leaves_nothing_in_the_queue_of_timestamped_frees() -> None:
     twins = counted_twins(768)
     for size, constraint in ((768, 0), (768, 0), (256, 1), (256, 1)):
-        twins.allocate(size, constraint)  # the third is served by collecting the region
+        twins.allocate(
+            size, freed_before=constraint
+        )  # the third is served by collecting the region
         twins.free(0)
     twins.allocate(768)
-    twins.compare()
+    twins.check()
     twins.close()
 
 
@@ -150,11 +114,11 @@ def test_a_record_that_was_merged_away_while_queued_may_be_found_in_its_next_use
     for index in (2, 1, 0):
         twins.free(index)
     twins.allocate(768)  # merges the third into the second, both into the first, and splits that
-    assert [stamp for *_, stamp in twins.model.layout()[0][2]] == [3, 3, 0]
-    twins.set_safe_frontier(4)
+    assert [stamp for *_, stamp in twins.beside.model.layout()[0][2]] == [3, 3, 0]
+    twins.beside.set_safe_frontier(4)
     twins.allocate(256, freed_before=1)  # the rest has the second's record, which still stood there
-    assert [stamp for *_, stamp in twins.model.layout()[0][2]] == [3, 0, 0]
-    twins.compare()
+    assert [stamp for *_, stamp in twins.beside.model.layout()[0][2]] == [3, 0, 0]
+    twins.check()
     twins.close()
 
 
@@ -179,10 +143,10 @@ def test_random_histories_agree_with_the_model() -> None:
 def play(rng: random.Random) -> None:
     """One history: its set-up, then steps that fill the pool, churn, and drain it by turns."""
     policy = draw_policy(rng.choice)
-    twins = Twins(policy, draw_source(rng.choice, policy.memory_limit))
+    twins = twins_of(policy, draw_source(rng.choice, policy.memory_limit))
     counted = rng.random() < 0.4
     if counted:
-        twins.set_timing_counter()
+        set_timing_counter(twins)
     scale = rng.choice((3, 10, 40, 200))
     wanted = 0.8
     for step in range(STEPS):
@@ -193,11 +157,9 @@ def play(rng: random.Random) -> None:
         else:
             before = max(0, twins.frees - rng.randrange(5)) if counted else 0
             size = draw_size(rng, policy.memory_limit, scale)
-            twins.allocate(size, rng.choice((0, 0, before)))
+            twins.allocate(size, freed_before=rng.choice((0, 0, before)))
         disturb(rng, twins, counted)
-        twins.compare()
-        if step % 10 == 0:
-            twins.allocator.check()
+        twins.check()
     twins.close()
 
 
@@ -222,4 +184,4 @@ def disturb(rng: random.Random, twins: Twins, counted: bool) -> None:
     elif kind < 0.06:
         twins.clear_stats()
     elif counted and kind < 0.2:
-        twins.set_safe_frontier(max(0, twins.frees + 1 - rng.randrange(6)))
+        twins.beside.set_safe_frontier(max(0, twins.frees + 1 - rng.randrange(6)))

@@ -24,18 +24,32 @@ if TYPE_CHECKING:
     from bfc.testing.leaks import Leak as Leak
     from bfc.testing.leaks import LeakError as LeakError
     from bfc.testing.leaks import leak_check as leak_check
+    from bfc.testing.machine import AllocatorMachine as AllocatorMachine
     from bfc.testing.sources import IntegerSource as IntegerSource
     from bfc.testing.sources import Misbehaving as Misbehaving
+    from bfc.testing.strategies import requests as requests
+    from bfc.testing.strategies import settings as settings
+    from bfc.testing.strategies import sizes as sizes
+    from bfc.testing.strategies import stream_events as stream_events
+    from bfc.testing.strategies import traces as traces
+    from bfc.testing.twins import Twins as Twins
 
 #: The module of each public name. One is loaded when its name is first asked for.
 _HOMES = {
+    "AllocatorMachine": "machine",
     "IntegerSource": "sources",
     "Leak": "leaks",
     "LeakError": "leaks",
     "Misbehaving": "sources",
     "SubAllocatorContract": "contract",
+    "Twins": "twins",
     "cuda_emulator": "cuda_emulator",
     "leak_check": "leaks",
+    "requests": "strategies",
+    "settings": "strategies",
+    "sizes": "strategies",
+    "stream_events": "strategies",
+    "traces": "strategies",
 }
 _EXTRAS = {"hypothesis": "Hypothesis", "pytest": "pytest", "_pytest": "pytest"}
 

@@ -177,10 +177,8 @@ class StandIn(SubAllocator):
 class Subject:
     """What the model and ours have in common: the device, the slots, and `run`."""
 
-    def __init__(
-        self, capacity: int = 80 << 30, base: int = 1 << 40, alignment: int = 2 << 20, gap: int = 0
-    ) -> None:
-        self.device = StandIn(capacity, base, alignment, gap)
+    def __init__(self, **device: int) -> None:
+        self.device = StandIn(**device)
         self.hold, self.finish = self.device.hold, self.device.finish
         self.finish_events, self.fail_at = self.device.finish_events, self.device.fail_at
         self._slots: dict[int, int] = {}

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bfc.settings import CachingSettings
-from bfc.testing.torch_device import Event, Refused, Subject, answers
+from bfc.suballocators.base import Fence
+from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_words import (
     ACTIONS,
     DEFAULT_POOL,
@@ -144,9 +145,11 @@ class Scope:
 class TorchModel(Subject):
     """PyTorch's policy over a `StandIn`, with the methods and the answers of `TorchPeer`."""
 
-    def __init__(self, *, settings: str | None = None, **device: int) -> None:
+    def __init__(self, *, settings: str | CachingSettings | None = None, **device: int) -> None:
         super().__init__(**device)
-        self.settings = CachingSettings().apply(settings or "", strict=True)
+        if not isinstance(settings, CachingSettings):
+            settings = CachingSettings().apply(settings or "", strict=True)
+        self.settings = settings
         self.limit: int | None = None
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
         self.default_pools = SubPool("small_pool"), SubPool("large_pool")
@@ -156,7 +159,7 @@ class TorchModel(Subject):
         self.lenders: set[Pool] = set()
         self.unsplit: set[Pool] = set()
         self.scopes: list[Scope] = []
-        self.queues: defaultdict[int, list[tuple[Event, Chunk]]] = defaultdict(list)
+        self.queues: defaultdict[int, list[tuple[Fence, Chunk]]] = defaultdict(list)
         self.deferred: list[Chunk] = []
         self.numbers: dict[str, Stat] = defaultdict(Stat)
         self.counters = dict.fromkeys((name for name in STATS if name.startswith("num_")), 0)
@@ -282,7 +285,7 @@ class TorchModel(Subject):
             return None
         if request.pool.owner is not None:
             request.pool.owner.segments += 1
-        chunk = Chunk(address, request.grow_by, request.stream, request.pool)
+        chunk = Chunk(address, self.device.live[address], request.stream, request.pool)
         chunk.segment.append(chunk)
         self.segments.append(chunk.segment)
         self.count(chunk.pool, segment=1, reserved_bytes=chunk.size)

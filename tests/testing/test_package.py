@@ -43,13 +43,22 @@ def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name in dir(bfc.testing)
 
 
-@pytest.mark.parametrize("name", ["IntegerSource", "Misbehaving", "cuda_emulator"])
+@pytest.mark.parametrize(
+    "name", ["IntegerSource", "Misbehaving", "Twins", "cuda_emulator", "leak_check"]
+)
 def test_what_needs_no_extra_works_without(name: str) -> None:
     run = run_python(without("hypothesis", "pytest") + f"from bfc.testing import {name}")
     assert (run.returncode, run.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("name", "extra"), [("SubAllocatorContract", "pytest")])
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("AllocatorMachine", "hypothesis"),
+        ("SubAllocatorContract", "pytest"),
+        ("traces", "hypothesis"),
+    ],
+)
 def test_what_needs_an_extra_says_so(name: str, extra: str) -> None:
     run = run_python(without(extra) + f"from bfc.testing import {name}")
     assert f"{name} needs" in run.stderr

@@ -1,0 +1,203 @@
+"""Strategies for Hypothesis: sizes, requests, whole histories, settings, and what streams hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from bfc.trace import Trace
+
+KIB, MIB = 1 << 10, 1 << 20
+#: Where rounding, kinds, segments and bins of the two policies change.
+BORDERS = (256, 512, 4 * KIB, MIB, 2 * MIB, 10 * MIB, 20 * MIB)
+SETTINGS = (
+    "large_segment_size_mb",
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
+    "roundup_power2_divisions",
+)
+
+
+def sizes(smallest: int = 1, largest: int = 64 * MIB) -> st.SearchStrategy[int]:
+    """Sizes in bytes: small ones, those near powers of two and near what the policies treat apart,
+    and any. They shrink towards `smallest`.
+
+    >>> from hypothesis import find
+    >>> find(sizes(), lambda nbytes: nbytes > 1 << 20)
+    1048577
+    """
+    if not 0 <= smallest <= largest:
+        raise ValueError(f"sizes go from {smallest} to {largest}: 0 <= smallest <= largest")
+    powers = [1 << bit for bit in range(largest.bit_length())]
+    near = [size for size in sorted({*powers, *BORDERS}) if smallest <= size <= largest]
+    few = st.integers(smallest, min(largest, smallest + 5000))
+    if not near:
+        return few | st.integers(smallest, largest)
+    beside = st.builds(
+        lambda size, extra: min(max(size + extra, smallest), largest),
+        st.sampled_from(near),
+        st.integers(-1, 1),
+    )
+    return few | beside | st.integers(smallest, largest)
+
+
+class Asked(NamedTuple):
+    """A request: bytes, and the stream that it is for."""
+
+    nbytes: int
+    stream: int = 0
+
+
+def requests(
+    sizes: st.SearchStrategy[int] | None = None, streams: Sequence[int] = (0,)
+) -> st.SearchStrategy[Asked]:
+    """Requests of such sizes (`bfc.testing.sizes()`) for such streams.
+
+    >>> from hypothesis import find
+    >>> find(requests(streams=(0, 2)), lambda request: request.stream)
+    Asked(nbytes=1, stream=2)
+    """
+    return st.builds(Asked, _sizes_or(sizes), st.sampled_from(list(streams)))
+
+
+def traces(
+    *,
+    sizes: st.SearchStrategy[int] | None = None,
+    streams: int = 1,
+    min_events: int = 0,
+    max_events: int = 100,
+    frees_all: bool = False,
+) -> st.SearchStrategy[Trace]:
+    """Whole histories, as a `bfc.Trace` of at most so many events that are valid in themselves.
+
+    Parameters
+    ----------
+    sizes
+        What is asked for (`bfc.testing.sizes()`).
+    streams
+        How many streams, numbered from 0.
+    min_events, max_events
+        How many events; where it must free all, the frees at the end come on top of the least.
+    frees_all
+        Whether nothing is live at the end.
+
+    A history shrinks to few events of small sizes: what is not needed to fail is left out.
+
+    >>> from hypothesis import find
+    >>> trace = find(traces(), lambda trace: int(trace.size.sum()) > 5000)
+    >>> trace.op.tolist(), trace.size.tolist()
+    ([0], [5001])
+    """
+    if not 0 <= min_events <= max_events or streams < 1:
+        raise ValueError("0 <= min_events <= max_events, and at least one stream")
+    allocation = requests(sizes, range(streams))
+    free = st.integers(-5, max_events)
+    most = max_events // 2 if frees_all else max_events
+    # Lists are short of themselves: some are to be long from the start.
+    least = st.sampled_from(sorted({min(min_events, most), most // 4, most // 2}))
+    events = least.flatmap(
+        lambda fewest: st.lists(allocation | free, min_size=fewest, max_size=most)
+    )
+    made = events.map(lambda chosen: _history(chosen, frees_all))
+    if min_events:
+        made = made.filter(lambda columns: len(columns[0]) >= min_events)
+    return made.map(lambda columns: Trace(*columns))
+
+
+Columns = tuple[list[int], list[int], list[int], list[int]]
+
+
+def _history(chosen: list[Asked | int], frees_all: bool) -> Columns:
+    """The columns of a trace. A number frees a live block, if any: counted from the oldest, or
+    below 0 from the newest, so that it means the same block where others are left out."""
+    columns: Columns = ([], [], [], [])
+    op, number, size, stream = columns
+    live: list[tuple[int, int]] = []
+
+    def free(at: int) -> None:
+        freed, on = live.pop(at)
+        for column, value in zip(columns, (1, freed, 0, on), strict=True):
+            column.append(value)
+
+    for event in chosen:
+        if isinstance(event, Asked):
+            live.append((op.count(0), event.stream))
+            number.append(live[-1][0])
+            op.append(0)
+            size.append(event.nbytes)
+            stream.append(event.stream)
+        elif live:
+            free(event % len(live) if event >= 0 else -1 - (-1 - event) % len(live))
+    while frees_all and live:
+        free(-1)
+    return columns
+
+
+def settings(keys: Sequence[str] = SETTINGS) -> st.SearchStrategy[str]:
+    """Texts of settings that `bfc.CachingAllocator` takes, of these keys; they shrink towards "".
+
+    >>> from hypothesis import find
+    >>> find(settings(), lambda text: "roundup" in text)
+    'roundup_power2_divisions:1'
+    """
+    unknown = [key for key in keys if key not in SETTINGS]
+    if unknown:
+        raise ValueError(f"there is no setting {unknown[0]!r}; there are {', '.join(SETTINGS)}")
+    return _settings(keys)
+
+
+@st.composite
+def _settings(draw: st.DrawFn, keys: Sequence[str]) -> str:
+    words, large = [], 20
+    chosen = [key for key in SETTINGS if key in keys and draw(st.booleans())]
+    if "large_segment_size_mb" in chosen:
+        large = draw(st.integers(11, 40))
+        words.append(f"large_segment_size_mb:{large}")
+    if "max_split_size_mb" in chosen:
+        words.append(f"max_split_size_mb:{draw(st.integers(large, 100))}")
+    if "max_non_split_rounding_mb" in chosen:
+        words.append(f"max_non_split_rounding_mb:{draw(st.integers(large, 100))}")
+    if "garbage_collection_threshold" in chosen:
+        words.append(f"garbage_collection_threshold:{draw(st.integers(1, 99)) / 100}")
+    if "roundup_power2_divisions" in chosen:
+        words.append(f"roundup_power2_divisions:{1 << draw(st.integers(0, 6))}")
+    return ",".join(draw(st.permutations(words)) if len(words) > 1 else words)
+
+
+class Hold(NamedTuple):
+    """What is queued on the stream from now on stays unfinished."""
+
+    stream: int
+
+
+class Finish(NamedTuple):
+    """Everything on the stream has finished."""
+
+    stream: int
+
+
+class Use(NamedTuple):
+    """A live block, by its number among them, is used on the stream too."""
+
+    block: int
+    stream: int
+
+
+def stream_events(streams: Sequence[int] = (0, 2)) -> st.SearchStrategy[Hold | Finish | Use]:
+    """What happens on streams beside allocating and freeing there: blocks are used on others too
+    (`record_stream`), and work is held and finishes (`hold` and `finish` of a source).
+
+    >>> from hypothesis import find
+    >>> find(stream_events((0, 2)), lambda event: event.stream == 2)
+    Hold(stream=2)
+    """
+    stream = st.sampled_from(list(streams))
+    uses = st.builds(Use, st.integers(0, 100), stream)
+    return uses | st.builds(Hold, stream) | st.builds(Finish, stream)
+
+
+def _sizes_or(chosen: st.SearchStrategy[int] | None) -> st.SearchStrategy[int]:
+    return sizes() if chosen is None else chosen

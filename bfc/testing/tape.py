@@ -1,0 +1,199 @@
+"""What a source answers an allocator, kept so that a model can be answered the same."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from bfc.suballocators.base import Fence, SubAllocator
+
+
+class Differs(AssertionError):  # noqa: N818 - what is the case, not what went wrong
+    """The model asks its source for something else than the allocator did."""
+
+
+class Unfollowable(Exception):  # noqa: N818 - an answer, not an error
+    """The source raised: no model says what comes then."""
+
+
+@dataclass
+class Heard:
+    """A fence, and what it answered so far."""
+
+    fence: Fence | None
+    answers: deque[bool] = field(default_factory=deque)
+
+    def done(self) -> bool:
+        """Asks the fence itself."""
+        self.answers.append(self.fence is None or self.fence.done())
+        return self.answers[-1]
+
+    def wait(self) -> None:
+        """Waits for the fence itself."""
+        if self.fence is not None:
+            self.fence.wait()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: "alloc" (`nbytes` asked for, the block or None, or what was raised), "free" (the
+    block) or "fence" (the stream, the fence)."""
+
+    kind: str
+    number: int
+    answer: Any
+
+    def __str__(self) -> str:
+        number = hex(self.number) if self.kind == "free" else self.number
+        return f"{self.kind}({number}) -> {self.answer}"
+
+
+class Tape:
+    """Listens to a source: from now on each call is kept until the model makes the same one.
+
+    `live` holds the blocks that are handed out, by address.
+    """
+
+    def __init__(self, source: SubAllocator) -> None:
+        self.source = source
+        self.calls: deque[Call] = deque()
+        self.live: dict[int, int] = {}
+        self.keeps = True
+        self._alloc, self._free, self._free_idle = source.alloc, source.free, source.free_idle
+        self._fence = source.fence
+        vars(source).update(
+            alloc=self._heard_alloc,
+            free=lambda address, nbytes: self._heard_free(self._free, address, nbytes),
+            free_idle=lambda address, nbytes: self._heard_free(self._free_idle, address, nbytes),
+            fence=self._heard_fence,
+        )
+
+    def stop(self) -> None:
+        """The source is as it was."""
+        for name in ("alloc", "free", "free_idle", "fence"):
+            vars(self.source).pop(name, None)
+
+    def forget(self) -> None:
+        """Nobody asks for the calls any more."""
+        self.keeps = False
+        self.calls.clear()
+
+    def _keep(self, kind: str, number: int, answer: Any) -> None:
+        if self.keeps:
+            self.calls.append(Call(kind, number, answer))
+
+    def _heard_alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        try:
+            block = self._alloc(alignment, nbytes)
+        except MemoryError:
+            self._keep("alloc", nbytes, None)
+            raise
+        except BaseException as error:
+            self._keep("alloc", nbytes, error)
+            raise
+        self._keep("alloc", nbytes, block)
+        if isinstance(block, tuple) and len(block) == 2:
+            self.live[block[0]] = block[1]
+        return block
+
+    def _heard_free(self, free: Any, address: int, nbytes: int) -> None:
+        try:
+            free(address, nbytes)
+        except BaseException as error:
+            self._keep("alloc", nbytes, error)
+            raise
+        self._keep("free", address, nbytes)
+        end = address + nbytes
+        while address < end and address in self.live:
+            address += self.live.pop(address)
+
+    def _heard_fence(self, stream: int) -> Fence | None:
+        heard = Heard(self._fence(stream))
+        self._keep("fence", stream, heard)
+        return None if heard.fence is None else heard
+
+    # -- the model asks ---------------------------------------------------------------------------
+
+    def take(self, kind: str, number: int) -> Any:
+        """What the source answered to this call, which must be the next one."""
+        call = self.calls.popleft() if self.calls else None
+        if call is not None and isinstance(call.answer, BaseException):
+            raise Unfollowable(call.answer)
+        if call is None or (call.kind, call.number) != (kind, number):
+            raise Differs(f"the model calls {kind}({number:#x}), the allocator {call or 'nothing'}")
+        return call.answer
+
+    def take_fence(self, stream: int) -> Heard | None:
+        """What the source answered, if the allocator asked for a fence."""
+        if self.calls and self.calls[0].kind == "fence":
+            heard: Heard = self.take("fence", stream)
+            return heard
+        return None
+
+    def check_empty(self) -> None:
+        """The model must have made all calls that the allocator made."""
+        if self.calls:
+            raise Differs(f"the allocator calls {self.calls[0]}, the model nothing")
+
+
+class TapedSource(SubAllocator):
+    """The source of TensorFlow's model."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.total_bytes = tape.source.total_bytes
+        self.supports_coalescing = tape.source.supports_coalescing
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        block: tuple[int, int] | None = self.tape.take("alloc", nbytes)
+        return block
+
+    def free(self, address: int, nbytes: int) -> None:
+        if self.tape.take("free", address) != nbytes:
+            raise Differs(f"the model frees {nbytes} bytes at {address:#x}, the allocator others")
+
+
+class TapedFence:
+    """A fence as the model asks it: what the allocator's said, in the same order."""
+
+    def __init__(self, heard: Heard | None) -> None:
+        self._answers = deque[bool]() if heard is None else heard.answers
+        self._heard = heard
+
+    def done(self) -> bool:
+        """Where the allocator asked less often, the fence itself is asked."""
+        if self._heard is None:
+            return True
+        return self._answers.popleft() if self._answers else self._heard.done()
+
+    def wait(self) -> None:
+        """The allocator has waited."""
+
+
+class TapedDevice:
+    """The device of PyTorch's model."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.total_bytes = tape.source.total_bytes
+        self.live: dict[int, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return self.tape.source.memory_info()[0]
+
+    def malloc(self, nbytes: int) -> int | None:
+        """The address of a block; `live` has its bytes."""
+        block = self.tape.take("alloc", nbytes)
+        if block is None:
+            return None
+        self.live[block[0]] = block[1]
+        return int(block[0])
+
+    def free(self, address: int, nbytes: int) -> None:
+        if self.tape.take("free", address) != self.live.pop(address):
+            raise Differs(f"the model frees {nbytes} bytes at {address:#x}, the allocator others")
+
+    def fence(self, stream: int) -> TapedFence:
+        return TapedFence(self.tape.take_fence(stream))
