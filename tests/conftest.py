@@ -48,7 +48,11 @@ def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> object:
     """With BFC_CI=1 a skip is a failure: what CI needs and does not find must not pass by."""
     is_skip = report.skipped and not hasattr(report, "wasxfail")
     reason = str(report.longrepr)
-    if is_skip and os.environ.get("BFC_CI") == "1" and not any(text in reason for text in NOT_IN_CI):
+    if (
+        is_skip
+        and os.environ.get("BFC_CI") == "1"
+        and not any(text in reason for text in NOT_IN_CI)
+    ):
         report.outcome, report.longrepr = "failed", f"skipped, which CI may not: {reason}"
     return report
 

@@ -133,8 +133,7 @@ class OpenCLSubAllocator(SubAllocator):
                 largest = self.largest_block or 0
                 if nbytes > largest or self.live_bytes + nbytes > self.total_bytes:
                     return None
-                self.live_bytes += nbytes
-                is_set_aside = True
+                is_set_aside, self.live_bytes = True, self.live_bytes + nbytes
             region = self._make(max(alignment, self.granularity), nbytes)
             self._change_regions(add=region)
             return region.address, nbytes

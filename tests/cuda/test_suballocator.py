@@ -50,6 +50,29 @@ def test_each_kind_asks_the_driver_for_what_it_says(make_cuda, emulated, kind: s
     assert emulated.count(FREES[kind]) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_alloc_that_finds_no_host_memory_keeps_nothing(make_cuda, kind: str) -> None:
+    """Where there was none for its answer, the block was nobody's."""
+    testcapi = pytest.importorskip("_testcapi")
+    source = make_cuda(kind=kind).sub_allocator
+    gc.disable()
+    try:
+        for n in range(30):
+            block = None
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                block = source.alloc(256, MIB)
+            except MemoryError:
+                pass
+            finally:
+                testcapi.remove_mem_hooks()
+            assert source.live_bytes == (MIB if block else 0)
+            if block:
+                source.free(*block)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("kind", ["pinned", "managed"])
 def test_memory_that_the_host_reaches_speaks_the_buffer_protocol(make_cuda, kind: str) -> None:
     allocator = make_cuda(kind=kind)

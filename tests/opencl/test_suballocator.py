@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pocl
 import pytest
+from strikes import struck
 
 import bfc
 from bfc import _opencl
@@ -70,6 +71,17 @@ def test_a_region_is_resident_before_alloc_returns(source, monkeypatch, cl) -> N
     block = source.alloc(256, MIB)
     assert calls == ["migrate", "finish"]
     source.free(*block)
+
+
+def test_an_alloc_that_raises_at_any_line_has_kept_nothing(source) -> None:
+    line = 1
+    while struck(line, source.alloc, 256, MIB):
+        assert source.live_bytes == 0
+        assert source._regions == ((), ())
+        line += 1
+    assert line > 10
+    ((address,), _) = source._regions
+    source.free(address, MIB)
 
 
 def test_svm_is_made_resident_where_it_cannot_be_migrated(context, cl, monkeypatch) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
+from strikes import struck
 
 import bfc
 
@@ -19,10 +18,6 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "simulated, joining": lambda: bfc.SimulatedSubAllocator("64 MiB", supports_coalescing=True),
     "host": lambda: bfc.HostSubAllocator("64 MiB"),
 }
-
-
-class Struck(BaseException):
-    pass
 
 
 @pytest.fixture(params=FACTORIES)
@@ -37,35 +32,6 @@ def live(source: Any) -> dict[int, Any]:
     blocks = source._mappings if isinstance(source, bfc.HostSubAllocator) else source.live
     assert isinstance(blocks, dict)
     return blocks
-
-
-def strike_at(line: int) -> Callable[[FrameType, str, Any], Any]:
-    """A trace function that raises at the n-th line that runs in a source."""
-    left = [line]
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if "suballocators" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                raise Struck
-        return trace
-
-    return trace
-
-
-def struck(line: int, call: Callable[..., Any], *arguments: int) -> bool:
-    """Whether the call came so far as to be struck."""
-    before = sys.gettrace()
-    sys.settrace(strike_at(line))
-    try:
-        call(*arguments)
-    except Struck:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def test_an_alloc_that_raises_at_any_line_has_kept_nothing(source) -> None:

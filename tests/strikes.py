@@ -1,0 +1,46 @@
+"""Exceptions at any line of a source."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import bfc.suballocators
+
+SOURCES = Path(bfc.suballocators.__file__).parent
+
+
+class Struck(BaseException):
+    pass
+
+
+def strike_at(line: int) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function that raises at the n-th line that runs in a source."""
+    left = [line]
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if Path(frame.f_code.co_filename).parent != SOURCES:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise Struck
+        return trace
+
+    return trace
+
+
+def struck(line: int, call: Callable[..., Any], *arguments: int) -> bool:
+    """Whether the call came so far as to be struck."""
+    before = sys.gettrace()
+    sys.settrace(strike_at(line))
+    try:
+        call(*arguments)
+    except Struck:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
