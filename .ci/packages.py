@@ -41,13 +41,14 @@ IN_SDIST = [
 GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!testing/).*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
-import inspect, sys, bfc
+import sys, bfc
 assert "numpy" not in sys.modules
 allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
 with allocator.allocate("1 MiB") as buffer:
     memoryview(buffer)[:3] = b"bfc"
-assert bfc.Trace.load(sys.argv[1]).replay(allocator).failed == 0
-allocator.check()
+gpu = bfc.BFCAllocator(bfc.SimulatedSubAllocator("4 GiB"))
+assert bfc.Trace.load(sys.argv[1]).replay(gpu).failed == 0
+gpu.check()
 """
 
 
