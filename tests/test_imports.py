@@ -14,10 +14,23 @@ import bfc
 
 ROOT = Path(__file__).parent.parent / "bfc"
 PROJECT = ROOT.parent / "pyproject.toml"
-HEAVY = ["numpy", "cuda", "pyopencl", "cupy", "numba", "torch", "tqdm", "rmm", "matplotlib"]
+HEAVY = [
+    "bfc.testing",
+    "hypothesis",
+    "pytest",
+    "numpy",
+    "cuda",
+    "pyopencl",
+    "cupy",
+    "numba",
+    "torch",
+    "tqdm",
+    "rmm",
+    "matplotlib",
+]
 SOURCES = sorted(path for path in ROOT.rglob("*.py*") if path.suffix in (".py", ".pyx"))
 #: Modules that need an extra package: they may fail to import where they say that it is missing.
-EXTRAS = ("integrations",)
+EXTRAS = ("integrations", "testing")
 
 
 def module_name(path: Path) -> str:
