@@ -80,7 +80,7 @@ cdef class BFCAllocator(Allocator):
         [1, 0]
         """
         self.acquire()
-        self.pool.set_timing_counter(counter)
+        _before = self.pool.set_timing_counter(counter)
         self.lock.release()
 
     def set_safe_frontier(self, count):

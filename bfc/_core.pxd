@@ -282,7 +282,7 @@ cdef class Pool:
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil
     cdef void remove_region(self, Region region) noexcept nogil
     cdef void forget_queued(self) noexcept nogil
-    cdef void set_timing_counter(self, SharedCounter counter)
+    cdef SharedCounter set_timing_counter(self, SharedCounter counter)
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil
     cdef void restart_peaks(self) noexcept nogil

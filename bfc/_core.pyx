@@ -741,9 +741,12 @@ cdef class Pool:
 
     # -- timestamped frees --------------------------------------------------------------------------------------------
 
-    cdef void set_timing_counter(self, SharedCounter counter):
+    cdef SharedCounter set_timing_counter(self, SharedCounter counter):
+        """Returns the one before: dropped under the lock, its finaliser would wait for that lock."""
+        cdef SharedCounter before = self.timing_counter
         self.timing_counter = counter
         self.timing = <void*>counter if counter is not None else NULL
+        return before
 
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil:
         """Coalesces what was freed before the safe frontier; with `required` > 0 also what was freed after it, until a

@@ -536,3 +536,19 @@ def test_what_makes_no_sense_raises_and_does_not_crash(code: str) -> None:
         f"try: {code}\nexcept Exception: print('raised')"
     )
     assert (status, printed) == (0, "raised\n")
+
+
+def test_the_timing_counter_that_is_replaced_may_ask_the_allocator_as_it_goes() -> None:
+    """It went with the lock held, and its finaliser waited for that lock."""
+    code, said = run_python(
+        "import faulthandler, bfc\n"
+        "faulthandler.dump_traceback_later(30, exit=True)\n"
+        "allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 MiB'))\n"
+        "class Counter(bfc.SharedCounter):\n"
+        "    def __del__(self):\n"
+        "        print(allocator.stats().bytes_in_use)\n"
+        "allocator.set_timing_counter(Counter())\n"
+        "allocator.set_timing_counter(bfc.SharedCounter())\n"
+        "print('replaced')\n"
+    )
+    assert (code, said) == (0, "0\nreplaced\n")
