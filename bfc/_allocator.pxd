@@ -8,6 +8,7 @@ from libcpp.vector cimport vector
 from bfc._core cimport ChunkHandle, Lane, Region
 from bfc._driver cimport bfc_native_source
 from bfc._frees cimport Frees
+from bfc._ledger cimport Shown
 
 cdef struct Request:
     uint64_t nbytes             # as asked
@@ -49,15 +50,15 @@ cdef class Allocator(Frees):
     cdef uint64_t alignment             # of regions
     cdef bint may_be_unordered          # whether a stream's work may run in any order: the sub-allocator is asked
 
-    # Guarded by the lock.
+    # Guarded by the lock; what is Shown may be read without.
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
-    cdef uint64_t changes               # counts regions that came or went
-    cdef uint64_t calls_ended           # counts calls to the sub-allocator
+    cdef Shown[uint64_t] changes        # counts regions that came or went
+    cdef Shown[uint64_t] calls_ended    # counts calls to the sub-allocator
     cdef vector[Call] calls             # to the sub-allocator, under way now
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
     cdef uint64_t unreturned_bytes
-    cdef uint64_t refused_bytes         # of the sub-allocator's last refusal; 0: the limit refused
-    cdef int last_fault                 # of the last allocation without the GIL
+    cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
+    cdef Shown[int] last_fault          # of the last allocation without the GIL
 
     # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
     # what to do where nothing fits, and what else where upstream would refuse, both of which take the lock themselves,
@@ -105,6 +106,7 @@ cdef class Allocator(Frees):
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil
     cdef int refuse_region(self, Region* block, cbool overlaps, cbool closed) except -1 with gil
     cdef bint is_inside_a_call(self) noexcept
+    cdef bint is_any_inside_a_call(self) noexcept
     cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil

@@ -42,6 +42,9 @@ cdef extern from "_source.h":
     const char* BFC_NATIVE_SOURCE
     int BFC_NO_ROOM
 
+cdef extern from "_wait.hpp" namespace "bfc" nogil:
+    bint is_finalizing()
+
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
     PyObject* PyLong_FromUnsignedLongLong(unsigned long long number)    # NULL where there is no memory
@@ -54,8 +57,8 @@ cdef enum:
 
 
 cdef void forget_calls_of_others(Allocator allocator) noexcept nogil:
-    """In a forked child, with the lock held: what is under way is the forking thread's alone. It may be inside its own
-    sub-allocator, where it forks."""
+    """With the lock held, in a forked child and where the interpreter ends: no other thread goes on with what it has
+    under way. This one may be inside its own sub-allocator, where it forks."""
     cdef Call call
     cdef vector[Call] own
     allocator.set_aside = allocator.unreturned_bytes
@@ -260,7 +263,7 @@ cdef class Allocator(Frees):
         request.shared = unordered
         if freed_before is not None:
             request.freed_before = count_from(freed_before)
-        cdef uint64_t seen = self.frees
+        cdef uint64_t seen = self.frees.get()
         self.try_allocate(&request, placed)
         if placed.handle == NO_CHUNK and size:
             self.try_harder(&request, freed_before, seen, placed)
@@ -291,9 +294,9 @@ cdef class Allocator(Frees):
             self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             self.was_refused(request)
-            refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes)}"
+            refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes.get())}"
             raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
-                                refused_by if self.refused_bytes else "", self.sub_allocator.largest_block)
+                                refused_by if self.refused_bytes.get() else "", self.sub_allocator.largest_block)
         return 0
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
@@ -316,7 +319,7 @@ cdef class Allocator(Frees):
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
         """Whether memory was freed on the home stream since another stream was last made to wait for it."""
         self.acquire()
-        home_frees[0] = self.frees - self.fenced_frees
+        home_frees[0] = self.frees.get() - self.fenced_frees
         cdef uint64_t known = self.ordered[stream_id] if self.ordered.count(stream_id) else 0
         self.lock.release()
         return known != home_frees[0]
@@ -335,11 +338,11 @@ cdef class Allocator(Frees):
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
-            while self.frees == seen and not self.orphans.size() and not late:
+            while self.frees.get() == seen and not self.orphans.size() and not late:
                 time.sleep(_RETRY_POLL_SECONDS)
                 self.catch_up()     # a stream that finishes counts as a free
                 late = time.monotonic() >= deadline
-            seen = self.frees
+            seen = self.frees.get()
             if freed_before is not None:
                 request.freed_before = count_from(freed_before)
             self.try_allocate(request, placed)
@@ -377,10 +380,14 @@ cdef class Allocator(Frees):
     cdef int after_miss(self, Request* request, Placement* placed) except -1:
         """The slow way, without the lock: `place_after_miss` takes it where it needs the pool."""
         cdef uint64_t seen
+        if is_finalizing():
+            self.acquire()
+            forget_calls_of_others(self)
+            self.lock.release()
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise ClosedError("this allocator is closed")
-            seen = self.changes - request.changes   # what other threads have brought or taken
+            seen = self.changes.get() - request.changes   # what other threads have brought or taken
             self.place_after_miss(request, placed)
             if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
                 break
@@ -406,13 +413,19 @@ cdef class Allocator(Frees):
         request.has_waited = True
         if waits:
             self.wait_for_streams()
-        cdef uint64_t ended = self.calls_ended
+        cdef uint64_t ended = self.calls_ended.get()
         cdef bint is_inside = self.is_inside_a_call()
         if request.blocked and not is_inside:
             time.sleep(_RETRY_POLL_SECONDS)
-        while self.calls.size() and not is_inside and self.calls_ended == ended:
+        while not is_inside and self.is_any_inside_a_call() and self.calls_ended.get() == ended:
             time.sleep(_RETRY_POLL_SECONDS)
-        return waits or (request.blocked and not is_inside) or self.changes - request.changes != seen
+        return waits or (request.blocked and not is_inside) or self.changes.get() - request.changes != seen
+
+    cdef bint is_any_inside_a_call(self) noexcept:
+        self.acquire()
+        cdef bint found = self.calls.size() > 0
+        self.lock.release()
+        return found
 
     cdef bint is_inside_a_call(self) noexcept:
         """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
@@ -463,7 +476,7 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-        if self.orphans.size() or self.waiting or self.stranded.size() or self.noter is not None:
+        if self.orphans.size() or self.waiting or self.strandings.get() or self.noter is not None:
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
@@ -563,8 +576,8 @@ cdef class Allocator(Frees):
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
         self.acquire()
         self.set_aside -= nbytes
-        self.refused_bytes = nbytes
-        self.calls_ended += 1
+        self.refused_bytes.set(nbytes)
+        self.calls_ended.add(1)
         if listed:
             self.calls.erase(self.calls.begin() + (self.newest_call() - self.calls.data()))
         self.lock.release()
@@ -593,7 +606,7 @@ cdef class Allocator(Frees):
             added = bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions)
         if added:
             self.fill(self.find_in_new_region(request, block), request, placed)
-            self.changes += 1
+            self.changes.add(1)
             request.changes += 1
         elif not overlaps and try_push_back(refused, block[0]):
             self.set_aside += nbytes
@@ -654,7 +667,7 @@ cdef class Allocator(Frees):
             call.nbytes -= min(call.nbytes, region.end - region.ptr)
         if returned:
             self.set_aside -= region.end - region.ptr
-            self.changes += 1
+            self.changes.add(1)
         elif try_push_back(self.unreturned, region):
             self.unreturned_bytes += region.end - region.ptr
         self.lock.release()
@@ -784,22 +797,24 @@ cdef class Allocator(Frees):
         self.set_request(&request, nbytes, stream if self.by_stream else self.home_stream)
         cdef uint64_t home_frees, stream_id
         cdef int _poll
+        cdef cbool closed = False
         request.without_gil = True
         placed.handle = NO_CHUNK
         for _poll in range(_POLLS_WITHOUT_GIL):
             self.acquire()
-            if not self.is_closed:
+            closed = self.is_closed
+            if not closed:
                 self.fill(self.place(&request), &request, &placed)
             self.lock.release()
-            if placed.handle != NO_CHUNK or self.is_closed:
+            if placed.handle != NO_CHUNK or closed:
                 break
             self.place_after_miss(&request, &placed)
             if placed.handle != NO_CHUNK or not request.blocked:
                 break
             usleep(1000)
-        if placed.handle == NO_CHUNK and not self.is_closed:
+        if placed.handle == NO_CHUNK and not closed:
             self.place_where_refused(&request, &placed)
-        self.last_fault = request.fault
+        self.last_fault.set(request.fault)
         if placed.handle >= NO_HOST_MEMORY:
             return False
         ptr[0] = placed.ptr
@@ -844,8 +859,9 @@ cdef class Allocator(Frees):
         if handle != NO_CHUNK and not self.is_closed:
             if elsewhere or not idle:
                 try_push_back(self.stranded, Orphan(handle, self.pool.chunks[handle].allocation_id))
+                self.strandings.set(self.stranded.size())
             if idle:
                 self.pool.free_chunk(handle)
-                self.frees += 1
+                self.frees.add(1)
         self.lock.release()
         return True

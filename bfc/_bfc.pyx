@@ -89,7 +89,7 @@ cdef class BFCAllocator(Allocator):
         self.acquire()
         if frontier > self.pool.safe_frontier:
             self.pool.safe_frontier = frontier
-            self.frees += 1
+            self.frees.add(1)
         self.lock.release()
 
     cdef int check_alignment(self, uint64_t alignment) except -1:
@@ -144,7 +144,7 @@ cdef class BFCAllocator(Allocator):
             size = self.growth.grow_to(rounded, available, &grew)
         request.blocked = size == 0 and rounded <= available + self.set_aside - self.unreturned_bytes
         if size == 0:
-            self.refused_bytes = 0
+            self.refused_bytes.set(0)
         self.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
         self.lock.release()
         if size == 0:

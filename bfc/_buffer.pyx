@@ -46,7 +46,12 @@ cdef extern from "dlpack.h" nogil:
         DLTensor dl_tensor
 
 cdef extern from "Python.h":
+    ctypedef int PyGILState_STATE
     int Py_IsInitialized() nogil
+    void PyGILState_Release(PyGILState_STATE state) nogil
+
+cdef extern from "_wait.hpp" namespace "bfc" nogil:
+    PyGILState_STATE ensure_gil()
 
 cdef struct Export:             # what a capsule leads to; shape and strides stand behind it
     PyObject* keeper            # a reference: the buffer, or the array that it was copied into
@@ -789,9 +794,13 @@ cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
 
 
 cdef void release(Export* export) noexcept nogil:
+    """A consumer in C++ may call it from a destructor, and a thread must not be unwound there."""
+    cdef PyGILState_STATE state
     if Py_IsInitialized():
+        state = ensure_gil()
         with gil:
             let_go_of(export)
+        PyGILState_Release(state)
 
 
 cdef void let_go_of(Export* export) noexcept:

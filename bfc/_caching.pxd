@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 
 from bfc._allocator cimport Placement, Request
 from bfc._core cimport ChunkHandle, Lane, Region
+from bfc._ledger cimport Shown
 from bfc._recorded cimport Recorded
 
 cdef struct PoolId:
@@ -45,6 +46,7 @@ cdef class CachingAllocator(Recorded):
     cdef uint64_t oversize_slack
     cdef vector[PrivatePool] private_pools
     cdef vector[Scope] scopes           # the newest last
+    cdef Shown[size_t] open_scopes      # how many these are; may be read without the lock
     cdef vector[PoolId] lenders         # pools that serve requests which would be refused
     cdef vector[PoolId] unsplit         # pools whose chunks are handed out whole
 

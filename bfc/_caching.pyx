@@ -217,7 +217,7 @@ cdef class CachingAllocator(Recorded):
         self.acquire()
         self.allowed = allowed
         self.limit = limit
-        self.frees += 1         # who waits for memory looks again
+        self.frees.add(1)         # who waits for memory looks again
         self.resolve_collection()
         self.answer_all()
         self.lock.release()
@@ -368,7 +368,7 @@ cdef class CachingAllocator(Recorded):
         if fits:
             self.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
         else:
-            self.refused_bytes = 0
+            self.refused_bytes.set(0)
         self.lock.release()
         if fits and self.ask(request, size, &block, True):
             self.take_region(request, placed, &block)
@@ -398,7 +398,7 @@ cdef class CachingAllocator(Recorded):
     cdef cbool is_gated(self) noexcept nogil:
         """In 2.11 an open scope keeps events from being looked at, on every thread and stream (spec 0.3). Without
         `strict` that ends where a request would be refused, or a user asks for memory to be given back."""
-        return self.scopes.size() > 0
+        return self.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
 
@@ -407,15 +407,15 @@ cdef class CachingAllocator(Recorded):
         cdef vector[ChunkHandle] candidates
         cdef vector[Region] regions
         cdef uint64_t taken
-        if self.collects_above == UNLIMITED:
-            return 0
+        cdef cbool collects
         self.acquire()
+        collects = self.collects_above != UNLIMITED
         taken = self.pool.counters.pool_bytes
         if taken > self.collects_above and self.list_whole(DEFAULT_POOL, LARGE, candidates):
             self.collect_oldest(candidates, taken - self.collects_above, regions)
             self.forget(regions)
         self.lock.release()
-        return self.release(request, regions)
+        return self.release(request, regions) if collects else 0
 
     cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target,
                              vector[Region]& out) noexcept nogil:
@@ -442,14 +442,14 @@ cdef class CachingAllocator(Recorded):
     cdef int release_oversize(self, Request* request) except -1 nogil:
         """Gives oversize regions of the stream back, so that a new one fits (spec 2.13). Whether enough went."""
         cdef vector[Region] regions
-        cdef cbool enough
-        if self.oversize == UNLIMITED:
-            return False
+        cdef cbool enough, limited
         self.acquire()
-        enough = self.choose_oversize(request, regions)
+        limited = self.oversize != UNLIMITED
+        enough = limited and self.choose_oversize(request, regions)
         self.forget(regions)
         self.lock.release()
-        self.release(request, regions)
+        if limited:
+            self.release(request, regions)
         return enough
 
     cdef cbool choose_oversize(self, Request* request, vector[Region]& out) noexcept nogil:
@@ -627,7 +627,7 @@ cdef class CachingAllocator(Recorded):
 
     cdef int catch_up(self) except -1:
         """Fences are asked at an allocation only (spec 2.12)."""
-        if self.orphans.size() or self.stranded.size():
+        if self.orphans.size() or self.strandings.get():
             faults = []
             self.free_put_off(faults)
             return report_faults(faults)
@@ -750,6 +750,7 @@ cdef class CachingAllocator(Recorded):
                 self.lock.release()
                 raise RuntimeError(f"pool {pool} is in use already: end that use first")
         added = try_push_scope(self.scopes, scope)
+        self.open_scopes.set(self.scopes.size())
         self.lock.release()
         if not added:
             raise out_of_host_memory()
@@ -768,6 +769,7 @@ cdef class CachingAllocator(Recorded):
                      and (self.scopes[i].kind != ONE_THREAD or self.scopes[i].of == thread_number()))
         if found:
             self.scopes.erase(self.scopes.begin() + i)
+            self.open_scopes.set(self.scopes.size())
         self.lock.release()
         if not found:
             raise RuntimeError(f"pool {pool} is not in use in this thread")

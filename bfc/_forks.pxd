@@ -1,15 +1,15 @@
-"""What has to know that the process was forked."""
+"""What has to know that threads ended in the middle of something: by a fork, or with the interpreter."""
 
 from libc.stdint cimport uint64_t
 
 
-cdef uint64_t fork_count() noexcept nogil
-cdef unsigned long thread_that_forked() noexcept nogil
+cdef uint64_t era() noexcept
+cdef unsigned long survivor() noexcept
 
 
 cdef class ForkSafeLock:
     cdef unsigned long holder
     cdef uint64_t depth
-    cdef uint64_t epoch
+    cdef uint64_t era
 
     cdef bint take(self) noexcept

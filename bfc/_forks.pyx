@@ -1,4 +1,4 @@
-"""What has to know that the process was forked."""
+"""What has to know that threads ended in the middle of something: by a fork, or with the interpreter."""
 
 from posix.unistd cimport usleep
 
@@ -16,33 +16,27 @@ cdef enum:
     POLL_MICROSECONDS_AT_MOST = 1000
 
 cdef uint64_t forks = 0
-cdef unsigned long survivor = 0
+cdef unsigned long forker = 0
 
 
-cdef void count_fork() noexcept nogil:
+cdef void note_fork() noexcept nogil:
     """The C library calls it in a child before any hook of Python's runs, which may allocate."""
-    global forks, survivor
+    global forks, forker
     forks += 1
-    survivor = PyThread_get_thread_ident()
+    forker = PyThread_get_thread_ident()
 
 
-pthread_atfork(NULL, NULL, count_fork)
+pthread_atfork(NULL, NULL, note_fork)
 
 
-cdef uint64_t fork_count() noexcept nogil:
-    """How many forks lie between this process and the one that imported the package. What a thread has left behind
-    under another count than today's, it will not go on with: it does not exist here."""
-    return forks
-
-
-cdef unsigned long thread_that_forked() noexcept nogil:
-    """The one thread of the parent that lives in this process; 0 where nothing was forked."""
-    return survivor
-
-
-cdef uint64_t epoch_now() noexcept:
-    """Other threads live as long as it stays the same: the end of the interpreter stops all but one, too."""
+cdef uint64_t era() noexcept:
+    """As long as it stays the same, threads live on. A fork and the end of the interpreter leave one of them."""
     return 2 * forks + is_finalizing()
+
+
+cdef unsigned long survivor() noexcept:
+    """The one thread of the last era that still runs Python, 0 where there was none before."""
+    return PyThread_get_thread_ident() if is_finalizing() else forker
 
 
 cdef class ForkSafeLock:
@@ -68,9 +62,9 @@ cdef class ForkSafeLock:
     cdef bint take(self) noexcept:
         """The GIL makes it one step."""
         cdef unsigned long me = PyThread_get_thread_ident()
-        cdef uint64_t now = epoch_now()
-        if self.epoch != now:
-            self.epoch = now
+        cdef uint64_t now = era()
+        if self.era != now:
+            self.era = now
             self.depth = 0
         if self.depth and self.holder != me:
             return False
@@ -79,5 +73,5 @@ cdef class ForkSafeLock:
         return True
 
     def __exit__(self, *exc_info):
-        if self.depth and self.holder == PyThread_get_thread_ident() and self.epoch == epoch_now():
+        if self.depth and self.holder == PyThread_get_thread_ident() and self.era == era():
             self.depth -= 1     # else a fork inside the section has freed it already

@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 
 from bfc._buffer cimport Buffer
 from bfc._core cimport Chunk, ChunkHandle
-from bfc._ledger cimport Ledger
+from bfc._ledger cimport Ledger, Shown
 
 cdef struct Orphan:             # a free that found the lock taken
     ChunkHandle handle
@@ -18,7 +18,7 @@ cdef enum:
 
 
 cdef class Frees(Ledger):
-    cdef uint64_t frees                 # counts frees; who waits for memory watches it
+    cdef Shown[uint64_t] frees          # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
     cdef int64_t live_buffers
     cdef vector[Orphan] orphans         # guarded by the GIL, as the next five
@@ -28,7 +28,8 @@ cdef class Frees(Ledger):
     cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
     cdef vector[Orphan] stuck_orphans
     cdef vector[Orphan] stranded        # by callers without the GIL; guarded by the lock
-    cdef uint64_t forks_seen            # that `waiting` knows of
+    cdef Shown[size_t] strandings       # how many these are
+    cdef uint64_t era_seen              # that `waiting` knows of
     cdef bint is_abandoned              # collected, but for views of its memory
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free

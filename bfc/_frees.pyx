@@ -16,7 +16,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc._forks cimport fork_count, thread_that_forked
+from bfc._forks cimport era, survivor
 from bfc._signals cimport raise_later
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -90,7 +90,7 @@ cdef class Frees(Ledger):
         self.fenced = {}
         self.waiting = {}
         self.stuck = []
-        self.forks_seen = fork_count()
+        self.era_seen = era()
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ cdef class Frees(Ledger):
         cdef uint64_t address = address_from(ptr)
         if address == 0:
             self.acquire()
-            self.frees += 1
+            self.frees.add(1)
             self.lock.release()
             return
         self.free_address(address)
@@ -199,7 +199,7 @@ cdef class Frees(Ledger):
                     break
                 if not self.pool.free_chunk(handles[i]):
                     break
-                self.frees += 1
+                self.frees.add(1)
             i += 1
             if i % BETWEEN_OTHERS == 0:
                 self.give_way()
@@ -245,7 +245,7 @@ cdef class Frees(Ledger):
             return self.free_shared(handle)
         self.pool.prefetch_neighbours(handle)
         freed = self.pool.free_chunk(handle)
-        self.frees += 1
+        self.frees.add(1)
         self.lock.release()
         if not freed:
             raise out_of_host_memory()
@@ -303,7 +303,7 @@ cdef class Frees(Ledger):
             self.lock.release()
             self.orphans.push_back(Orphan(handle, allocation_id))
         else:
-            self.frees += 1
+            self.frees.add(1)
             self.lock.release()
 
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
@@ -472,7 +472,7 @@ cdef class Frees(Ledger):
         if self.is_waiting(handle):
             self.fenced_frees += self.pool.chunks[handle].stream != self.home_stream
             freed = self.pool.free_chunk(handle)
-        self.frees += 1
+        self.frees.add(1)
         self.lock.release()
         if not freed:
             self.stuck.append((None, None, [handle, 1]))
@@ -526,7 +526,7 @@ cdef class Frees(Ledger):
         return report_faults(faults)
 
     cdef int catch_up(self) except -1:
-        if self.orphans.size() or self.waiting or self.stranded.size():
+        if self.orphans.size() or self.waiting or self.strandings.get():
             self.settle()
         return 0
 
@@ -540,10 +540,11 @@ cdef class Frees(Ledger):
         """What a caller without the GIL could not do: frees that the device was not idle for, and dictionaries."""
         cdef vector[Orphan] left
         cdef Orphan orphan
-        if self.stranded.size() == 0:
+        if self.strandings.get() == 0:
             return 0
         self.acquire()
         left.swap(self.stranded)
+        self.strandings.set(0)
         self.lock.release()
         for orphan in left:
             self.acquire()
@@ -621,13 +622,13 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int forget_dead_askers(self) except -1:
-        """In a forked child: of the threads that asked a fence then, only the one that forked goes on."""
-        if self.forks_seen == fork_count():
+        """Where the others have ended, of the threads that asked a fence only the one that is left goes on."""
+        if self.era_seen == era():
             return 0
-        self.forks_seen = fork_count()
+        self.era_seen = era()
         for queue in list(self.waiting.values()):
             for entry in list(queue):
-                if entry[2] != thread_that_forked():
+                if entry[2] != survivor():
                     entry[2] = 0
         return 0
 

@@ -15,6 +15,10 @@ cdef extern from "_lock.hpp" namespace "bfc" nogil:
         void give_way()
         void on_fork(void (*forget)(void*) noexcept nogil, void* whose)
         uint64_t acquisitions()
+    cdef cppclass Shown[T]:
+        T get()
+        void set(T value)
+        void add(T more)
 
 
 cdef class Ledger(Owner):

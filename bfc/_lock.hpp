@@ -125,4 +125,16 @@ private:
     Lock* next_ = nullptr;
 };
 
+// What is changed with a lock held, and read by anybody.
+template <class T>
+class Shown {
+public:
+    T get() const noexcept { return value_.load(std::memory_order_relaxed); }
+    void set(T value) noexcept { value_.store(value, std::memory_order_relaxed); }
+    void add(T more) noexcept { set(get() + more); }
+
+private:
+    std::atomic<T> value_{};
+};
+
 }  // namespace bfc

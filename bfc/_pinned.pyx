@@ -21,7 +21,7 @@ from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
 from bfc._contract cimport ask_for_block
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
-from bfc._forks cimport fork_count, thread_that_forked
+from bfc._forks cimport era, survivor
 from bfc._frees cimport is_exiting, report_unraisable
 from bfc._pinned_books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
@@ -140,7 +140,7 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef list stuck                 # [(fence, handle)]: what a fence failed for
     cdef list unfreed               # [(handle, allocation id)]: frees of finalisers that no stream could be marked for
     cdef unsigned long asked_by     # the thread that asks the queue's fences, 0: nobody
-    cdef uint64_t forks_seen        # when that was last looked at
+    cdef uint64_t era_seen          # when that was last looked at
     cdef Range reserve              # 0 bytes: there is none yet
     cdef uint64_t reserve_used
 
@@ -573,10 +573,10 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef bint is_asked(self) noexcept:
-        """Whether a thread asks the queue. In a forked child only the one that forked still can."""
-        if self.forks_seen != fork_count():
-            self.forks_seen = fork_count()
-            if self.asked_by != thread_that_forked():
+        """Whether a thread asks the queue. Where the others have ended, only the one that is left still can."""
+        if self.era_seen != era():
+            self.era_seen = era()
+            if self.asked_by != survivor():
                 self.asked_by = 0
         return self.asked_by != 0
 

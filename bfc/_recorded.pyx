@@ -223,7 +223,7 @@ cdef class Recorded(Allocator):
 
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
                                 Placement* placed) except -1:
-        cdef uint64_t changes = self.changes
+        cdef uint64_t changes = self.changes.get()
         if freed_before is not None:
             raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
         Allocator.allocate_placement(self, size, on, stream, None, placed)
@@ -246,7 +246,7 @@ cdef class Recorded(Allocator):
         cdef cmap[uint64_t, Region].iterator found
         cdef uint64_t region = 0
         self.frames[allocation_id] = frames
-        if changes != self.changes:
+        if changes != self.changes.get():
             self.acquire()
             found = self.pool.regions.upper_bound(ptr)
             if found != self.pool.regions.end():

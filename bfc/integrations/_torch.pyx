@@ -172,12 +172,12 @@ cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     allocator.acquire()
     cdef Counters counters = allocator.pool.totals()
     now.largest_free = allocator.pool.largest_free()
-    now.fault = allocator.last_fault
+    now.fault = allocator.last_fault.get()
+    now.closed = allocator.is_closed
     allocator.lock.release()
     now.in_use = counters.bytes_in_use
     now.reserved = counters.pool_bytes
     now.limit = allocator.limit
-    now.closed = allocator.is_closed
 
 
 bfc_pool = pool_at

@@ -1,0 +1,168 @@
+"""The end of the interpreter, whatever daemon threads do then.
+
+Python up to 3.13 ends a thread that asks for the GIL meanwhile by unwinding its stack, later ones
+stop it for good.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ALLOCATORS = {
+    "bfc": "bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 GiB'), allow_growth=True)",
+    "caching": "bfc.CachingAllocator(bfc.HostSubAllocator('1 GiB'))",
+    "pinned": "bfc.PinnedAllocator(bfc.HostSubAllocator('1 GiB'))",
+}
+
+
+def run(script: str, says: str = "", times: int = 1) -> None:
+    """As a process, which is to end as usual, and to say this."""
+    for _ in range(times):
+        ran = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, says, "")
+
+
+@pytest.mark.parametrize("policy", ALLOCATORS)
+def test_daemon_threads_may_use_an_allocator_as_the_interpreter_ends(policy: str) -> None:
+    """One that asked for the GIL where nothing may be unwound aborted the process."""
+    run(
+        f"""
+        import threading, time
+        import bfc
+        allocator = {ALLOCATORS[policy]}
+        trace = bfc.Trace([0, 1] * 100_000, [0, 0] * 100_000, [512, 0] * 100_000)
+
+        def replay():
+            if "{policy}" == "pinned":
+                return raw()
+            while True:
+                trace.replay(allocator)
+
+        def raw():
+            while True:
+                allocator.deallocate_raw(allocator.allocate_raw(512))
+
+        def many():
+            while hasattr(allocator, "allocate_many"):
+                allocator.deallocate_many(allocator.allocate_many([512] * 1000))
+
+        def release():
+            while True:
+                allocator.allocate(3 << 20).free()
+                allocator.empty_cache()
+
+        for work in [replay, replay, raw, raw, raw, raw, many, many, release, release]:
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.05)
+        """,
+        times=5,
+    )
+
+
+def test_an_allocator_serves_the_last_finaliser_after_a_daemon_thread_was_cut_off() -> None:
+    """It waited for the lock of the source, and for the bytes that the thread had asked it for."""
+    run(
+        """
+        import sys, threading, types
+        import bfc
+
+        class Slow(bfc.SimulatedSubAllocator):
+            def _refuses(self, nbytes):     # with the lock of the source held
+                if nbytes == 256 << 20:
+                    inside.set()
+                    never.wait()
+                return super()._refuses(nbytes)
+
+        class Last:
+            def __del__(self):
+                assert sys.is_finalizing()
+                allocator.deallocate_raw(allocator.allocate_raw(900 << 20))
+                allocator.close()
+                print("served", flush=True)
+
+        inside, never = threading.Event(), threading.Event()
+        allocator = bfc.CachingAllocator(Slow("1 GiB"), memory_limit="1 GiB")
+        threading.Thread(target=allocator.allocate_raw, args=[256 << 20], daemon=True).start()
+        inside.wait()
+        # The names of a module that lives on are cleared, the youngest module's first.
+        bfc.youngest = sys.modules["youngest"] = types.ModuleType("youngest")
+        bfc.youngest.last = Last()
+        """,
+        says="served\n",
+    )
+
+
+HARNESS = """
+#include <unistd.h>
+#include <atomic>
+#include <thread>
+
+struct Managed { char tensor[48]; void* context; void (*deleter)(Managed*); };
+
+static std::atomic<bool> begun{false};
+
+// As a destructor does.
+static void let_go(Managed* managed) noexcept { managed->deleter(managed); }
+
+extern "C" void let_go_in_a_thread(Managed* managed) {   // holds the GIL: the thread waits for it
+    std::thread([=] { begun = true; let_go(managed); }).detach();
+    while (!begun) usleep(1000);
+    usleep(20000);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exit")
+    (folder / "consumer.cpp").write_text(HARNESS)
+    made = folder / f"consumer{sysconfig.get_config_var('EXT_SUFFIX')}"
+    options = ["-std=c++17", "-shared", "-fPIC", "-pthread"]
+    subprocess.run(["g++", *options, "-o", made, folder / "consumer.cpp"], check=True)
+    return made
+
+
+def test_a_consumer_in_c_may_let_go_of_memory_as_the_interpreter_ends(consumer: Path) -> None:
+    """Its destructor may not be unwound."""
+    run(
+        f"""
+        import ctypes, sys, time, types
+        import bfc
+        allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
+        capsule = allocator.allocate(100).__dlpack__()
+        python = ctypes.pythonapi
+        python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        managed = python.PyCapsule_GetPointer(capsule, b"dltensor")
+        name = b"used_dltensor"
+        python.PyCapsule_SetName(capsule, name)
+
+        class Last:
+            def __del__(self):
+                assert sys.is_finalizing()
+                time.sleep(0.2)     # without the GIL
+                print("slept", flush=True)
+
+        bfc.youngest = sys.modules["youngest"] = types.ModuleType("youngest")
+        bfc.youngest.last = Last()
+        bfc.youngest.names = globals()
+        sys.setswitchinterval(100)
+        library = ctypes.PyDLL({str(consumer)!r})
+        library.let_go_in_a_thread.argtypes = [ctypes.c_void_p]
+        library.let_go_in_a_thread(managed)
+        """,
+        says="slept\n",
+    )
