@@ -36,6 +36,7 @@ cdef extern from "_debug.h":
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
+    cbool try_make_room[T](vector[T]& items, size_t count)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
 cdef extern from "_source.h":
@@ -338,7 +339,11 @@ cdef class Allocator(Frees):
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
+<<<<<<< HEAD
             while self.frees.get() == seen and not self.orphans.size() and not late:
+=======
+            while self.frees == seen and not self.orphans.some() and not late:
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
                 time.sleep(_RETRY_POLL_SECONDS)
                 self.catch_up()     # a stream that finishes counts as a free
                 late = time.monotonic() >= deadline
@@ -409,7 +414,7 @@ cdef class Allocator(Frees):
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
         sub-allocator, which hold a part of the limit."""
-        cdef bint waits = not request.has_waited and (self.waiting or self.orphans.size())
+        cdef bint waits = not request.has_waited and (self.waiting or self.orphans.some())
         request.has_waited = True
         if waits:
             self.wait_for_streams()
@@ -476,7 +481,11 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
+<<<<<<< HEAD
         if self.orphans.size() or self.waiting or self.strandings.get() or self.noter is not None:
+=======
+        if self.orphans.some() or self.waiting or self.stranded.some() or self.noter is not None:
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
@@ -542,7 +551,9 @@ cdef class Allocator(Frees):
         cdef uint64_t received
         cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
         try:
-            if request.without_gil:
+            if not self.keep_room():
+                self.refuse_note(request.without_gil)
+            elif request.without_gil:
                 request.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
                 got = request.fault == 0
                 if request.fault == BFC_NO_ROOM:
@@ -552,6 +563,8 @@ cdef class Allocator(Frees):
                 got = self.ask_in_python(nbytes, block)
         finally:
             self.end_call(listed, 0 if got else nbytes)
+            if not got:
+                self.room_back()
         request.asked = nbytes
         return got
 
@@ -582,6 +595,27 @@ cdef class Allocator(Frees):
             self.calls.erase(self.calls.begin() + (self.newest_call() - self.calls.data()))
         self.lock.release()
 
+    cdef cbool keep_room(self) noexcept nogil:
+        """Room for one region more among those that were not taken back, before it is asked for: wherever a region is,
+        it can be noted, and a closing allocator can list them all."""
+        self.acquire()
+        self.on_their_way += 1
+        cdef size_t regions = self.pool.regions.size() + self.unreturned.size() + self.on_their_way
+        cdef cbool kept = try_make_room(self.unreturned, regions) and try_make_room(self.closing, regions)
+        self.lock.release()
+        return kept
+
+    cdef void room_back(self) noexcept nogil:
+        self.acquire()
+        self.on_their_way -= 1
+        self.lock.release()
+
+    cdef int refuse_note(self, cbool without_gil) except -1 nogil:
+        if not without_gil:
+            with gil:
+                raise out_of_host_memory()
+        return 0
+
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
         cdef uint64_t received
         if not ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
@@ -604,12 +638,16 @@ cdef class Allocator(Frees):
         if not closed and not overlaps:
             bin_set = self.bin_set_of(request)
             added = bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions)
+        if added or overlaps:
+            self.on_their_way -= 1
         if added:
             self.fill(self.find_in_new_region(request, block), request, placed)
             self.changes.add(1)
             request.changes += 1
-        elif not overlaps and try_push_back(refused, block[0]):
+        elif not overlaps:
             self.set_aside += nbytes
+            if not try_push_back(refused, block[0]):
+                self.keep_unreturned(block[0])
         self.lock.release()
         if added:
             return 0
@@ -633,6 +671,7 @@ cdef class Allocator(Frees):
             total += region.end - region.ptr
         self.pool.forget_queued()
         self.set_aside += total
+        self.on_their_way += regions.size()
         return total
 
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil:
@@ -644,6 +683,7 @@ cdef class Allocator(Frees):
                 return
             self.unreturned.pop_back()
             self.unreturned_bytes -= region.end - region.ptr
+            self.on_their_way += 1
 
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil:
         """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
@@ -667,10 +707,23 @@ cdef class Allocator(Frees):
             call.nbytes -= min(call.nbytes, region.end - region.ptr)
         if returned:
             self.set_aside -= region.end - region.ptr
+<<<<<<< HEAD
             self.changes.add(1)
         elif try_push_back(self.unreturned, region):
             self.unreturned_bytes += region.end - region.ptr
+=======
+            self.changes += 1
+            self.on_their_way -= 1
+        else:
+            self.keep_unreturned(region)
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
         self.lock.release()
+
+    cdef void keep_unreturned(self, Region region) noexcept nogil:
+        """With the lock held. keep_room() has made the room for it."""
+        if try_push_back(self.unreturned, region):
+            self.unreturned_bytes += region.end - region.ptr
+        self.on_their_way -= 1
 
     cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil:
         cdef Region region
@@ -737,7 +790,7 @@ cdef class Allocator(Frees):
         holds a view of host memory. Closing twice does nothing.
         """
         cdef vector[Region] regions
-        cdef bint viewed, listed
+        cdef bint viewed
         fault = None
         if self.exports == 0:
             try:
@@ -747,14 +800,13 @@ cdef class Allocator(Frees):
                 fault = error   # a device that fails gets its memory back all the same
         self.acquire()
         viewed = self.exports > 0
-        listed = not viewed and self.pool.list_regions(regions, True)
-        if listed:
+        if not viewed:
+            self.pool.list_regions(self.closing, True)
             self.is_closed = True
-            self.forget(regions)
-            self.take_unreturned(regions)
+            self.forget(self.closing)
+            self.take_unreturned(self.closing)
+            regions.swap(self.closing)
         self.lock.release()
-        if not viewed and not listed:
-            raise out_of_host_memory()
         if viewed:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
@@ -858,10 +910,18 @@ cdef class Allocator(Frees):
         handle = self.pool.handle_of(ptr)
         if handle != NO_CHUNK and not self.is_closed:
             if elsewhere or not idle:
+<<<<<<< HEAD
                 try_push_back(self.stranded, Orphan(handle, self.pool.chunks[handle].allocation_id))
                 self.strandings.set(self.stranded.size())
             if idle:
                 self.pool.free_chunk(handle)
                 self.frees.add(1)
+=======
+                self.strand(handle)
+            if idle and self.pool.free_chunk(handle):
+                self.frees += 1
+            elif idle and not elsewhere:
+                self.strand(handle)
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
         self.lock.release()
         return True

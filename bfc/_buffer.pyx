@@ -1,7 +1,10 @@
 """Buffers, and the exchange protocols: the buffer protocol, DLPack, and views with a dtype and a shape."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport (
+    PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -85,6 +88,17 @@ _DLPACK_TYPES = {
     "float8_e3m4": (7, 8), "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8),
     "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
 }
+
+
+cdef uint64_t address_of(array) except? 0:
+    """Where the bytes of a C-contiguous array of NumPy's lie. Its own interfaces crash where the host has no memory."""
+    import numpy
+
+    cdef Py_buffer view
+    PyObject_GetBuffer(array.reshape(-1).view(numpy.uint8), &view, PyBUF_SIMPLE)
+    cdef uint64_t address = <uint64_t>view.buf
+    PyBuffer_Release(&view)
+    return address
 
 
 cdef class Owner:
@@ -411,7 +425,7 @@ cdef class Buffer:
             raise ValueError("this view is read-only")
         self.require_bytes("from_host")
         array = self.fitting(array)
-        self.copy_bytes(self.start, array.__array_interface__["data"][0])
+        self.copy_bytes(self.start, address_of(array))
         return self
 
     def to_host(self):
@@ -429,7 +443,7 @@ cdef class Buffer:
 
         self.require_bytes("to_host")
         array = numpy.empty(self.extents(), self.items().dtype)
-        self.copy_bytes(array.__array_interface__["data"][0], self.start)
+        self.copy_bytes(address_of(array), self.start)
         return array
 
     # -- other libraries -----------------------------------------------------------------------------------------------
@@ -511,7 +525,7 @@ cdef class Buffer:
             raise BufferError(f"the memory is on device {here}, and goes to {there} only as a copy")
         if not reachable:
             array = self.to_host()
-            return capsule_of(array, array.__array_interface__["data"][0], self, there, versioned, IS_COPIED)
+            return capsule_of(array, address_of(array), self, there, versioned, IS_COPIED)
         if copy:
             return self.twin().exported(there, consumer, versioned, IS_COPIED)
         if self.read_only and not versioned:

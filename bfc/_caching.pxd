@@ -34,8 +34,8 @@ cdef class CachingAllocator(Recorded):
     cdef readonly bint search_again
     cdef readonly bint collect_without_limit
     cdef readonly bint release_only_what_is_needed
-    cdef list deferred                  # frees in a scope of strict: [(handle, streams, fences)]
-    cdef list stuck_deferred            # of those, the ones that the device failed for
+    cdef object deferred                # frees in a scope of strict: deque of (handle, streams, fences)
+    cdef object stuck_deferred            # of those, the ones that the device failed for
 
     # Guarded by the lock.
     cdef uint64_t allowed               # bytes; UNLIMITED: only the sub-allocator says no
@@ -71,6 +71,8 @@ cdef class CachingAllocator(Recorded):
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int wait_for_all(self) except -1 with gil
+    cdef int put_aside(self, entry, bint is_stuck) except -1
+    cdef int wait_for_deferred(self, entry) except -1
     cdef int record_deferred(self, bint again=*) except -1
 
     cdef cbool list_sets(self, PoolId pool, uint32_t kind, vector[uint32_t]& out) noexcept nogil

@@ -1,6 +1,7 @@
 """PyTorch's policy: where a request may look, and what is tried, in which order, where nothing fits."""
 
 import math
+from collections import deque
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -98,8 +99,8 @@ cdef class CachingAllocator(Recorded):
     """
 
     def __cinit__(self, *args, **kwargs):
-        self.deferred = []
-        self.stuck_deferred = []
+        self.deferred = deque()     # whose items leave it without a call for memory
+        self.stuck_deferred = deque()
         self.allowed = self.collects_above = self.oversize = UNLIMITED
 
     def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
@@ -627,7 +628,11 @@ cdef class CachingAllocator(Recorded):
 
     cdef int catch_up(self) except -1:
         """Fences are asked at an allocation only (spec 2.12)."""
+<<<<<<< HEAD
         if self.orphans.size() or self.strandings.get():
+=======
+        if self.orphans.some() or self.stranded.some():
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
             faults = []
             self.free_put_off(faults)
             return report_faults(faults)
@@ -653,32 +658,52 @@ cdef class CachingAllocator(Recorded):
         allocation_id = self.pool.chunks[handle].allocation_id
         self.pool.stop_using(handle)
         self.lock.release()
-        self.deferred.append((handle, self.streams_of.pop(allocation_id, {}), self.fenced.pop(allocation_id, [])))
-        return 0
+        try:
+            key = allocation_id     # the host may have no memory for it later
+            self.deferred.append((handle, self.streams_of.get(key) or {}, self.fenced.get(key) or []))
+        except BaseException:
+            self.acquire()
+            if self.is_waiting(handle):
+                self.pool.use_again(handle, allocation_id)
+            self.lock.release()
+            raise
+        return self.forget_streams(key)
 
     cdef int record_deferred(self, bint again=False) except -1:
         """Marks the streams of what was freed in a scope of strict. Upstream forgets those that were named inside.
         What the device fails for is reported, and put aside until it is tried `again`."""
         faults = []
-        deferred, self.deferred = self.deferred, []
-        if again:
-            stuck, self.stuck_deferred = self.stuck_deferred, []
-            deferred = stuck + deferred
-        for handle, streams, fences in deferred:
+        while again and self.stuck_deferred:
+            self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
+            self.stuck_deferred.pop()
+        cdef Py_ssize_t left = len(self.deferred)
+        while left > 0 and self.deferred:
+            left -= 1
+            entry = self.deferred.popleft()
             try:
-                if self.sub_allocator.asynchronous:
-                    fences = fences + self.fences_on(streams)
+                self.wait_for_deferred(entry)
             except BaseException as error:
-                left = self.stuck_deferred if isinstance(error, Exception) else self.deferred
-                left.append((handle, streams, fences))
+                self.put_aside(entry, isinstance(error, Exception))
                 faults.append(error)
-                continue
-            late = [handle, len(fences)]
-            for stream, fence in fences:
-                self.wait_behind(stream, fence, late)
-            if not fences:
-                self.finish_waiting(handle)
         return report_faults(faults)
+
+    cdef int put_aside(self, entry, bint is_stuck) except -1:
+        """The user's Ctrl-C does not make it stuck."""
+        try:
+            (self.stuck_deferred if is_stuck else self.deferred).append(entry)
+        except MemoryError:
+            self.deferred.appendleft(entry)     # into the place that it has just left
+        return 0
+
+    cdef int wait_for_deferred(self, entry) except -1:
+        """All of its fences stand in their queues, or an error comes and the entry is as it was."""
+        handle, streams, fences = entry
+        if self.sub_allocator.asynchronous:
+            fences = fences + self.fences_on(streams)
+        late = [handle, len(fences)]
+        for stream, fence in fences:
+            self.wait_behind(stream, fence, late)   # where one fails, those before it never count down to 0
+        return 0 if fences else self.finish_waiting(handle)
 
     cdef int wait_for_streams(self) except -1:
         self.record_deferred(True)
@@ -724,10 +749,15 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
         if not added:
             raise out_of_host_memory()
-        if use_on_oom:
-            self._set_use_on_oom(pool)
-        if no_split:
-            self._set_no_split(pool)
+        try:
+            if use_on_oom:
+                self._set_use_on_oom(pool)
+            if no_split:
+                self._set_no_split(pool)
+        except BaseException:
+            self._set_use_on_oom(pool, False)
+            self._release_pool(pool)
+            raise
 
     def _begin_pool(self, pool, streams="thread"):
         """Diverts allocations into a pool, and adds a reference to it: those of this thread ("thread"), on every
@@ -749,12 +779,15 @@ cdef class CachingAllocator(Recorded):
             if is_same_pool(open.pool, id) and (self.strict or scope.kind != ONE_THREAD or open.kind != ONE_THREAD):
                 self.lock.release()
                 raise RuntimeError(f"pool {pool} is in use already: end that use first")
+        self.lock.release()
+        self._create_pool(pool)
+        self.acquire()
         added = try_push_scope(self.scopes, scope)
         self.open_scopes.set(self.scopes.size())
         self.lock.release()
         if not added:
+            self._release_pool(pool)
             raise out_of_host_memory()
-        self._create_pool(pool)
 
     def _end_pool(self, pool):
         """Ends what _begin_pool began; the reference stays."""

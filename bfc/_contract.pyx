@@ -49,7 +49,7 @@ cdef int read_block(object source, object block, uint64_t nbytes, uint64_t align
     except OverflowError:
         address[0] = received[0] = 0
     if (address[0] > 0 and least <= received[0] and address[0] % alignment == 0
-            and received[0] <= 0xFFFFFFFFFFFFFFFF - address[0]):
+            and received[0] <= ~<uint64_t>0 - address[0]):
         return 0
     try:
         source.free(given_address, given_bytes)

@@ -44,6 +44,7 @@ cdef enum:
     INDEXED = 0x200                 # its address is in the table of starts
     EXPORTED = 0x400                # another object holds a view of its memory
     COUNTED = 0x800                 # set and cleared under one lock, to find what stands twice in a list
+    LEFT_BEHIND = 0x1000            # its free was put off, and the list of those had no room
 
 cdef struct Region:
     uint64_t ptr
@@ -71,6 +72,7 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
 cdef extern from "_starts.hpp" namespace "bfc" nogil:
     cdef cppclass Starts:
         cbool reserve()
+        cbool reserve_at_all_costs()
         void prefetch_slot(uint64_t address)
         void insert(uint64_t address, uint32_t handle)
         void erase(uint64_t address, uint32_t handle)
@@ -290,6 +292,7 @@ cdef class Pool:
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
+    cdef ChunkHandle left_behind(self, ChunkHandle first) noexcept nogil
     cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts,
                         vector[BinSet]& owners) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil

@@ -439,13 +439,23 @@ cdef class Pool:
         """Takes stop_using back."""
         cdef Chunk* chunk = &self.chunks[handle]
         chunk.state = IN_USE | USED_ELSEWHERE
-        self.index_chunk(handle)
+        if self.starts.reserve_at_all_costs():
+            self.starts.insert(chunk.ptr, handle)
+            chunk.state |= INDEXED
         chunk.allocation_id = allocation_id
         self.counters.bytes_waiting -= chunk.size
         if self.usage != NULL:
             self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
                 self.usage.oversize_allocations.raise_by(1)
+
+    cdef ChunkHandle left_behind(self, ChunkHandle first) noexcept nogil:
+        """The next chunk, from this handle on, that is marked as left behind, or NO_CHUNK. A walk through all."""
+        cdef ChunkHandle handle
+        for handle in range(first, <ChunkHandle>self.chunk_count):
+            if self.chunks[handle].state & LEFT_BEHIND:
+                return handle
+        return NO_CHUNK
 
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""

@@ -13,6 +13,13 @@ cdef struct Orphan:             # a free that found the lock taken
     int64_t allocation_id
 
 
+cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+    cdef cppclass PutOff[T]:
+        cbool some()
+        cbool add(T item)
+        void miss()
+        cbool take(vector[T]& items)
+
 cdef enum:
     BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
 
@@ -21,15 +28,22 @@ cdef class Frees(Ledger):
     cdef Shown[uint64_t] frees          # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
     cdef int64_t live_buffers
-    cdef vector[Orphan] orphans         # guarded by the GIL, as the next five
+    cdef PutOff[Orphan] orphans         # guarded by the GIL, as the next five
     cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict fenced                    # allocation id -> [(stream, fence)], marked before the free
     cdef dict waiting                   # stream -> deque of [fence, [handle, fences left], asked by]: freed, still used
+<<<<<<< HEAD
     cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
     cdef vector[Orphan] stuck_orphans
     cdef vector[Orphan] stranded        # by callers without the GIL; guarded by the lock
     cdef Shown[size_t] strandings       # how many these are
     cdef uint64_t era_seen              # that `waiting` knows of
+=======
+    cdef object stuck                   # deque of (stream, fence, [handle, fences left]): what the device failed for
+    cdef PutOff[Orphan] stuck_orphans
+    cdef PutOff[Orphan] stranded        # by callers without the GIL; guarded by the lock
+    cdef uint64_t forks_seen            # that `waiting` knows of
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
     cdef bint is_abandoned              # collected, but for views of its memory
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free
@@ -40,6 +54,9 @@ cdef class Frees(Ledger):
     cdef bint frees_are_plain(self) noexcept
     cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
                            size_t i) noexcept
+    cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept
+    cdef void mark_left(self, ChunkHandle handle) noexcept nogil
+    cdef void strand(self, ChunkHandle handle) noexcept nogil
     cdef object undo(self, ChunkHandle handle, int64_t allocation_id)
     cdef object undo_at(self, uint64_t address)
     cdef int free_locked(self, ChunkHandle handle) except -1
@@ -51,6 +68,12 @@ cdef class Frees(Ledger):
     cdef int drop_done(self, list fences) except -1
     cdef bint drain(self) noexcept
     cdef int free_stranded(self) except -1
+    cdef int free_later(self, Orphan orphan) except -1
+    cdef int free_orphan(self, Orphan orphan, list faults) except -1
+    cdef int unstrand_left(self) except -1
+    cdef int passed(self, list late) except -1
+    cdef int free_left(self, list faults) except -1
+    cdef int try_stuck_again(self) except -1
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef list unfinished_fences(self, int64_t allocation_id)
     cdef list fences_on(self, streams)

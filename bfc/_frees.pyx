@@ -15,8 +15,13 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
+<<<<<<< HEAD
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._forks cimport era, survivor
+=======
+from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc._forks cimport fork_count, thread_that_forked
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
 from bfc._signals cimport raise_later
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -89,8 +94,13 @@ cdef class Frees(Ledger):
         self.streams_of = {}
         self.fenced = {}
         self.waiting = {}
+<<<<<<< HEAD
         self.stuck = []
         self.era_seen = era()
+=======
+        self.stuck = deque()    # whose items leave it without a call for memory
+        self.forks_seen = fork_count()
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +122,7 @@ cdef class Frees(Ledger):
 
     cdef int free_address(self, uint64_t address) except -1:
         self.before_free(address)
-        if self.orphans.size():
+        if self.orphans.some():
             self.catch_up()
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
@@ -138,7 +148,7 @@ cdef class Frees(Ledger):
         addresses_from(ptrs, &addresses)
         handles.resize(addresses.size())
         self.check_all_live(addresses, handles)
-        if self.orphans.size():
+        if self.orphans.some():
             self.catch_up()
         while i < addresses.size():
             i = self.free_plain(addresses, handles, i)
@@ -229,11 +239,35 @@ cdef class Frees(Ledger):
         if not self.is_live_locked(handle, allocation_id):
             self.lock.release()
             return None
+        interrupt = None
         try:
             self.free_locked(handle)
         except BaseException as error:
-            self.orphans.push_back(Orphan(handle, allocation_id))
-            return None if isinstance(error, Exception) else error
+            self.leave(&self.orphans, handle, allocation_id)
+            interrupt = None if isinstance(error, Exception) else error
+        return interrupt
+
+    cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept:
+        """Leaves a free to a later call. Where the host has no memory for the note, it stands in the chunk itself."""
+        cdef Orphan orphan = Orphan(handle, allocation_id)
+        if among.add(orphan):
+            return
+        self.acquire()
+        if self.is_live_locked(handle, allocation_id):
+            self.mark_left(handle)
+        self.lock.release()
+        self.orphans.miss()
+
+    cdef void mark_left(self, ChunkHandle handle) noexcept nogil:
+        """With the lock held. The caller tells the list by its miss()."""
+        cdef Chunk* chunk = &self.pool.chunks[handle]
+        chunk.state |= LEFT_BEHIND
+
+    cdef void strand(self, ChunkHandle handle) noexcept nogil:
+        """Leaves what a free without the GIL cannot do to the next call in Python. With the lock held."""
+        cdef Orphan orphan = Orphan(handle, self.pool.chunks[handle].allocation_id)
+        if not self.stranded.add(orphan):
+            self.mark_left(handle)
 
     cdef int free_locked(self, ChunkHandle handle) except -1:
         """Frees a chunk with the lock held, and lets go of the lock."""
@@ -276,7 +310,7 @@ cdef class Frees(Ledger):
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if exiting:
             return 0
-        if self.orphans.size():
+        if self.orphans.some():
             self.catch_up()
         self.acquire()
         if not self.is_live_locked(handle, allocation_id):
@@ -295,13 +329,13 @@ cdef class Frees(Ledger):
         if self.streams_of and not self.fence_now(handle, allocation_id):
             return
         if not self.lock.try_acquire():
-            self.orphans.push_back(Orphan(handle, allocation_id))
+            self.leave(&self.orphans, handle, allocation_id)
             return
         if not self.is_live_locked(handle, allocation_id):
             self.lock.release()
         elif self.pool.chunks[handle].state & USED_ELSEWHERE or not self.pool.free_chunk(handle):
             self.lock.release()
-            self.orphans.push_back(Orphan(handle, allocation_id))
+            self.leave(&self.orphans, handle, allocation_id)
         else:
             self.frees.add(1)
             self.lock.release()
@@ -315,7 +349,7 @@ cdef class Frees(Ledger):
                 self.fenced.setdefault(allocation_id, []).extend(self.fences_on(streams))
                 del self.streams_of[allocation_id]
         except BaseException as error:
-            self.stuck_orphans.push_back(Orphan(handle, allocation_id))
+            self.leave(&self.stuck_orphans, handle, allocation_id)
             report_unraisable(error, PUT_OFF)
             return False
         return True
@@ -472,10 +506,23 @@ cdef class Frees(Ledger):
         if self.is_waiting(handle):
             self.fenced_frees += self.pool.chunks[handle].stream != self.home_stream
             freed = self.pool.free_chunk(handle)
+<<<<<<< HEAD
         self.frees.add(1)
+=======
+            if not freed:
+                self.mark_left(handle)
+        self.frees += 1
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
         self.lock.release()
         if not freed:
-            self.stuck.append((None, None, [handle, 1]))
+            self.orphans.miss()
+        return 0
+
+    cdef int passed(self, list late) except -1:
+        """A chunk waits for one fence less."""
+        late[1] -= 1
+        if late[1] == 0:
+            self.finish_waiting(late[0])
         return 0
 
     cdef list unfinished_fences(self, int64_t allocation_id):
@@ -512,21 +559,30 @@ cdef class Frees(Ledger):
         """
         faults = []
         if again:
-            self.orphans.insert(self.orphans.end(), self.stuck_orphans.begin(), self.stuck_orphans.end())
-            self.stuck_orphans.clear()
-            stuck, self.stuck = self.stuck, []
-            for stream, fence, late in stuck:
-                if fence is None:
-                    self.finish_waiting(late[0])
-                else:
-                    self.wait_behind(stream, fence, late)
+            self.try_stuck_again()
         self.free_put_off(faults)
         for stream in sorted(self.waiting):
             self.settle_stream(stream, faults, wait)
         return report_faults(faults)
 
+    cdef int try_stuck_again(self) except -1:
+        cdef vector[Orphan] left
+        cdef Orphan orphan
+        self.stuck_orphans.take(left)
+        for orphan in left:
+            self.leave(&self.orphans, orphan.handle, orphan.allocation_id)
+        while self.stuck:
+            stream, fence, late = self.stuck[0]
+            self.wait_behind(stream, fence, late)
+            self.stuck.popleft()
+        return 0
+
     cdef int catch_up(self) except -1:
+<<<<<<< HEAD
         if self.orphans.size() or self.waiting or self.strandings.get():
+=======
+        if self.orphans.some() or self.waiting or self.stranded.some():
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
             self.settle()
         return 0
 
@@ -539,43 +595,123 @@ cdef class Frees(Ledger):
     cdef int free_stranded(self) except -1:
         """What a caller without the GIL could not do: frees that the device was not idle for, and dictionaries."""
         cdef vector[Orphan] left
+<<<<<<< HEAD
         cdef Orphan orphan
         if self.strandings.get() == 0:
             return 0
         self.acquire()
         left.swap(self.stranded)
         self.strandings.set(0)
+=======
+        cdef size_t i = 0
+        if not self.stranded.some():
+            return 0
+        self.acquire()
+        cdef bint missed = self.stranded.take(left)
+>>>>>>> 3e44ef5 (Lose no memory that could not be noted)
         self.lock.release()
-        for orphan in left:
+        try:
+            while i < left.size():
+                self.free_later(left[i])
+                i += 1
+            if missed:
+                self.unstrand_left()
+                missed = False
+        finally:
             self.acquire()
-            if self.is_live_locked(orphan.handle, orphan.allocation_id):
-                self.pool.chunks[orphan.handle].state |= USED_ELSEWHERE
-                self.lock.release()
-                self.uses_stream(orphan.allocation_id, self.home_stream, None)
-                self.orphans.push_back(orphan)
-            else:
-                self.lock.release()
-                self.forget_streams(orphan.allocation_id)
+            while i < left.size():
+                if self.is_live_locked(left[i].handle, left[i].allocation_id):
+                    self.strand(left[i].handle)
+                i += 1
+            if missed:
+                self.stranded.miss()
+            self.lock.release()
         return 0
+
+    cdef int free_later(self, Orphan orphan) except -1:
+        self.acquire()
+        cdef bint live = self.is_live_locked(orphan.handle, orphan.allocation_id)
+        if live:
+            self.pool.chunks[orphan.handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if not live:
+            return self.forget_streams(orphan.allocation_id)
+        self.uses_stream(orphan.allocation_id, self.home_stream, None)
+        self.leave(&self.orphans, orphan.handle, orphan.allocation_id)
+        return 0
+
+    cdef int unstrand_left(self) except -1:
+        """The same for what stands in the chunks themselves. Orphans do, too, which then wait for the home stream."""
+        cdef ChunkHandle handle = 0
+        cdef int64_t allocation_id
+        while True:
+            self.acquire()
+            handle = self.pool.left_behind(handle)
+            allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+            if allocation_id > 0:
+                self.pool.chunks[handle].state |= USED_ELSEWHERE
+            self.lock.release()
+            if handle == NO_CHUNK:
+                self.orphans.miss()
+                return 0
+            if allocation_id > 0:
+                self.uses_stream(allocation_id, self.home_stream, None)
+            handle += 1
 
     cdef int free_orphans(self, list faults) except -1:
         cdef vector[Orphan] left
-        cdef Orphan orphan
-        left.swap(self.orphans)
-        for orphan in left:
-            self.acquire()
-            if not self.is_live_locked(orphan.handle, orphan.allocation_id):
-                self.lock.release()
-                continue
-            try:
-                self.free_locked(orphan.handle)
-            except BaseException as error:
-                if isinstance(error, Exception):
-                    self.stuck_orphans.push_back(orphan)
-                else:
-                    self.orphans.push_back(orphan)
-                faults.append(error)
+        cdef size_t i = 0
+        cdef bint missed = self.orphans.take(left)
+        try:
+            while i < left.size():
+                i += 1
+                self.free_orphan(left[i - 1], faults)
+            if missed:
+                self.free_left(faults)
+                missed = False
+        finally:
+            while i < left.size():
+                self.leave(&self.orphans, left[i].handle, left[i].allocation_id)
+                i += 1
+            if missed:
+                self.orphans.miss()
         return 0
+
+    cdef int free_orphan(self, Orphan orphan, list faults) except -1:
+        self.acquire()
+        if not self.is_live_locked(orphan.handle, orphan.allocation_id):
+            self.lock.release()
+            return 0
+        try:
+            self.free_locked(orphan.handle)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.leave(&self.stuck_orphans, orphan.handle, orphan.allocation_id)
+            else:
+                self.leave(&self.orphans, orphan.handle, orphan.allocation_id)
+            faults.append(error)
+        return 0
+
+    cdef int free_left(self, list faults) except -1:
+        """The frees that stand in the chunks themselves."""
+        cdef ChunkHandle handle = 0
+        cdef Orphan orphan
+        cdef bint waits
+        while True:
+            self.acquire()
+            handle = self.pool.left_behind(handle)
+            if handle != NO_CHUNK:
+                self.pool.chunks[handle].state &= ~<uint32_t>LEFT_BEHIND
+                waits = self.pool.chunks[handle].state & STATE == WAITING
+                orphan = Orphan(handle, self.pool.chunks[handle].allocation_id)
+            self.lock.release()
+            if handle == NO_CHUNK:
+                return 0
+            if waits:
+                self.finish_waiting(handle)
+            else:
+                self.free_orphan(orphan, faults)
+            handle += 1
 
     cdef int settle_stream(self, stream, list faults, bint wait) except -1:
         """A stream finishes its fences in their order, so the first that is not done ends the search.
@@ -608,15 +744,15 @@ cdef class Frees(Ledger):
             if not done or self.waiting.get(stream) is not queue:
                 entry[2] = 0
                 return 0    # or the allocator was closed meanwhile
-            queue.popleft()
-            if fault is not None:
-                self.stuck.append((stream, fence, late))
-                faults.append(fault)
-            else:
-                late[1] -= 1
-                if late[1] == 0:
-                    self.finish_waiting(late[0])
-            entry[2] = 0
+            try:
+                if fault is not None:       # before it leaves its queue: the host may have no memory
+                    faults.append(fault)
+                    self.stuck.append((stream, fence, late))
+                queue.popleft()
+                if fault is None:
+                    self.passed(late)
+            finally:
+                entry[2] = 0
         if self.waiting.get(stream) is queue and not queue:
             del self.waiting[stream]
         return 0
@@ -647,10 +783,7 @@ cdef class Frees(Ledger):
         finally:
             entry[2] = 0
         queue.remove(entry)
-        late = entry[1]
-        late[1] -= 1
-        if late[1] == 0:
-            self.finish_waiting(late[0])
+        self.passed(entry[1])
         if not queue and self.waiting.get(stream) is queue:
             del self.waiting[stream]
         return 0
@@ -669,8 +802,10 @@ cdef class Frees(Ledger):
 
     cdef int forget_frees(self) except -1:
         """What was put off has no memory to come back to: the allocator has closed."""
-        self.orphans.clear()
-        self.stuck_orphans.clear()
+        cdef vector[Orphan] nothing
+        self.orphans.take(nothing)
+        nothing.clear()
+        self.stuck_orphans.take(nothing)
         self.streams_of.clear()
         self.fenced.clear()
         self.waiting.clear()

@@ -2,6 +2,7 @@
 // where a C++ exception cannot become a Python one.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <vector>
@@ -37,5 +38,39 @@ bool try_store(std::map<Key, T>& items, const Key& key, const T& item) noexcept 
         return false;
     }
 }
+
+// Makes room for so many in all. Grows as push_back does, so that one more each time costs little.
+template <class T>
+bool try_make_room(std::vector<T>& items, size_t count) noexcept {
+    return count <= items.capacity() || try_reserve(items, std::max(count, 2 * items.capacity()));
+}
+
+// What is put off. It knows when it had no room for something, so that whoever looks through it looks elsewhere, too.
+template <class T>
+class PutOff {
+public:
+    bool some() const noexcept { return some_; }
+
+    // Whether there was room.
+    bool add(const T& item) noexcept {
+        some_ = true;
+        if (try_push_back(items_, item)) return true;
+        missed_ = true;
+        return false;
+    }
+    void miss() noexcept { some_ = missed_ = true; }
+
+    // Hands all over to an empty list. Whether there is more, which it had no room for.
+    bool take(std::vector<T>& items) noexcept {
+        items.swap(items_);
+        const bool missed = missed_;
+        some_ = missed_ = false;
+        return missed;
+    }
+
+private:
+    std::vector<T> items_;
+    bool some_ = false, missed_ = false;
+};
 
 }  // namespace bfc

@@ -27,6 +27,9 @@ public:
     // Makes room for one more. False: the host is out of memory, and nothing has changed.
     bool reserve() { return 3 * (count_ + 1) <= 2 * size() || grow(); }
 
+    // The same where there must be: a table that may not grow is filled to the last slot but one.
+    bool reserve_at_all_costs() { return reserve() || (slots_ && count_ + 2 < size()); }
+
     // Fetches where this address will go. Needs a reserve() before it.
     void prefetch_slot(uint64_t address) const { prefetch(&slots_[home(key_of(address))]); }
 

@@ -271,7 +271,7 @@ def list_comprehensions(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", [path for path in READ if path.suffix != ".py"], ids=file_name)
 def test_compiled_code_has_no_list_comprehension(path: Path) -> None:
-    """Cython 3.3.1 frees an item twice where the list cannot grow for it. Write a loop, or map()."""
+    """Cython 3.3.1 frees an item twice where the list cannot grow. Write a loop, or map()."""
     assert list_comprehensions(path.read_text()) == []
 
 
