@@ -732,7 +732,8 @@ def _nvrtc() -> Any:
     except Exception as error:  # cuda-python has a class of its own for a missing library
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DeviceUnavailableError(
-            f"this copy compiles a kernel, and NVRTC was not found ({reason}): {_nvrtc_to_install()}"
+            f"this copy compiles a kernel, and NVRTC was not found ({reason}): "
+            f"{_nvrtc_to_install()}"
         ) from error
     return nvrtc
 
