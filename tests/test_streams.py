@@ -178,9 +178,10 @@ def test_a_view_can_be_recorded_too(allocator, device) -> None:
 
 def test_a_freed_buffer_does_not_record_for_who_came_after(allocator, device) -> None:
     buffer = allocator.allocate(1000)
+    address = buffer.ptr
     buffer.free()
     ptr = allocator.allocate_raw(1000)
-    assert ptr == buffer.ptr
+    assert ptr == address
     with pytest.raises((bfc.InvalidPointerError, bfc.ClosedError)):
         allocator.record_stream(buffer, SIDE)
     device.hold(SIDE)

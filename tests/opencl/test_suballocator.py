@@ -667,8 +667,9 @@ bfc.copy(array, numpy.arange(8))
 child = os.fork()
 if child == 0:
     signal.alarm(30)
+    address = buffer.ptr
     buffer.free()
-    assert pinned.allocate(32).ptr == buffer.ptr
+    assert pinned.allocate(32).ptr == address
     pinned.close()
     for ends in ((array, numpy.zeros(8)), (numpy.zeros(8), array), (array, array[::-1])):
         for options in ({}, {"non_blocking": True}, {"stream": array.queue}):
