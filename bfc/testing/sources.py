@@ -175,8 +175,8 @@ class Misbehaving(SubAllocator):
         self.live: dict[int, int] = {}
         self.seconds = 0.0
         self._lock = threading.Lock()
-        self._faults: dict[str, dict[int, Fault]] = {"alloc": {}, "free": {}}
-        self._counts = {"alloc": 0, "free": 0}
+        self._faults: dict[str, dict[int, Fault]] = {"alloc": {}, "free": {}, "fence": {}}
+        self._counts = {"alloc": 0, "free": 0, "fence": 0}
         self._held: set[int] = set()
         self._rounds: defaultdict[int, int] = defaultdict(int)
 
@@ -197,8 +197,10 @@ class Misbehaving(SubAllocator):
         self._order("alloc", n, lambda: answer)
 
     def raise_at(self, n: int, error: BaseException, call: str = "alloc") -> None:
-        """Raise this from the n-th "alloc" or "free" from now, which then does nothing: a source
-        that raises has kept nothing, and has taken nothing back. A BaseException will do."""
+        """Raise this from the n-th "alloc", "free" or "fence" from now, which then does nothing: a
+        source that raises has kept nothing, and has taken nothing back. A BaseException will do."""
+        if call not in self._counts:
+            raise ValueError(f"call is 'alloc', 'free' or 'fence', not {call!r}")
 
         def fault() -> Any:
             raise error
@@ -206,7 +208,7 @@ class Misbehaving(SubAllocator):
         self._order(call, n, fault)
 
     def slow(self, seconds: float) -> None:
-        """Let every alloc and free take so long at least."""
+        """Let every alloc, free and fence take so long at least."""
         self.seconds = seconds
 
     def _order(self, call: str, n: int, fault: Fault) -> None:
@@ -274,6 +276,9 @@ class Misbehaving(SubAllocator):
         self._rounds[handle] += 1
 
     def fence(self, stream: int) -> Fence | None:
+        fault = self._fault("fence")
+        if fault is not None:
+            fault()
         below = self.inner.fence(stream) if self.inner.asynchronous else None
         return HeldFence(self, stream, below) if stream in self._held else below
 

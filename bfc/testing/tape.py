@@ -60,6 +60,7 @@ class Tape:
         self.calls: deque[Call] = deque()
         self.live: dict[int, int] = {}
         self.keeps = True
+        self._is_freeing = False
         self._alloc, self._free, self._free_idle = source.alloc, source.free, source.free_idle
         self._fence = source.fence
         vars(source).update(
@@ -98,18 +99,28 @@ class Tape:
         return block
 
     def _heard_free(self, free: Any, address: int, nbytes: int) -> None:
+        if self._is_freeing:  # free_idle, which calls free
+            free(address, nbytes)
+            return
+        self._is_freeing = True
         try:
             free(address, nbytes)
         except BaseException as error:
-            self._keep("alloc", nbytes, error)
+            self._keep("free", address, error)
             raise
+        finally:
+            self._is_freeing = False
         self._keep("free", address, nbytes)
         end = address + nbytes
         while address < end and address in self.live:
             address += self.live.pop(address)
 
     def _heard_fence(self, stream: int) -> Fence | None:
-        heard = Heard(self._fence(stream))
+        try:
+            heard = Heard(self._fence(stream))
+        except BaseException as error:
+            self._keep("fence", stream, error)
+            raise
         self._keep("fence", stream, heard)
         return None if heard.fence is None else heard
 
