@@ -57,6 +57,9 @@ tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python,
 test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a build by the oldest Cython that serves
 	cd build/oldest && PYTHONPATH=$(CURDIR)/build/oldest $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
 
+soak: $(VENV)/tests $(VENV)/built ## compare random histories with the models for SOAK_SECONDS (3600), on all cores
+	$(BIN)/python tests/soak.py
+
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py
 

@@ -79,7 +79,7 @@ cdef class CachingAllocator(Recorded):
     cdef cbool list_whole(self, PoolId pool, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
     cdef cbool list_releasable(self, vector[ChunkHandle]& out) noexcept nogil
     cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil
-    cdef void drop_empty_pools(self) noexcept nogil
+    cdef void drop_empty_pools(self, PoolId only=*) noexcept nogil
 
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1
     cdef PoolId id_of(self, pool) except *

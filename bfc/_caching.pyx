@@ -609,17 +609,19 @@ cdef class CachingAllocator(Recorded):
             try_push_region(out, self.pool.region_of(handle))
         self.forget(out)
 
-    cdef void drop_empty_pools(self) noexcept nogil:
-        """Forgets the private pools that were released and hold nothing."""
+    cdef void drop_empty_pools(self, PoolId only=DEFAULT_POOL) noexcept nogil:
+        """Forgets the private pools that were released and hold nothing: this one, or all of them."""
         cdef size_t kept = 0, i
         cdef uint32_t regions
+        cdef cbool named
         cdef BinSet bin_set
         for i in range(self.private_pools.size()):
             regions = 0
             for bin_set in self.pool.bin_sets:
                 if is_same_pool(pool_of(&bin_set.lane), self.private_pools[i].id):
                     regions += bin_set.regions
-            if self.private_pools[i].uses > 0 or regions > 0:
+            named = is_same_pool(only, DEFAULT_POOL) or is_same_pool(only, self.private_pools[i].id)
+            if self.private_pools[i].uses > 0 or regions > 0 or not named:
                 self.private_pools[kept] = self.private_pools[i]
                 kept += 1
         self.private_pools.resize(kept)
@@ -882,7 +884,7 @@ cdef class CachingAllocator(Recorded):
         self.list_whole(id, SMALL, chunks)
         self.list_whole(id, LARGE, chunks)
         self.take_out(chunks, regions)
-        self.drop_empty_pools()
+        self.drop_empty_pools(id)
         self.lock.release()
         for region in regions:
             released += region.end - region.ptr

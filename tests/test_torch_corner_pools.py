@@ -126,6 +126,17 @@ def test_row_56b_waits_for_that_pool_alone(start):
     assert costs(subject, waits=1)
 
 
+def test_row_56b_leaves_other_pools_alone_that_hold_nothing(start):
+    subject = start()
+    for pool in (POOL, SECOND_POOL):
+        scope(subject, pool)
+        assert subject.end_pool(pool) is None
+        drop(subject, pool)
+    assert subject.empty_cache(POOL) is None
+    assert subject.empty_cache(SECOND_POOL) is None  # still there: its streams are waited for
+    assert costs(subject, waits=2)
+
+
 def test_row_56b_by_id_inside_another_scope(start):
     subject = start()
     pool_with(subject, 30 * MIB)
