@@ -57,15 +57,10 @@ cdef class Allocator(Frees):
     cdef vector[Call] calls             # to the sub-allocator, under way now
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
     cdef uint64_t unreturned_bytes
-<<<<<<< HEAD
-    cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
-    cdef Shown[int] last_fault          # of the last allocation without the GIL
-=======
     cdef vector[Region] closing         # empty; has room for all regions, as `unreturned` has
     cdef size_t on_their_way            # regions that are asked for, or go back
-    cdef uint64_t refused_bytes         # of the sub-allocator's last refusal; 0: the limit refused
-    cdef int last_fault                 # of the last allocation without the GIL
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+    cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
+    cdef Shown[int] last_fault          # of the last allocation without the GIL
 
     # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
     # what to do where nothing fits, and what else where upstream would refuse, both of which take the lock themselves,

@@ -339,11 +339,7 @@ cdef class Allocator(Frees):
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
-<<<<<<< HEAD
-            while self.frees.get() == seen and not self.orphans.size() and not late:
-=======
-            while self.frees == seen and not self.orphans.some() and not late:
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+            while self.frees.get() == seen and not self.orphans.some() and not late:
                 time.sleep(_RETRY_POLL_SECONDS)
                 self.catch_up()     # a stream that finishes counts as a free
                 late = time.monotonic() >= deadline
@@ -481,11 +477,7 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-<<<<<<< HEAD
-        if self.orphans.size() or self.waiting or self.strandings.get() or self.noter is not None:
-=======
-        if self.orphans.some() or self.waiting or self.stranded.some() or self.noter is not None:
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+        if self.orphans.some() or self.waiting or self.strandings.get() or self.noter is not None:
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
@@ -707,16 +699,10 @@ cdef class Allocator(Frees):
             call.nbytes -= min(call.nbytes, region.end - region.ptr)
         if returned:
             self.set_aside -= region.end - region.ptr
-<<<<<<< HEAD
             self.changes.add(1)
-        elif try_push_back(self.unreturned, region):
-            self.unreturned_bytes += region.end - region.ptr
-=======
-            self.changes += 1
             self.on_their_way -= 1
         else:
             self.keep_unreturned(region)
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
         self.lock.release()
 
     cdef void keep_unreturned(self, Region region) noexcept nogil:
@@ -910,18 +896,10 @@ cdef class Allocator(Frees):
         handle = self.pool.handle_of(ptr)
         if handle != NO_CHUNK and not self.is_closed:
             if elsewhere or not idle:
-<<<<<<< HEAD
-                try_push_back(self.stranded, Orphan(handle, self.pool.chunks[handle].allocation_id))
-                self.strandings.set(self.stranded.size())
-            if idle:
-                self.pool.free_chunk(handle)
-                self.frees.add(1)
-=======
                 self.strand(handle)
             if idle and self.pool.free_chunk(handle):
-                self.frees += 1
+                self.frees.add(1)
             elif idle and not elsewhere:
                 self.strand(handle)
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
         self.lock.release()
         return True

@@ -630,11 +630,7 @@ cdef class CachingAllocator(Recorded):
 
     cdef int catch_up(self) except -1:
         """Fences are asked at an allocation only (spec 2.12)."""
-<<<<<<< HEAD
-        if self.orphans.size() or self.strandings.get():
-=======
-        if self.orphans.some() or self.stranded.some():
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+        if self.orphans.some() or self.strandings.get():
             faults = []
             self.free_put_off(faults)
             return report_faults(faults)

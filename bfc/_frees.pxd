@@ -32,18 +32,11 @@ cdef class Frees(Ledger):
     cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict fenced                    # allocation id -> [(stream, fence)], marked before the free
     cdef dict waiting                   # stream -> deque of [fence, [handle, fences left], asked by]: freed, still used
-<<<<<<< HEAD
-    cdef list stuck                     # [(stream, fence, [handle, fences left])]: what the device failed for
-    cdef vector[Orphan] stuck_orphans
-    cdef vector[Orphan] stranded        # by callers without the GIL; guarded by the lock
-    cdef Shown[size_t] strandings       # how many these are
-    cdef uint64_t era_seen              # that `waiting` knows of
-=======
     cdef object stuck                   # deque of (stream, fence, [handle, fences left]): what the device failed for
     cdef PutOff[Orphan] stuck_orphans
     cdef PutOff[Orphan] stranded        # by callers without the GIL; guarded by the lock
-    cdef uint64_t forks_seen            # that `waiting` knows of
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+    cdef Shown[size_t] strandings       # whether there are such
+    cdef uint64_t era_seen              # that `waiting` knows of
     cdef bint is_abandoned              # collected, but for views of its memory
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free

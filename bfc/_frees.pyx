@@ -15,13 +15,8 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
-<<<<<<< HEAD
-from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc._forks cimport era, survivor
-=======
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc._forks cimport fork_count, thread_that_forked
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+from bfc._forks cimport era, survivor
 from bfc._signals cimport raise_later
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -94,13 +89,8 @@ cdef class Frees(Ledger):
         self.streams_of = {}
         self.fenced = {}
         self.waiting = {}
-<<<<<<< HEAD
-        self.stuck = []
-        self.era_seen = era()
-=======
         self.stuck = deque()    # whose items leave it without a call for memory
-        self.forks_seen = fork_count()
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+        self.era_seen = era()
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -268,6 +258,7 @@ cdef class Frees(Ledger):
         cdef Orphan orphan = Orphan(handle, self.pool.chunks[handle].allocation_id)
         if not self.stranded.add(orphan):
             self.mark_left(handle)
+        self.strandings.set(1)
 
     cdef int free_locked(self, ChunkHandle handle) except -1:
         """Frees a chunk with the lock held, and lets go of the lock."""
@@ -506,13 +497,9 @@ cdef class Frees(Ledger):
         if self.is_waiting(handle):
             self.fenced_frees += self.pool.chunks[handle].stream != self.home_stream
             freed = self.pool.free_chunk(handle)
-<<<<<<< HEAD
-        self.frees.add(1)
-=======
             if not freed:
                 self.mark_left(handle)
-        self.frees += 1
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+        self.frees.add(1)
         self.lock.release()
         if not freed:
             self.orphans.miss()
@@ -578,11 +565,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int catch_up(self) except -1:
-<<<<<<< HEAD
-        if self.orphans.size() or self.waiting or self.strandings.get():
-=======
-        if self.orphans.some() or self.waiting or self.stranded.some():
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+        if self.orphans.some() or self.waiting or self.strandings.get():
             self.settle()
         return 0
 
@@ -595,20 +578,12 @@ cdef class Frees(Ledger):
     cdef int free_stranded(self) except -1:
         """What a caller without the GIL could not do: frees that the device was not idle for, and dictionaries."""
         cdef vector[Orphan] left
-<<<<<<< HEAD
-        cdef Orphan orphan
-        if self.strandings.get() == 0:
-            return 0
-        self.acquire()
-        left.swap(self.stranded)
-        self.strandings.set(0)
-=======
         cdef size_t i = 0
-        if not self.stranded.some():
+        if not self.strandings.get():
             return 0
         self.acquire()
         cdef bint missed = self.stranded.take(left)
->>>>>>> 3e44ef5 (Lose no memory that could not be noted)
+        self.strandings.set(0)
         self.lock.release()
         try:
             while i < left.size():
@@ -625,6 +600,7 @@ cdef class Frees(Ledger):
                 i += 1
             if missed:
                 self.stranded.miss()
+                self.strandings.set(1)
             self.lock.release()
         return 0
 
