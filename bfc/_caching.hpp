@@ -30,4 +30,35 @@ inline void sort_by_falling_size(const Chunk* chunks, Handles& handles) noexcept
     });
 }
 
+// Ids of private pools: a struct of two numbers, `first` and `second`. A program has few.
+template <class Id>
+inline bool is_same_pool(const Id& one, const Id& other) noexcept {
+    return one.first == other.first && one.second == other.second;
+}
+
+template <class Id>
+inline bool precedes(const Id& one, const Id& other) noexcept {
+    return one.first < other.first || (one.first == other.first && one.second < other.second);
+}
+
+template <class Id, class Ids>
+inline bool is_among(const Id& id, const Ids& ids) noexcept {
+    return std::any_of(ids.begin(), ids.end(), [&](const Id& other) { return is_same_pool(id, other); });
+}
+
+// Puts an id in its place, or takes it out. False: the host has no memory for it, and nothing has changed.
+template <class Id, class Ids>
+inline bool set_among(Ids& ids, const Id& id, bool wanted) noexcept {
+    const auto place = std::lower_bound(ids.begin(), ids.end(), id, precedes<Id>);
+    const bool found = place != ids.end() && is_same_pool(*place, id);
+    if (found == wanted) return true;
+    try {
+        if (wanted) ids.insert(place, id);
+        else ids.erase(place);
+    } catch (...) {
+        return false;
+    }
+    return true;
+}
+
 }  // namespace bfc

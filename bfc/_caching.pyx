@@ -26,6 +26,10 @@ from bfc.units import format_bytes
 cdef extern from "_caching.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
+    cbool is_same_pool(PoolId one, PoolId other) noexcept
+    cbool precedes(PoolId one, PoolId other) noexcept
+    cbool is_among(PoolId id, vector[PoolId]& ids) noexcept
+    cbool put_or_take "bfc::set_among"(vector[PoolId]& ids, PoolId id, cbool wanted) noexcept
     void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
@@ -34,7 +38,6 @@ cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
     cbool try_push_pool "bfc::try_push_back"(vector[PrivatePool]& items, PrivatePool item) noexcept
     cbool try_push_scope "bfc::try_push_back"(vector[Scope]& items, Scope item) noexcept
-    cbool try_push_id "bfc::try_push_back"(vector[PoolId]& items, PoolId item) noexcept
 
 cdef enum:
     MINIMUM_BLOCK = 512
@@ -43,22 +46,6 @@ cdef enum:
 
 cdef PoolId DEFAULT_POOL = PoolId(0, 0)
 cdef size_t NO_POOL = <size_t>-1
-
-
-cdef inline cbool is_same_pool(PoolId one, PoolId other) noexcept nogil:
-    return one.first == other.first and one.second == other.second
-
-
-cdef inline cbool precedes(PoolId one, PoolId other) noexcept nogil:
-    return one.first < other.first or (one.first == other.first and one.second < other.second)
-
-
-cdef cbool is_among(PoolId id, vector[PoolId]& ids) noexcept nogil:
-    cdef PoolId other
-    for other in ids:
-        if is_same_pool(id, other):
-            return True
-    return False
 
 
 cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
@@ -838,19 +825,8 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
 
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1:
-        cdef size_t i
         self.acquire()
-        for i in range(ids.size()):
-            if is_same_pool(ids[0][i], id):
-                ids.erase(ids.begin() + i)
-                break
-        cdef bint is_kept = not wanted or try_push_id(ids[0], id)
-        if wanted and is_kept:
-            i = ids.size() - 1
-            while i > 0 and precedes(id, ids[0][i - 1]):
-                ids[0][i] = ids[0][i - 1]
-                i -= 1
-            ids[0][i] = id
+        cdef bint is_kept = put_or_take(ids[0], id, wanted)
         self.lock.release()
         if not is_kept:
             raise out_of_host_memory()
