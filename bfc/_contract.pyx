@@ -3,7 +3,7 @@
 From the source's return on nothing here makes an object: an answer that is right is not lost for want of host memory.
 """
 
-from operator import index
+from cpython.number cimport PyNumber_Index
 
 from bfc._signals cimport Deferral, defer_handlers, resume_handlers
 
@@ -40,7 +40,7 @@ cdef int read_block(object source, object block, uint64_t nbytes, uint64_t align
                     uint64_t* address, uint64_t* received) except -1:
     try:
         given_address, given_bytes = block
-        given_address, given_bytes = index(given_address), index(given_bytes)
+        given_address, given_bytes = PyNumber_Index(given_address), PyNumber_Index(given_bytes)
     except (TypeError, ValueError):
         raise SubAllocatorError(f"{source!r}.alloc({alignment}, {nbytes}) must return (address, bytes received) or "
                                 f"None, not {block!r}") from None

@@ -714,15 +714,13 @@ cdef class Frees(Ledger):
                     fence.wait()
             except BaseException as error:
                 done, fault = True, error
-            if fault is not None and not isinstance(fault, Exception):
-                faults.append(fault)
-                done = False    # nor is the user's Ctrl-C an answer
-            if not done or self.waiting.get(stream) is not queue:
-                entry[2] = 0
-                return 0    # or the allocator was closed meanwhile
             try:
-                if fault is not None:       # before it leaves its queue: the host may have no memory
+                if fault is not None:
                     faults.append(fault)
+                    done = isinstance(fault, Exception)     # the user's Ctrl-C is no answer
+                if not done or self.waiting.get(stream) is not queue:
+                    return 0    # or the allocator was closed meanwhile
+                if fault is not None:       # before it leaves its queue: the host may have no memory
                     self.stuck.append((stream, fence, late))
                 queue.popleft()
                 if fault is None:

@@ -5,7 +5,6 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc._allocator cimport Allocator, Placement, Request
 from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
-from bfc._frees cimport Orphan
 
 import time
 
@@ -216,6 +215,8 @@ cdef class Run:
             try:
                 self.acquire_open()
                 self.allocator.free_locked(self.handles[i])
+            except MemoryError:
+                self.leave_behind(self.handles[i])
             except Exception:
                 try:
                     self.allocator.hand_over(self.handles[i])
@@ -233,7 +234,7 @@ cdef class Run:
         self.allocator.acquire()
         cdef int64_t allocation_id = self.allocator.pool.chunks[handle].allocation_id
         self.allocator.lock.release()
-        self.allocator.orphans.push_back(Orphan(handle, allocation_id))
+        self.allocator.leave(&self.allocator.orphans, handle, allocation_id)
         return 0
 
     cdef void take_back_plain(self) noexcept:
