@@ -102,8 +102,6 @@ cdef class Allocator(Frees):
 
     cdef int ask(self, Request* request, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil
     cdef cbool keep_room(self) noexcept nogil
-    cdef void room_back(self) noexcept nogil
-    cdef int refuse_note(self, cbool without_gil) except -1 nogil
     cdef void keep_unreturned(self, Region region) noexcept nogil
     cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil
     cdef Call* newest_call(self) noexcept nogil

@@ -544,7 +544,9 @@ cdef class Allocator(Frees):
         cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
         try:
             if not self.keep_room():
-                self.refuse_note(request.without_gil)
+                if not request.without_gil:
+                    with gil:
+                        raise out_of_host_memory()
             elif request.without_gil:
                 request.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
                 got = request.fault == 0
@@ -555,8 +557,6 @@ cdef class Allocator(Frees):
                 got = self.ask_in_python(nbytes, block)
         finally:
             self.end_call(listed, 0 if got else nbytes)
-            if not got:
-                self.room_back()
         request.asked = nbytes
         return got
 
@@ -581,6 +581,7 @@ cdef class Allocator(Frees):
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
         self.acquire()
         self.set_aside -= nbytes
+        self.on_their_way -= nbytes > 0
         self.refused_bytes.set(nbytes)
         self.calls_ended.add(1)
         if listed:
@@ -596,17 +597,6 @@ cdef class Allocator(Frees):
         cdef cbool kept = try_make_room(self.unreturned, regions) and try_make_room(self.closing, regions)
         self.lock.release()
         return kept
-
-    cdef void room_back(self) noexcept nogil:
-        self.acquire()
-        self.on_their_way -= 1
-        self.lock.release()
-
-    cdef int refuse_note(self, cbool without_gil) except -1 nogil:
-        if not without_gil:
-            with gil:
-                raise out_of_host_memory()
-        return 0
 
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
         cdef uint64_t received

@@ -41,6 +41,12 @@ inline bool precedes(const Id& one, const Id& other) noexcept {
     return one.first < other.first || (one.first == other.first && one.second < other.second);
 }
 
+template <class Lane, class Id>
+inline void put_in_pool(Lane* lane, const Id& id) noexcept {
+    lane->pool[0] = id.first;
+    lane->pool[1] = id.second;
+}
+
 template <class Id, class Ids>
 inline bool is_among(const Id& id, const Ids& ids) noexcept {
     return std::any_of(ids.begin(), ids.end(), [&](const Id& other) { return is_same_pool(id, other); });

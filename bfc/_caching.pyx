@@ -27,6 +27,7 @@ cdef extern from "_caching.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
     cbool is_same_pool(PoolId one, PoolId other) noexcept
+    void put_in_pool(Lane* lane, PoolId pool) noexcept
     cbool precedes(PoolId one, PoolId other) noexcept
     cbool is_among(PoolId id, vector[PoolId]& ids) noexcept
     cbool put_or_take "bfc::set_among"(vector[PoolId]& ids, PoolId id, cbool wanted) noexcept
@@ -50,11 +51,6 @@ cdef size_t NO_POOL = <size_t>-1
 
 cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
     return PoolId(lane.pool[0], lane.pool[1])
-
-
-cdef inline void put_in_pool(Lane* lane, PoolId pool) noexcept nogil:
-    lane.pool[0] = pool.first
-    lane.pool[1] = pool.second
 
 
 @cython.no_gc_clear
