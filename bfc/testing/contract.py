@@ -98,7 +98,7 @@ class SubAllocatorContract:
     def needs_a_bound(self) -> None:
         """Skips the test where the source has none."""
         if not self.bounded:
-            pytest.skip("the source is not bounded")
+            pytest.skip("the source declares that it is not bounded")
 
     # -- alloc ------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class SubAllocatorContract:
         self, source: SubAllocator
     ) -> None:
         if not source.host_accessible:
-            pytest.skip("the host cannot reach this memory")
+            pytest.skip("the source declares memory that the host cannot reach")
         for nbytes in self.odd_sizes(source):
             address, received = take(source, nbytes)
             ctypes.memset(address, 0xA5, received)
@@ -217,7 +217,7 @@ class SubAllocatorContract:
     def needs_to_know(self) -> None:
         """Skips the test where the source does not know its blocks."""
         if not self.knows_its_blocks:
-            pytest.skip("the source does not know its blocks")
+            pytest.skip("the source declares that it does not know its blocks")
 
     # -- what it says about itself ----------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class SubAllocatorContract:
 
     def test_threads_at_once_never_pass_the_total_or_overlap(self, source: SubAllocator) -> None:
         if not self.threads:
-            pytest.skip("the source is for one thread")
+            pytest.skip("the source declares that it is for one thread")
         capacity = source.allocation_limit()
         for _ in range(10):
             blocks = take_from_threads(source, capacity // 128, most=32)
