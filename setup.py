@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -113,13 +114,15 @@ def extension(module: str, optimisation: list[str]) -> Extension:
     )
 
 
-class BuildExtensions(build_ext):
+class BuildExtensions(build_ext):  # type: ignore[misc]
     """Translates what is older than its sources, several modules at once, and compiles likewise.
 
     What is built into the checkout (`pip install --editable`, `build_ext --inplace`) keeps its
     intermediate files in build/, for each Python and each set of flags apart, so that nothing is
     made twice; setuptools alone would make an editable install from nothing each time.
     """
+
+    parallel: int
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -130,10 +133,10 @@ class BuildExtensions(build_ext):
 
     def kept_in(self) -> str:
         """The folder for this Python, this Cython and these flags."""
-        from Cython import __version__ as cython
-
         variant = f"-{zlib.crc32(' '.join(FLAGS).encode()):x}" if FLAGS else ""
-        return f"build/{sysconfig.get_config_var('SOABI')}-cython{cython}-{DEBUG}{variant}"
+        return (
+            f"build/{sysconfig.get_config_var('SOABI')}-cython{version('Cython')}-{DEBUG}{variant}"
+        )
 
     def build_extensions(self) -> None:
         folder = f"{self.kept_in()}/cython"

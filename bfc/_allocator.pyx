@@ -24,7 +24,7 @@ from bfc._core cimport (
 )
 from bfc._contract cimport ask_for_block
 from bfc._current cimport current_stream, scopes_open
-from bfc._frees cimport BETWEEN_OTHERS, Orphan, is_exiting
+from bfc._frees cimport BETWEEN_OTHERS, is_exiting
 from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
