@@ -122,6 +122,7 @@ cdef class Allocator(Frees):
         self.joins_regions = sub_allocator.supports_coalescing
         self.device = sub_allocator.device
         self.host_accessible = sub_allocator.host_accessible
+        self.source_is_python = sub_allocator.native is None
         if sub_allocator.native is not None:
             self.native = <bfc_native_source*>PyCapsule_GetPointer(sub_allocator.native, BFC_NATIVE_SOURCE)
         return 0

@@ -38,6 +38,7 @@ cdef class Frees(Ledger):
     cdef Shown[size_t] strandings       # whether there are such
     cdef uint64_t era_seen              # that `waiting` knows of
     cdef bint is_abandoned              # collected, but for views of its memory
+    cdef bint source_is_python          # signals' handlers may run in its calls
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free
 
@@ -67,6 +68,7 @@ cdef class Frees(Ledger):
     cdef int passed(self, list late) except -1
     cdef int free_left(self, list faults) except -1
     cdef int try_stuck_again(self) except -1
+    cdef bint mark_streams(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef list unfinished_fences(self, int64_t allocation_id)
     cdef list fences_on(self, streams)

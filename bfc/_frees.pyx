@@ -17,7 +17,7 @@ from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc._forks cimport era, survivor
-from bfc._signals cimport raise_later
+from bfc._signals cimport Deferral, defer_handlers, resume_handlers
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
 
@@ -57,11 +57,9 @@ cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tri
 
 
 cdef void report_unraisable(object error, object doing) noexcept:
-    """Reports an error that has nobody to raise it to, as Python does for finalisers. The user's Ctrl-C is raised all
-    the same, a little later."""
-    if isinstance(error, Exception) or not raise_later(error):
-        PyErr_SetObject(type(error), error)
-        PyErr_WriteUnraisable(doing)
+    """Reports an error that has nobody to raise it to, as Python does for finalisers."""
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(doing)
 
 
 cdef int report_faults(list faults) except -1:
@@ -332,8 +330,19 @@ cdef class Frees(Ledger):
             self.lock.release()
 
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        """Marks the streams that use a chunk, whose free may have to wait: they may be destroyed until then. Not so
-        where the device fails: that is reported, and release_free_regions() tries again."""
+        """Marks the streams that use a chunk, whose free may have to wait: they may be destroyed until then. A Ctrl-C
+        that comes meanwhile is raised when the finaliser is over, as nobody would hear of it here."""
+        cdef Deferral deferral
+        cdef bint marked
+        if not self.source_is_python:
+            return self.mark_streams(handle, allocation_id)
+        defer_handlers(&deferral)
+        marked = self.mark_streams(handle, allocation_id)
+        resume_handlers(&deferral)
+        return marked
+
+    cdef bint mark_streams(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        """Not so where the device fails: that is reported, and release_free_regions() tries again."""
         try:
             streams = self.streams_of.get(allocation_id)
             if streams is not None and self.sub_allocator.asynchronous:
@@ -357,7 +366,7 @@ cdef class Frees(Ledger):
                 self.uses_stream(allocation_id, stream, None)
                 report_unraisable(error, PUT_OFF)
             elif not isinstance(error, Exception):
-                raise_later(error)
+                report_unraisable(error, PUT_OFF)
 
     cdef int drop_done(self, list fences) except -1:
         """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""

@@ -26,7 +26,7 @@ from bfc._frees cimport is_exiting, report_unraisable
 from bfc._pinned_books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
-from bfc._signals cimport Deferral, defer_handlers, raise_later, resume_handlers, run_handlers
+from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc import _opencl, cuda
 from bfc._driver import device_in_use
@@ -862,7 +862,7 @@ cdef class PinnedAllocator(PinnedBooks):
                 self.uses.setdefault(allocation_id, {})[self.sub_allocator, stream] = None
                 report_unraisable(error, _PUT_OFF)
             elif not isinstance(error, Exception):
-                raise_later(error)
+                report_unraisable(error, _PUT_OFF)
 
     cdef int drop_done(self, list fences) except -1:
         """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
@@ -881,6 +881,6 @@ cdef class PinnedAllocator(PinnedBooks):
         except Exception:
             return False
         except BaseException as error:
-            raise_later(error)
+            report_unraisable(error, _PUT_OFF)
             return False
         return True

@@ -13,4 +13,3 @@ cdef struct Deferral:
 cdef void defer_handlers(Deferral* deferral) noexcept
 cdef void resume_handlers(Deferral* deferral) noexcept
 cdef int run_handlers() except -1
-cdef cbool raise_later(object error) noexcept

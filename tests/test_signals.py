@@ -559,16 +559,35 @@ def test_an_interrupt_while_a_stream_is_settled_leaves_its_queue_for_the_next() 
     assert allocator.stats().bytes_in_use == 0
 
 
-def test_an_interrupt_in_a_finaliser_is_raised_a_little_later() -> None:
+@pytest.mark.parametrize("policy", ["bfc", "caching"])
+def test_an_interrupt_in_a_finaliser_is_raised_a_little_later(policy: str) -> None:
+    class Interrupted(Marks):
+        def fence(self, stream: int) -> None:
+            if self.interrupts:
+                self.interrupts -= 1
+                signal.raise_signal(signal.SIGINT)
+
+    source = Interrupted("1 GiB")
+    allocator = POLICIES[policy](source)
+    held = [allocator.allocate(1000)]
+    allocator.record_stream(held[0], 7)
+    source.interrupts = 1
+    with pytest.raises(KeyboardInterrupt):
+        held.clear()
+    allocator.release_free_regions()
+    assert (allocator.stats().bytes_in_use, source.interrupts) == (0, 0)
+
+
+def test_what_a_source_raises_in_a_finaliser_is_reported(monkeypatch) -> None:
+    reported: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.exc_value))
     source = Marks("1 GiB")
     allocator = bfc.CachingAllocator(source)
-    buffer = allocator.allocate(1000)
-    allocator.record_stream(buffer, 7)
+    held = [allocator.allocate(1000)]
+    allocator.record_stream(held[0], 7)
     source.interrupts = 1
-    held = [buffer]
-    del buffer
-    with pytest.raises(Interrupt):
-        held.clear()
+    held.clear()
+    assert [type(error) for error in reported] == [Interrupt]
     allocator.release_free_regions()
     assert allocator.stats().bytes_in_use == 0
 
