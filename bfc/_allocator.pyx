@@ -803,8 +803,12 @@ cdef class Allocator(Frees):
             return
         if self.exports:
             self.is_abandoned = True    # a view in the same garbage: the last of them closes
-        else:
+            return
+        try:
             self.close()
+        finally:
+            if not self.is_closed or self.unreturned.size():
+                self.close()    # the host may have had no memory, and have some now
 
     @property
     def closed(self):

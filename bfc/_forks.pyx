@@ -72,6 +72,6 @@ cdef class ForkSafeLock:
         self.depth += 1
         return True
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, kind, error, traceback):     # a tuple of them might find no memory, and the lock be kept
         if self.depth and self.holder == PyThread_get_thread_ident() and self.era == era():
             self.depth -= 1     # else a fork inside the section has freed it already

@@ -137,8 +137,7 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef dict uses                  # allocation id -> {(source, stream): what the user passed, kept alive}
     cdef dict fenced                # allocation id -> [fence], marked before the free
     cdef object queue               # of (fence, handle), the oldest first
-    cdef list stuck                 # [(fence, handle)]: what a fence failed for
-    cdef list unfreed               # [(handle, allocation id)]: frees of finalisers that no stream could be marked for
+    cdef object stuck               # deque of (fence, handle): what a fence failed for
     cdef unsigned long asked_by     # the thread that asks the queue's fences, 0: nobody
     cdef uint64_t era_seen          # when that was last looked at
     cdef Range reserve              # 0 bytes: there is none yet
@@ -148,8 +147,7 @@ cdef class PinnedAllocator(PinnedBooks):
         self.uses = {}
         self.fenced = {}
         self.queue = deque()
-        self.stuck = []
-        self.unfreed = []
+        self.stuck = deque()    # whose items leave it without a call for memory
         self.is_closed = True
 
     def __init__(self, sub_allocator=None, settings=""):
@@ -354,10 +352,16 @@ cdef class PinnedAllocator(PinnedBooks):
                 return source.alloc_registered(alignment, nbytes, threads)
 
         start = time.perf_counter_ns()
-        if not ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes):
-            return False
-        self.count_since(&self.alloc_time, start)
-        return True
+        cdef bint got = False
+        try:
+            if not self.keep_room():
+                raise out_of_host_memory()
+            got = ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes)
+        finally:
+            self.taken -= not got
+        if got:
+            self.count_since(&self.alloc_time, start)
+        return got
 
     cdef void count_since(self, Timer* timer, object start) noexcept:
         try:
@@ -536,6 +540,7 @@ cdef class PinnedAllocator(PinnedBooks):
             self.sub_allocator.free_idle(block.ptr, block.nbytes)
         else:
             self.sub_allocator.free(block.ptr, block.nbytes)
+        self.taken -= 1
         self.count_since(&self.free_time, start)
         return 0
 
@@ -618,12 +623,14 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef int try_again(self) except -1:
         """Asks anew what failed: fences, and the frees of finalisers."""
-        stuck, self.stuck = self.stuck, []
-        self.queue.extendleft(reversed(stuck))
-        unfreed, self.unfreed = self.unfreed, []
-        for handle, allocation_id in unfreed:
-            if self.is_live(handle, allocation_id):
-                self.free_from_finaliser(handle, allocation_id)
+        cdef size_t handle
+        while self.stuck:
+            self.queue.appendleft(self.stuck[len(self.stuck) - 1])
+            self.stuck.pop()
+        for handle in range(self.blocks.size()):
+            if self.blocks[handle].unfreed and self.blocks[handle].state == LIVE:
+                self.blocks[handle].unfreed = False
+                self.free_from_finaliser(<uint32_t>handle, self.blocks[handle].allocation_id)
         return 0
 
     cdef object source_of(self, stream):
@@ -775,7 +782,7 @@ cdef class PinnedAllocator(PinnedBooks):
             try_push_back(self.leaving, self.reserve)
         self.reserve.nbytes = 0
         self.offer_again()
-        for kept in (self.uses, self.fenced, self.queue, self.stuck, self.unfreed):
+        for kept in (self.uses, self.fenced, self.queue, self.stuck):
             kept.clear()
         _open.pop(id(self), None)
         self.give_back(idle=False)
@@ -789,12 +796,19 @@ cdef class PinnedAllocator(PinnedBooks):
         self.close()
 
     def __del__(self):
-        if is_exiting() or self.sub_allocator is None or (self.is_closed and self.unreturned.empty()):
+        if is_exiting() or self.sub_allocator is None or self.has_nothing():
             return
         if self.exports:
             self.is_abandoned = True    # a view in the same garbage: the last of them closes
-        else:
+            return
+        try:
             self.close()
+        finally:
+            if not self.has_nothing():
+                self.close()    # the host may have had no memory, and have some now
+
+    cdef bint has_nothing(self) noexcept:
+        return self.is_closed and self.unreturned.empty() and self.leaving.empty()
 
     # -- what a buffer asks of its owner ------------------------------------------------------------------------------
 
@@ -838,7 +852,7 @@ cdef class PinnedAllocator(PinnedBooks):
         try:
             self.free_block(handle, allocation_id)
         except BaseException as error:
-            self.unfreed.append((handle, allocation_id))
+            self.blocks[handle].unfreed = True
             report_unraisable(error, _PUT_OFF)
 
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:

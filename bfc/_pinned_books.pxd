@@ -9,6 +9,7 @@ from bfc._buffer cimport Owner
 
 cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
+    cbool try_make_room[T](vector[T]& items, size_t count)
 
 cdef enum:
     BUCKETS = 64
@@ -30,6 +31,7 @@ cdef struct Block:
     uint32_t next               # of its stack, or of the unused records
     State state
     cbool exported              # other objects view it
+    cbool unfreed               # a finaliser's free that no stream could be marked for
 
 cdef struct Range:
     uint64_t ptr
@@ -61,6 +63,7 @@ cdef class PinnedBooks(Owner):
     cdef int64_t last_id
     cdef vector[Range] leaving      # out of the books, and on its way to the source
     cdef vector[Range] unreturned   # what the source did not take back
+    cdef size_t taken               # blocks that the source gave or is asked for: both lists have room for all
     cdef Stat allocations, allocated_bytes, active_requests, active_bytes
     cdef Timer alloc_time, free_time
 
@@ -71,6 +74,7 @@ cdef class PinnedBooks(Owner):
     cdef uint32_t holder_of(self, uint64_t address) noexcept nogil
     cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE
     cdef void shelve(self, uint32_t handle) noexcept nogil
+    cdef cbool keep_room(self) noexcept nogil
     cdef cbool drop(self, uint32_t* link) noexcept nogil
     cdef void drop_cached(self) noexcept nogil
     cdef void forget_record(self, uint32_t handle) noexcept nogil

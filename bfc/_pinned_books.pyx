@@ -102,7 +102,7 @@ cdef class PinnedBooks(Owner):
         block.allocation_id = self.last_id
         block.requested = nbytes
         block.state = LIVE
-        block.exported = False
+        block.exported = block.unfreed = False
         increase(&self.active_requests, 1)
         increase(&self.active_bytes, block.size)
 
@@ -151,6 +151,11 @@ cdef class PinnedBooks(Owner):
         block.state = CACHED
         block.next = self.stacks[bucket]
         self.stacks[bucket] = handle
+
+    cdef cbool keep_room(self) noexcept nogil:
+        """Room for one block more wherever it may have to be noted, before it is asked for. The caller counts it."""
+        self.taken += 1
+        return try_make_room(self.leaving, self.taken) and try_make_room(self.unreturned, self.taken)
 
     cdef cbool drop(self, uint32_t* link) noexcept nogil:
         """Takes the block that a link of a stack leads to out of the books, to be given back. A piece of the reserve is

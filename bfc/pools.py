@@ -11,6 +11,8 @@ from bfc._caching import CachingAllocator
 from bfc.snapshot import Snapshot
 
 _numbers = itertools.count(1)
+#: Each thread's number, as an int that is there: who leaves a scope may find no memory for one.
+_here = threading.local()
 
 
 class MemPool:
@@ -70,8 +72,12 @@ class MemPool:
         self._released = True
         if self.allocator.closed:
             return
-        self.allocator._set_use_on_oom(self.id, False)
-        self.allocator._release_pool(self.id)
+        try:
+            self.allocator._set_use_on_oom(self.id, False)
+            self.allocator._release_pool(self.id)
+        except BaseException:
+            self._released = False
+            raise
         try:
             self.allocator._empty_pool(self.id, or_later=True)
         finally:
@@ -104,8 +110,13 @@ class use_mem_pool:  # noqa: N801 - it reads as a function
     def __enter__(self) -> MemPool:
         if self._pool._released:
             raise RuntimeError(f"{self._pool!r} cannot be used any more: make another")
-        self._pool.allocator._begin_pool(self._pool.id)
-        self._entered.append(threading.get_ident())
+        me = _here.ident = threading.get_ident()
+        self._entered.append(me)
+        try:
+            self._pool.allocator._begin_pool(self._pool.id)
+        except BaseException:
+            self._entered.remove(me)
+            raise
         return self._pool
 
     def __exit__(
@@ -115,7 +126,7 @@ class use_mem_pool:  # noqa: N801 - it reads as a function
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._entered.remove(threading.get_ident())
+            self._entered.remove(getattr(_here, "ident", 0))
         except ValueError:
             raise RuntimeError(
                 "this use_mem_pool was not entered in this thread: "
