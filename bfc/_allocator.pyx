@@ -22,7 +22,7 @@ from bfc._buffer cimport HOST_STREAM, Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
-from bfc._contract cimport ask_for_block
+from bfc._contract cimport ask_for_block, offer_again
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport BETWEEN_OTHERS, is_exiting
 from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
@@ -601,11 +601,10 @@ cdef class Allocator(Frees):
 
     cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
         cdef uint64_t received
-        if not ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
-                             &block.ptr, &received):
-            return 0
-        block.end = block.ptr + received
-        return 1
+        cdef bint got = ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
+                                      &block.ptr, &received, self.rejected)
+        block.end = block.ptr + received if got else 0
+        return got
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
         """Adds a block to the pool, and places the request under the same lock."""
@@ -788,6 +787,7 @@ cdef class Allocator(Frees):
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
         self.forget_frees()
+        offer_again(self.sub_allocator, self.rejected)
         self.give_back(regions, False)
         if fault is not None:
             raise fault

@@ -11,12 +11,13 @@ from bfc.errors import SubAllocatorError
 
 
 cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t nbytes, bint strict,
-                       uint64_t* address, uint64_t* received) except -1:
+                       uint64_t* address, uint64_t* received, list rejected) except -1:
     """Calls `source.alloc`, or another call of the source with the same contract. Whether a block came; whatever is
     neither a block nor "no room" becomes SubAllocatorError.
 
     `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36). No signal's handler runs
     until the block is in the caller's hands: it is for the caller to `run_handlers` when the block is in its books.
+    `rejected` takes what is no block by the contract, and what the source did not take back: see `offer_again`.
     """
     cdef Deferral deferral
     defer_handlers(&deferral)
@@ -24,7 +25,7 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
         block = alloc(alignment, nbytes)
         if block is None:
             return 0
-        read_block(source, block, nbytes, alignment, 1 if strict else nbytes, address, received)
+        read_block(source, block, nbytes, alignment, 1 if strict else nbytes, address, received, rejected)
         return 1
     except MemoryError:
         return 0
@@ -37,7 +38,7 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
 
 
 cdef int read_block(object source, object block, uint64_t nbytes, uint64_t alignment, uint64_t least,
-                    uint64_t* address, uint64_t* received) except -1:
+                    uint64_t* address, uint64_t* received, list rejected) except -1:
     try:
         given_address, given_bytes = block
         given_address, given_bytes = PyNumber_Index(given_address), PyNumber_Index(given_bytes)
@@ -51,10 +52,29 @@ cdef int read_block(object source, object block, uint64_t nbytes, uint64_t align
     if (address[0] > 0 and least <= received[0] and address[0] % alignment == 0
             and received[0] <= ~<uint64_t>0 - address[0]):
         return 0
-    try:
-        source.free(given_address, given_bytes)
-    except Exception:
-        pass    # it broke the contract already, which the error below says
+    offer_back(source, (given_address, given_bytes), rejected)
     raise SubAllocatorError(
         f"{source!r}.alloc({alignment}, {nbytes}) returned address {given_address:#x} and {given_bytes} bytes: the "
         f"address must be above 0 and a multiple of {alignment}, and the bytes at least what was asked for")
+
+
+cdef int offer_back(object source, tuple block, list rejected) except -1:
+    """It may be memory all the same: where the source does not take it, it is offered once more at the end."""
+    try:
+        source.free(*block)
+    except BaseException as error:
+        rejected.append(block)
+        if not isinstance(error, Exception):
+            raise
+    return 0
+
+
+cdef int offer_again(object source, list rejected) except -1:
+    """Says nothing where the source takes it no more: that it broke the contract was said when it did."""
+    while rejected:
+        block = rejected.pop()
+        try:
+            source.free(*block)
+        except Exception:
+            pass
+    return 0

@@ -38,6 +38,7 @@ cdef class Frees(Ledger):
     cdef Shown[size_t] strandings       # whether there are such
     cdef uint64_t era_seen              # that `waiting` knows of
     cdef bint is_abandoned              # collected, but for views of its memory
+    cdef list rejected                  # (address, bytes) against the contract that the source did not take back
     cdef bint source_is_python          # signals' handlers may run in its calls
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free

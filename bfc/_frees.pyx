@@ -84,6 +84,7 @@ cdef class Frees(Ledger):
     """How memory comes back to an allocator. Make a `BFCAllocator` or a `CachingAllocator`."""
 
     def __cinit__(self, *args, **kwargs):
+        self.rejected = []
         self.streams_of = {}
         self.fenced = {}
         self.waiting = {}

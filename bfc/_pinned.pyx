@@ -18,7 +18,7 @@ from libcpp cimport bool as cbool
 
 from bfc._arguments cimport address_from, size_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
-from bfc._contract cimport ask_for_block
+from bfc._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
 from bfc._forks cimport era, survivor
@@ -30,8 +30,7 @@ from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handler
 
 from bfc import _opencl, cuda
 from bfc._driver import device_in_use
-from bfc._frees import OVER as _OVER
-from bfc._frees import VIEWED as _VIEWED
+from bfc._frees import OVER as _OVER, VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )
@@ -49,8 +48,7 @@ cdef enum:
 _POLL_SECONDS = 0.001
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
-#: id -> weak reference of each allocator that is open. One step puts it in and one takes it out, so neither another
-#: thread nor a finaliser that makes or closes one meanwhile undoes either.
+#: id -> weak reference of each open allocator. One step puts it in or takes it out: no thread, no finaliser undoes it.
 _open = {}
 
 
@@ -138,6 +136,7 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef dict fenced                # allocation id -> [fence], marked before the free
     cdef object queue               # of (fence, handle), the oldest first
     cdef object stuck               # deque of (fence, handle): what a fence failed for
+    cdef list rejected              # (address, bytes) against the contract that the source did not take back
     cdef unsigned long asked_by     # the thread that asks the queue's fences, 0: nobody
     cdef uint64_t era_seen          # when that was last looked at
     cdef Range reserve              # 0 bytes: there is none yet
@@ -148,6 +147,7 @@ cdef class PinnedAllocator(PinnedBooks):
         self.fenced = {}
         self.queue = deque()
         self.stuck = deque()    # whose items leave it without a call for memory
+        self.rejected = []
         self.is_closed = True
 
     def __init__(self, sub_allocator=None, settings=""):
@@ -356,7 +356,7 @@ cdef class PinnedAllocator(PinnedBooks):
         try:
             if not self.keep_room():
                 raise out_of_host_memory()
-            got = ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes)
+            got = ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes, self.rejected)
         finally:
             self.taken -= not got
         if got:
@@ -785,6 +785,7 @@ cdef class PinnedAllocator(PinnedBooks):
         for kept in (self.uses, self.fenced, self.queue, self.stuck):
             kept.clear()
         _open.pop(id(self), None)
+        offer_again(self.sub_allocator, self.rejected)
         self.give_back(idle=False)
         if fault is not None:
             raise fault     # a device that fails gets its memory back all the same
@@ -892,9 +893,8 @@ cdef class PinnedAllocator(PinnedBooks):
         """Waits until the device has nothing to do. Whether it has."""
         try:
             self.sub_allocator.synchronize()
-        except Exception:
-            return False
         except BaseException as error:
-            report_unraisable(error, _PUT_OFF)
+            if not isinstance(error, Exception):
+                report_unraisable(error, _PUT_OFF)
             return False
         return True

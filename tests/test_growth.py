@@ -663,3 +663,25 @@ def test_threads_that_extend_at_once_stay_within_the_limit():
     assert [results for _, results in threads] == [[None]] * 6
     assert device.most <= 40 * MIB
     check_whole_and_usable(allocator)
+
+
+@pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator, bfc.PinnedAllocator])
+def test_a_block_against_the_contract_that_does_not_go_back_is_offered_again_at_the_end(policy):
+    class Short(bfc.SimulatedSubAllocator):
+        fails = True
+
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            return super().alloc(alignment, nbytes - 1)
+
+        def free(self, address: int, nbytes: int) -> None:
+            if self.fails:
+                raise ValueError("not now")
+            super().free(address, nbytes)
+
+    source = Short("1 GiB")
+    allocator = policy(source)
+    with pytest.raises(bfc.SubAllocatorError, match="at least what was asked for"):
+        allocator.allocate("4 MiB")
+    source.fails = False
+    allocator.close()
+    assert source.live_bytes == 0

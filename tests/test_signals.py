@@ -607,6 +607,29 @@ def test_a_second_interrupt_during_a_replay_leaves_nothing_in_use() -> None:
     assert allocator.stats().bytes_in_use == 0
 
 
+def test_a_replay_that_fails_on_a_device_that_fails_leaves_nothing_in_use() -> None:
+    class Failing(bfc.SimulatedSubAllocator):
+        asynchronous = True
+        fails = False
+
+        def fence(self, stream: int) -> None:
+            if self.fails:
+                raise bfc.SubAllocatorError("no")
+
+    source = Failing("1 GiB")
+    allocator = bfc.BFCAllocator(source, allow_growth=True)
+
+    def progress(events: int) -> None:
+        source.fails = True
+        raise Interrupt
+
+    with pytest.raises(Interrupt):
+        bfc.Trace([0] * 5, range(5), [1000] * 5, [3] * 5).replay(allocator, progress=progress)
+    source.fails = False
+    allocator.release_free_regions()
+    assert allocator.stats().bytes_in_use == 0
+
+
 def test_an_interrupt_while_frames_are_kept_leaves_nothing_in_use(monkeypatch) -> None:
     allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     allocator.record_history()

@@ -204,8 +204,8 @@ cdef class Run:
         return 0
 
     cdef int take_back(self) except -1:
-        """Frees what is live, after an error. What the device does not let go of is the caller's, by its address; what
-        a second Ctrl-C keeps from being freed is left to the next call."""
+        """Frees what is live, after an error. What a device that fails or a second Ctrl-C keeps from being freed is
+        left to the next call: nobody knows its address."""
         cdef Py_ssize_t i
         interrupt = None
         self.take_back_plain()
@@ -215,15 +215,8 @@ cdef class Run:
             try:
                 self.acquire_open()
                 self.allocator.free_locked(self.handles[i])
-            except MemoryError:
-                self.leave_behind(self.handles[i])
-            except Exception:
-                try:
-                    self.allocator.hand_over(self.handles[i])
-                except Exception:
-                    pass    # the error that is on its way says why
             except BaseException as error:
-                interrupt = error
+                interrupt = interrupt if isinstance(error, Exception) else error
                 self.leave_behind(self.handles[i])
             self.handles[i] = NO_CHUNK
         if interrupt is not None:
