@@ -16,6 +16,7 @@ import bfc
 from bfc.testing import cuda_emulator as emulator
 
 MakeCUDA = Callable[..., bfc.Allocator]
+TOTALS = [64 << 30, 8 << 30, 1 << 30]
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 
 
@@ -25,7 +26,7 @@ def machine() -> emulator.Driver | None:
     if ON_GPU:
         return None
     driver = emulator.load()
-    driver.reset(devices=3, total=[64 << 30, 8 << 30, 1 << 30])
+    driver.reset(devices=3, total=TOTALS)
     return driver
 
 
@@ -36,6 +37,8 @@ def account(machine: emulator.Driver | None) -> Iterator[None]:
     if machine is None:
         yield
         return
+    if machine.totals != TOTALS:  # tests of the emulator itself ran before, in this process
+        machine.reset(devices=3, total=TOTALS)
     machine.clear()
     gc.collect()
     before = machine.live()

@@ -142,6 +142,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
+        self.totals: list[int] = []  # the bytes of each device, as of the last reset
         size, wide, number = ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int
         signatures = {
             "emu_reset": (None, [number, ctypes.POINTER(wide), number, wide]),
@@ -191,6 +192,7 @@ class Driver:
         Handles of primary contexts and default pools stay good, since libraries keep them.
         """
         totals = [total] * devices if isinstance(total, int) else list(total)
+        self.totals = totals
         numbers = (ctypes.c_uint64 * max(devices, 1))(*totals)
         self.library.emu_reset(devices, numbers, driver_version, host)
         self.set_patience(patience)
