@@ -59,6 +59,15 @@ def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> object:
 
 
 @pytest.fixture
+def quiet_collector() -> Iterator[None]:
+    """No collection of garbage: Hypothesis hears of each one, and a host that is made to have no
+    memory fails there, too."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def simulated() -> Iterator[Simulated]:
     """Makes simulated devices. After the test nothing may be live on any of them."""
     devices: list[bfc.SimulatedSubAllocator] = []

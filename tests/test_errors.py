@@ -236,6 +236,7 @@ def test_a_host_without_memory_for_the_answer_loses_no_block(
     allocator.check()
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @pytest.mark.parametrize("failures", [1, 2, 3, 0])
 @pytest.mark.parametrize("context", ["alloc", "all"])
 @pytest.mark.parametrize("stream", [None, 7])
@@ -267,6 +268,7 @@ def test_a_host_without_memory_for_the_frames_loses_no_block(
     allocator.check()
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @pytest.mark.parametrize("failures", [1, 0])
 @pytest.mark.parametrize("method", ["deallocate_raw", "deallocate_many"])
 @pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator])

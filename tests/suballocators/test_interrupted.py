@@ -11,6 +11,8 @@ from strikes import struck
 
 import bfc
 
+pytestmark = pytest.mark.usefixtures("quiet_collector")
+
 MIB = 1 << 20
 
 FACTORIES: dict[str, Callable[[], Any]] = {
