@@ -83,7 +83,7 @@ lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/mypy
 
 clean: ## remove what was built; the virtual environments too
-	rm -rf build dist *.egg-info $(VENV) .venv-cuda12
+	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-oldest
 	find bfc -name '*.so' -delete
 
 ci-long: ## what takes longer: threads, wheels for every Python, the oldest Cython, no network, random histories

@@ -18,7 +18,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,12 +65,12 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def sources() -> set[str]:
-    """What git has of the package."""
-    listed = subprocess.run(
-        ["git", "ls-files", "bfc"], cwd=ROOT, check=True, capture_output=True, text=True
+def listed(folder: str) -> set[str]:
+    """What git has in a folder."""
+    names = subprocess.run(
+        ["git", "ls-files", folder], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    return set(listed.stdout.split())
+    return set(names.stdout.split())
 
 
 def build_sdist(scratch: Path, out: Path) -> Path:
@@ -81,11 +80,8 @@ def build_sdist(scratch: Path, out: Path) -> Path:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(scratch / "unpacked", filter="data")
-    check_names(names, sources() | set(IN_SDIST), "the source archive")
-    tests = subprocess.run(
-        ["git", "ls-files", "tests"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    check_names(names, set(tests.stdout.split()), "the source archive")
+    require(names, listed("bfc") | listed("tests") | set(IN_SDIST), "the source archive")
+    refuse({name for name in names if GENERATED.search(name)}, "the source archive")
     return sdist
 
 
@@ -100,20 +96,21 @@ def build_wheel(python: str, sdist: Path, scratch: Path, out: Path) -> Path:
     wheel = Path(shutil.copy(only(folder / "repaired", "*.whl"), out))
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    compiled = {name for name in sources() if name.endswith(".pyx")}
-    check_names(names, {name for name in sources() if not name.endswith(".pyx")}, wheel.name)
+    # A module that was compiled stands for its source.
     modules = {re.sub(r"\..*", ".pyx", name) for name in names if name.endswith(".so")}
-    check_names(modules, compiled, wheel.name)
-    if strays := {name for name in names if name.startswith(("tests/", "bench/"))}:
-        raise SystemExit(f"{wheel.name} holds {sorted(strays)}")
+    require(names | modules, listed("bfc"), wheel.name)
+    refuse({name for name in names if name.startswith(("tests/", "bench/"))}, wheel.name)
     return wheel
 
 
-def check_names(names: Iterable[str], wanted: set[str], archive: str) -> None:
-    missing = wanted - set(names)
-    made = {} if archive.endswith(".whl") else {name for name in names if GENERATED.search(name)}
-    if missing or made:
-        raise SystemExit(f"{archive} lacks {sorted(missing)}, and holds {sorted(made)}")
+def require(names: set[str], wanted: set[str], archive: str) -> None:
+    if missing := wanted - names:
+        raise SystemExit(f"{archive} lacks {sorted(missing)}")
+
+
+def refuse(strays: set[str], archive: str) -> None:
+    if strays:
+        raise SystemExit(f"{archive} holds {sorted(strays)}")
 
 
 def try_wheel(python: str, wheel: Path, scratch: Path) -> None:
