@@ -4,8 +4,8 @@ PYTHON ?= python3
 OFFLINE ?=
 VENV := .venv
 BIN := $(VENV)/bin
-MODULES := setup.py $(wildcard bfc/*.pyx bfc/*.pxd bfc/*.hpp bfc/*.h bfc/*/*.pyx bfc/*/*.pxd)
-BUILT_FROM := $(MODULES) bfc_pytest.py $(wildcard bfc/*.py bfc/*.pyi bfc/*/*.py bfc/*/*.pyi bfc/*/*/*.py bfc/*/*/*.[ch])
+MODULES := setup.py $(shell find bfc -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.h')
+BUILT_FROM := $(MODULES) bfc_pytest.py $(shell find bfc -name '*.py' -o -name '*.pyi' -o -name '*.c')
 
 PARALLEL := -n $(shell nproc) --dist worksteal
 

@@ -48,31 +48,26 @@ if sys.platform == "linux":
     # just freed is read back at once: without it an event took up to a fifth longer.
     ENGINE += ["-fno-tree-slp-vectorize"]
 
-#: What takes longest to compile comes first: several are compiled at once.
-MODULES = {
+#: How a module is compiled, by the longest entry that its name begins with.
+OPTIMISATION = {
+    "": COLD,
     "_core": ENGINE,
-    "_buffer": HOT,
     "_allocator": HOT,
-    "_caching": HOT,
-    "_frees": HOT,
-    "_ledger": HOT,
-    "trace/_replay": HOT,
-    "_bfc": HOT,
     "_arguments": HOT,
+    "_bfc": HOT,
+    "_buffer": HOT,
+    "_caching": HOT,
     "_current": HOT,
     "_forks": HOT,
+    "_frees": HOT,
+    "_ledger": HOT,
     "_pinned": HOT,
-    "_pinned_books": HOT,
-    "copy/_fast": COPIES,
-    "_driver": COLD,
-    "_contract": COLD,
-    "_signals": COLD,
-    "_recorded": COLD,
-    "integrations/_torch": COLD,
-    "_invariants": COLD,
+    "copy.": COPIES,
+    "trace.": HOT,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"
+HEADERS = "bfc"
 
 DIRECTIVES = {
     "language_level": 3,
@@ -90,25 +85,31 @@ def headers_of(source: Path) -> set[str]:
     headers: set[str] = set()
     left = [source]
     while left:
-        text = left.pop().read_text()
-        names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', text)
-        found = {f"bfc/{name}" for name in names if (HERE / "bfc" / name).exists()}
+        names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', left.pop().read_text())
+        found = {f"{HEADERS}/{name}" for name in names if (HERE / HEADERS / name).exists()}
         left += [HERE / name for name in found - headers]
         headers |= found
     return headers
 
 
-def extension(module: str, optimisation: list[str]) -> Extension:
-    source = HERE / "bfc" / f"{module}.pyx"
+def sources() -> list[Path]:
+    """What takes longest to compile comes first, since several are compiled at once."""
+    found = (HERE / "bfc").rglob("*.pyx")
+    return sorted(found, key=lambda source: source.stat().st_size, reverse=True)
+
+
+def extension(source: Path) -> Extension:
+    name = ".".join(source.relative_to(HERE / "bfc").with_suffix("").parts)
     declarations = source.with_suffix(".pxd")
     depends = headers_of(source) | (headers_of(declarations) if declarations.exists() else set())
+    rule = max((start for start in OPTIMISATION if name.startswith(start)), key=len)
     return Extension(
-        f"bfc.{module.replace('/', '.')}",
-        [f"bfc/{module}.pyx"],
+        f"bfc.{name}",
+        [str(source.relative_to(HERE))],
         language="c++",
-        include_dirs=["bfc"],
+        include_dirs=[HEADERS],
         depends=sorted(depends),
-        extra_compile_args=COMMON + CPP + optimisation + FLAGS,
+        extra_compile_args=COMMON + CPP + OPTIMISATION[rule] + FLAGS,
         extra_link_args=LINK_FLAGS,
         define_macros=[("BFC_DEBUG", DEBUG)],
     )
@@ -176,6 +177,6 @@ def shared_extension() -> Extension:
 
 
 setup(
-    ext_modules=[shared_extension(), *(extension(*module) for module in MODULES.items())],
+    ext_modules=[shared_extension(), *map(extension, sources())],
     cmdclass={"build_ext": BuildExtensions},
 )
