@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu lint ci ci-long clean
+.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -75,6 +75,9 @@ bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside our
 
 bench-gpu: $(VENV)/clients $(VENV)/built ## measure a cache hit through each library, beside that library's own pool, on a GPU
 	$(BIN)/python -m bench.integrations
+
+stubs: $(VENV)/linters $(VENV)/built ## copy the docstrings of the compiled modules into their stubs
+	$(BIN)/python tests/stub_docstrings.py
 
 lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/ruff format --check .

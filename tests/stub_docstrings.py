@@ -1,6 +1,6 @@
 """The docstrings of the compiled modules, put into their stubs, where editors look for them.
 
-Run it after a docstring in a .pyx has changed: `.venv/bin/python tests/stub_docstrings.py`.
+Run it after a docstring in a .pyx has changed: `make stubs`.
 """
 
 from __future__ import annotations

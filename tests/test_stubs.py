@@ -136,7 +136,7 @@ def test_a_stub_has_the_kinds_and_parameters_of_what_it_names(path: Path):
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: path.stem)
 def test_a_stub_has_the_docstrings_of_its_module(path: Path):
     for node, text in documented(path, ast.parse(path.read_text())):
-        assert ast.get_docstring(node) == text, f"{node.name}: run tests/stub_docstrings.py"
+        assert ast.get_docstring(node) == text, f"{node.name}: run `make stubs`"
 
 
 PUBLIC = [
