@@ -94,7 +94,26 @@ cdef uint64_t total_size(vector[Region]& regions) noexcept nogil:
 
 @cython.no_gc_clear
 cdef class Allocator(Frees):
-    """What both modes have in common. Make a `BFCAllocator` or a `CachingAllocator`."""
+    """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
+
+    Attributes
+    ----------
+    sub_allocator : SubAllocator
+        Where the regions come from.
+    device : Device
+        Where the memory lies.
+    host_accessible : bool
+        True if the host can read and write the memory at the same addresses.
+    strict : bool
+        True if the allocator refuses whatever the original would refuse.
+    retry_seconds : float
+        How long a request that does not fit waits for other threads to free memory.
+
+    Notes
+    -----
+    Any thread may call any method. Every method that changes something raises MemoryError if the
+    host has no memory for the bookkeeping; nothing has changed then.
+    """
 
     def __cinit__(self, *args, **kwargs):
         self.lock.on_fork(<void (*)(void*) noexcept nogil>forget_calls_of_others, <void*>self)
@@ -196,17 +215,50 @@ cdef class Allocator(Frees):
     # -- allocate -----------------------------------------------------------------------------------------------------
 
     def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None):
-        """An address for `nbytes` bytes, a multiple of 256 (of 512 from a CachingAllocator); 0 for 0 bytes, which
-        counts nothing.
+        """Allocate `nbytes` bytes and return their address.
 
-        `stream` is where it will be used first (None: that of `use_stream`, or 0): for a BFCAllocator, one that is not
-        its own is treated as `record_stream` does.
-        `alignment` is a power of two; ValueError where it is above that multiple, which is all that can be given. A
-        BFCAllocator of `strict` ignores it, as TensorFlow 2.21 does.
-        `freed_before` (a count, or a function that returns one) keeps off chunks freed later; see `SharedCounter`.
-        Raises OutOfMemoryError, TypeError or ValueError for a size that is none, SubAllocatorError, ClosedError.
+        Parameters
+        ----------
+        nbytes : int
+            The size in bytes, from 0 to 2**63 - 1.
+        stream : int, stream object or None, optional
+            The stream that uses the memory first: a handle, or an object with `__cuda_stream__`. None
+            is the stream of the enclosing `bfc.use_stream`, or else stream 0. A BFCAllocator treats a
+            stream that is not its own as if `record_stream` had been called for it.
+        alignment : int, optional
+            A power of two that the address must be a multiple of. Addresses are multiples of 256 (of
+            512 from a CachingAllocator) anyway; more cannot be had. A BFCAllocator with `strict`
+            ignores it, as TensorFlow 2.21 does.
+        freed_before : int or callable, optional
+            Use only memory that was freed before this count of the timing counter (see
+            `SharedCounter`). A callable is called for the count. Only for a BFCAllocator.
+
+        Returns
+        -------
+        int
+            The address; 0 for 0 bytes, which counts as no allocation.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If no free chunk is large enough and no region could be added.
+        TypeError
+            If an argument has the wrong type (a text such as "3 MiB" is for `allocate`), or a
+            CachingAllocator gets `freed_before`.
+        ValueError
+            If `nbytes` is negative or above 2**63 - 1, or if `alignment` is not a power of two or is
+            too large.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
         Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`, spec 2.2.
 
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), allow_growth=True)
         >>> hex(allocator.allocate_raw(1000)), hex(allocator.allocate_raw(257))
@@ -224,8 +276,43 @@ cdef class Allocator(Frees):
         return owned(address)
 
     def allocate(self, nbytes, stream=None, *, alignment=None):
-        """A `Buffer` of `nbytes` bytes (an int, or a text such as "3 MiB"). All else is as in `allocate_raw`.
+        """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
+        Parameters
+        ----------
+        nbytes : int or str
+            The size in bytes, or a text such as "3 MiB".
+        stream : int, stream object or None, optional
+            The stream that uses the memory first, as in `allocate_raw`. But None, with no enclosing
+            `bfc.use_stream`, is the allocator's own stream.
+        alignment : int, optional
+            As in `allocate_raw`.
+
+        Returns
+        -------
+        Buffer
+            The allocation. It is freed when the buffer is collected, and earlier by `Buffer.free`.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If no free chunk is large enough and no region could be added.
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is malformed, negative or above 2**63 - 1, or if `alignment` is not a power of
+            two or is too large.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: as `allocate_raw`, and one Python object.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> buffer = allocator.allocate("3 MiB")
@@ -438,11 +525,39 @@ cdef class Allocator(Frees):
         return found
 
     def allocate_many(self, sizes, stream=None):
-        """The addresses of one allocation for each size, as a uint64 array: all of them, or none and an error.
+        """Make one allocation for each size: all of them, or none.
 
-        `sizes` is any iterable; an array of ints goes fastest. `stream` and errors as `allocate_raw`. Cost: some 20 ns
-        a size on a hit, half of `allocate_raw` from Python.
+        Parameters
+        ----------
+        sizes : iterable of int
+            The sizes in bytes. An array of 64-bit ints goes fastest.
+        stream : int, stream object or None, optional
+            As in `allocate_raw`, for all of them.
 
+        Returns
+        -------
+        numpy.ndarray of uint64, shape (len(sizes),)
+            The addresses, in the order of `sizes`; 0 for 0 bytes.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If one of them does not fit. Those before it have been freed again.
+        TypeError
+            If a size is not an int, or `stream` is not a stream.
+        ValueError
+            If a size is negative or above 2**63 - 1.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: about 20 ns a size on a hit, half of `allocate_raw` from Python.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> len(allocator.allocate_many([256, 512, 1024]))
@@ -730,11 +845,26 @@ cdef class Allocator(Frees):
         return 0
 
     def release_free_regions(self):
-        """Gives every region without a live allocation back to the sub-allocator. Returns the bytes given back.
+        """Give every region without a live allocation back to the sub-allocator.
 
-        Where regions grow, the next one starts small again. Raises SubAllocatorError.
-        Source: spec 2.7 (`DeallocateFreeRegions`), which upstream runs only when memory has run out.
+        Returns
+        -------
+        int
+            The bytes given back.
 
+        Raises
+        ------
+        SubAllocatorError
+            If the sub-allocator fails to take a region back. It is offered again by the next call of
+            `release_free_regions` or `close`.
+
+        Notes
+        -----
+        If regions grow, the next one starts small again. Source: spec 2.7 (`DeallocateFreeRegions`),
+        which upstream runs only when memory has run out.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), allow_growth=True)
         >>> allocator.deallocate_raw(allocator.allocate_raw(100))
@@ -756,14 +886,32 @@ cdef class Allocator(Frees):
         return released
 
     def empty_cache(self):
-        """`release_free_regions` under PyTorch's name."""
+        """Call `release_free_regions`, under PyTorch's name.
+
+        Returns
+        -------
+        int
+            The bytes given back.
+        """
         return self.release_free_regions()
 
     def close(self):
-        """Gives every region back, live allocations or not. Their addresses and buffers are worthless afterwards.
+        """Give every region back, with live allocations or without.
 
-        Waits for the streams that still use freed memory. Raises BufferError, and closes nothing, while another object
-        holds a view of host memory. Closing twice does nothing.
+        Addresses and buffers must not be used afterwards. Closing twice does nothing.
+
+        Raises
+        ------
+        BufferError
+            If another object still holds a view of the memory (an array, a memoryview). The allocator
+            stays open then.
+        SubAllocatorError
+            If the device fails, or the sub-allocator fails to take a region back. The allocator is
+            closed all the same; closing it again offers those regions again.
+
+        Notes
+        -----
+        Cost: waits for the streams that still use freed memory; one call of the sub-allocator for each region.
         """
         cdef vector[Region] regions
         cdef bint viewed
@@ -812,7 +960,7 @@ cdef class Allocator(Frees):
 
     @property
     def closed(self):
-        """Whether `close()` has been called."""
+        """True once `close()` has been called."""
         return self.is_closed
 
     # -- without the GIL ----------------------------------------------------------------------------------------------

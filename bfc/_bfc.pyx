@@ -20,16 +20,53 @@ cdef enum:
 
 @cython.no_gc_clear
 cdef class BFCAllocator(Allocator):
-    """TensorFlow's best fit with coalescing over one sub-allocator.
+    """TensorFlow's allocator: best fit with coalescing.
 
-    `memory_limit` (None: what the sub-allocator says; bytes; "4 GiB"; a float: that fraction of the total) bounds what
-    it takes. `allow_growth=False` takes all of it with the first allocation; True takes 2 MiB, then doubles.
-    `garbage_collection` gives wholly free regions back when memory has run out. A chunk is split where at least
-    `fragmentation_fraction` of the limit (0: 128 MiB) would be left over, or where it is twice the request.
-    `strict` refuses whatever TensorFlow 2.21 refuses. `retry_seconds` waits that long for other threads to free memory.
-    `stream` is the one that it belongs to. Any thread may use it. Raises TypeError or ValueError for options that are
-    none. Source: `tsl::BFCAllocator` of TensorFlow 2.21; docs/design.md lists where it differs on purpose.
+    Parameters
+    ----------
+    sub_allocator : SubAllocator
+        Where regions come from, such as `bfc.CUDASubAllocator()`.
+    memory_limit : int, str or float, optional
+        The most bytes to take from it: a number, a text such as "4 GiB", or a float, which is a
+        fraction of the device's total. None is what the sub-allocator says it can give.
+    allow_growth : bool, optional
+        False takes the whole limit with the first allocation. True takes 2 MiB first, and then
+        regions that double.
+    garbage_collection : bool, optional
+        Give wholly free regions back if memory has run out, and try again.
+    fragmentation_fraction : float, optional
+        From 0 to 1. A chunk is split if it is at least twice the request, or if at least this
+        fraction of the limit would be left over; 0 stands for 128 MiB.
+    strict : bool, optional
+        Refuse whatever TensorFlow 2.21 refuses, to compare runs event by event.
+    retry_seconds : float, optional
+        How long a request that does not fit waits for other threads to free memory.
+    stream : int, stream object or None, optional
+        The stream that the allocator belongs to. Memory freed on it is reused there at once.
 
+    Attributes
+    ----------
+    allow_growth : bool
+        As given.
+    garbage_collection : bool
+        As given.
+    fragmentation_fraction : float
+        As given.
+
+    Raises
+    ------
+    TypeError
+        If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
+    ValueError
+        If an argument is out of its range, or if `stream` cannot be the stream of an allocator.
+
+    Notes
+    -----
+    Any thread may use it. Source: `tsl::BFCAllocator` of TensorFlow 2.21; docs/design.md lists where
+    it differs on purpose.
+
+    Examples
+    --------
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), memory_limit="64 MiB")
     >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
@@ -63,15 +100,31 @@ cdef class BFCAllocator(Allocator):
 
     @property
     def next_region_size(self):
-        """The bytes that the next region would have, limits apart."""
+        """The size in bytes of the next region, if the limit leaves that much."""
         return self.growth.next_region_size
 
     def set_timing_counter(self, SharedCounter counter not None):
-        """From now on a free carries the counter's next count, and is merged with its neighbours only when the safe
-        frontier has passed it (TensorFlow's `SetTimingCounter`, spec 2.9).
+        """Mark each free with the next count of a counter (TensorFlow's `SetTimingCounter`).
 
-        Each allocation then looks through the frees that are not merged yet: O(n) in those.
+        From now on a free chunk is merged with its neighbours only once the safe frontier has passed
+        its count, unless a request would fail otherwise.
 
+        Parameters
+        ----------
+        counter : SharedCounter
+            May be shared with other allocators.
+
+        Raises
+        ------
+        TypeError
+            If `counter` is not a SharedCounter.
+
+        Notes
+        -----
+        Cost: each allocation then looks through the frees that are not merged yet, O(n) in those. Source: spec 2.9.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
         >>> allocator.set_timing_counter(bfc.SharedCounter())
@@ -84,7 +137,21 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     def set_safe_frontier(self, count):
-        """Frees counted before `count` are safe to merge and to reuse anywhere. It only ever rises."""
+        """Declare all memory freed before a count safe to merge, and to reuse on any stream.
+
+        Parameters
+        ----------
+        count : int or callable
+            A count of the timing counter, or a callable that returns one. Lower than before has no
+            effect.
+
+        Raises
+        ------
+        TypeError
+            If `count` is not an int.
+        ValueError
+            If `count` is negative or above 2**63 - 1.
+        """
         cdef uint64_t frontier = count_from(count)
         self.acquire()
         if frontier > self.pool.safe_frontier:

@@ -55,25 +55,76 @@ cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
 
 @cython.no_gc_clear
 cdef class CachingAllocator(Recorded):
-    """PyTorch's caching policy over one sub-allocator: free memory is kept by stream, small and large apart.
+    """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
 
-    `settings` is the text that PyTorch takes in PYTORCH_CUDA_ALLOC_CONF; the keyword arguments of the same names are
-    the same as values, and come after it. `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
-    `memory_limit` (bytes, "4 GiB", or a float up to 1.0: PyTorch's memory fraction) bounds what it takes, whatever
-    `per_process_memory_fraction` the settings name; both as arguments are a ValueError. None: that fraction, or only
-    the sub-allocator says no. `strict` places, refuses and counts exactly as PyTorch 2.11 does. Without it, the first
-    two of three switches are on; each can be set on its own:
+    Parameters
+    ----------
+    sub_allocator : SubAllocator
+        Where segments come from, such as `bfc.CUDASubAllocator()`.
+    memory_limit : int, str or float, optional
+        The most bytes to take from it: a number, a text such as "4 GiB", or a float up to 1.0,
+        which is PyTorch's memory fraction. None is `per_process_memory_fraction`; if that is not
+        set either, only the sub-allocator limits it.
+    settings : str or CachingSettings, optional
+        What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF, such as "max_split_size_mb:128".
+        `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
+    strict : bool, optional
+        Place, refuse and count exactly as PyTorch 2.11 does.
+    stream : int, stream object or None, optional
+        The stream that the allocator belongs to: the default of `allocate`.
+    retry_seconds : float, optional
+        How long a request that does not fit waits for other threads to free memory.
+    max_split_size_mb : int, optional
+        Like the rest of these six, PyTorch's setting of that name, as a value. It takes precedence
+        over the text.
+    max_non_split_rounding_mb : int, optional
+        PyTorch's setting.
+    garbage_collection_threshold : float, optional
+        PyTorch's setting.
+    roundup_power2_divisions : int or mapping, optional
+        PyTorch's setting: a number of divisions for all sizes, or {MiB: divisions, ">": divisions}.
+    large_segment_size_mb : int, optional
+        PyTorch's setting.
+    per_process_memory_fraction : float, optional
+        PyTorch's setting. Cannot be given together with `memory_limit`.
+    search_again : bool, optional
+        After the last retry, which waits for other streams, look once more at the memory that they
+        gave back (upstream #189504). On unless `strict`.
+    collect_without_limit : bool, optional
+        If there is no limit, `garbage_collection_threshold` is a fraction of the device's total.
+        Upstream ignores the threshold then, so that placement may differ once it collects. On
+        unless `strict`.
+    release_only_what_is_needed : bool, optional
+        The last retry gives back as much cached memory as the request needs, and everything only if
+        that does not help. It saves driver calls, but the rest of the cache may be fragmented, and a
+        later request refused for it. Off by default.
 
-    - `search_again`: where the retry, which waits for other streams, finds no room on the device either, what they gave
-      back is looked at (upstream #189504);
-    - `collect_without_limit`: `garbage_collection_threshold` counts from the device's total where no limit is set.
-      Upstream ignores it then, so that it may place otherwise from there on;
-    - `release_only_what_is_needed`: that retry gives back what the request needs, and everything only if that fails.
-      It saves calls to the driver, but the cache that is kept may be cut up, and a later request refused for it.
+    Attributes
+    ----------
+    search_again : bool
+        True if it is on.
+    collect_without_limit : bool
+        True if it is on.
+    release_only_what_is_needed : bool
+        True if it is on.
 
-    Any thread may use it. Raises SettingsError (a ValueError), ValueError or TypeError for arguments that are none.
-    Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11; docs/design.md lists where it differs on purpose.
+    Raises
+    ------
+    SettingsError
+        If `settings`, or one of the six settings, is unknown, malformed or out of range.
+    TypeError
+        If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
+    ValueError
+        If another argument is out of its range, `stream` cannot be the stream of an allocator, or
+        both `memory_limit` and `per_process_memory_fraction` are given.
 
+    Notes
+    -----
+    Any thread may use it. Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11; docs/design.md lists where it
+    differs on purpose.
+
+    Examples
+    --------
     >>> import bfc
     >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), settings="max_split_size_mb:64")
     >>> buffer = allocator.allocate("5 MiB")
@@ -135,15 +186,33 @@ cdef class CachingAllocator(Recorded):
 
     @property
     def settings(self):
-        """The text that was applied last, as PyTorch remembers it."""
+        """The settings' text that was applied last, as PyTorch remembers it."""
         return self.settings_now().text
 
     def set_settings(self, text):
-        """New settings from now on, in PyTorch's words. Those that each text resets fall back to their defaults, as in
-        `torch.cuda.memory._set_allocator_settings`. Raises SettingsError, and changes nothing then. A new
-        `per_process_memory_fraction` is refused too, as it would not be looked at any more (in PyTorch, and if strict,
-        it is only remembered): `set_memory_fraction` sets it. Source: spec 2.18.
+        """Apply new settings, as `torch.cuda.memory._set_allocator_settings` does.
 
+        Parameters
+        ----------
+        text : str
+            What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF. The settings that any text resets return to
+            their defaults unless it names them (see `CachingSettings.apply`).
+
+        Raises
+        ------
+        SettingsError
+            If the text is malformed, or changes `per_process_memory_fraction`, which is read only when
+            an allocator is made (use `set_memory_fraction`; with `strict` it is ignored, as in PyTorch).
+            Nothing has changed then.
+        TypeError
+            If `text` is not a str.
+
+        Notes
+        -----
+        Source: spec 2.18.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.set_settings("roundup_power2_divisions:4")
@@ -180,8 +249,24 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     def set_memory_fraction(self, fraction):
-        """Limits what it takes to this part of the device's total; 1.0 takes the limit away. What is taken already
-        stays. Raises TypeError for what is no float, ValueError outside 0 to 1. Source: spec 2.14."""
+        """Limit the allocator to a fraction of the device's total memory.
+
+        Parameters
+        ----------
+        fraction : float
+            From 0.0 to 1.0; 1.0 removes the limit. Memory above the new limit is not given back.
+
+        Raises
+        ------
+        TypeError
+            If `fraction` is not a float.
+        ValueError
+            If `fraction` is not between 0.0 and 1.0.
+
+        Notes
+        -----
+        Source: spec 2.14.
+        """
         if not isinstance(fraction, float):
             raise TypeError(f"a memory fraction is a float, not {type(fraction).__name__}")
         if not 0.0 <= fraction <= 1.0:
@@ -191,7 +276,7 @@ cdef class CachingAllocator(Recorded):
 
     @property
     def memory_fraction(self):
-        """The limit as a part of the device's total; 1.0 without one."""
+        """The limit as a fraction of the device's total memory; 1.0 if there is no limit."""
         self.require_set_up()
         total = self.sub_allocator.total_bytes
         return self.allowed / total if self.allowed != UNLIMITED and total else 1.0
@@ -521,10 +606,27 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     def release_free_regions(self):
-        """Waits for the streams that still use freed memory, and gives every wholly free region back. Returns the bytes
-        given back. What a private pool holds goes only when the pool was released. Raises SubAllocatorError.
+        """Give every wholly free region back, after waiting for the streams that use freed memory.
+
+        The regions of a private pool are given back only after the pool was released.
+
+        Returns
+        -------
+        int
+            The bytes given back.
+
+        Raises
+        ------
+        SubAllocatorError
+            If the sub-allocator fails to take a region back. It is offered again by the next call of
+            `release_free_regions` or `close`.
+
+        Notes
+        -----
         Source: spec 2.13 (`empty_cache`).
 
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.deallocate_raw(allocator.allocate_raw(100))

@@ -4,47 +4,140 @@ from bfc._buffer import Owner
 from bfc.snapshot import Snapshot, Stats
 
 class Ledger(Owner):
-    """What an allocator can be asked. Make a `BFCAllocator` or a `CachingAllocator`."""
+    """What can be read from an allocator: a part of `Allocator`."""
 
     @property
     def memory_limit(self) -> int:
-        """The most bytes that it takes from the sub-allocator."""
+        """The most bytes that the allocator takes from its sub-allocator."""
 
     @property
     def stream(self) -> int | None:
-        """The stream it belongs to, as an int; None for memory whose user is the host (pinned)."""
+        """The stream that the allocator belongs to, as an int; None for memory of the host (pinned)."""
 
     @property
     def bookkeeping_bytes(self) -> int:
         """The host memory that the allocator's records take, in bytes."""
 
     def requested_size(self, ptr: SupportsIndex) -> int:
-        """The bytes that were asked for at this address. Raises InvalidPointerError."""
+        """The bytes that were asked for at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The `nbytes` of the request.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
 
     def allocated_size(self, ptr: SupportsIndex) -> int:
-        """The bytes of the chunk at this address: what was asked for, rounded, and what was not split off."""
+        """The bytes of the chunk at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The rounded size of the request, and any remainder that was too small to be split off.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
 
     def allocation_id(self, ptr: SupportsIndex) -> int:
-        """The number of the allocation at this address: 1, 2, 3, ... in order, none used twice."""
+        """The number of the allocation at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            Allocations are numbered 1, 2, 3, ... in their order; no number is used twice.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
 
     def stats(self) -> Stats:
-        """A `bfc.Stats`: TensorFlow's AllocatorStats, and what it leaves out. O(1); a driver call for each stream that
-        frees wait for.
+        """The allocator's figures now: TensorFlow's AllocatorStats, and some that it lacks.
+
+        Returns
+        -------
+        Stats
+            A frozen copy.
+
+        Raises
+        ------
+        ClosedError
+            If a CachingAllocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(1). A BFCAllocator asks the device once for each stream that freed memory waits for.
         """
 
     def reset_peak_stats(self) -> None:
-        """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
+        """Restart the peaks from what is in use and reserved now, and `largest_alloc_size` from 0."""
 
     def reset_accumulated_stats(self) -> None:
-        """Counts start anew from 0. Allocation ids go on."""
+        """Restart the counts from 0. Allocation ids go on."""
 
     def clear_stats(self) -> bool:
-        """TensorFlow's ClearStats: `num_allocs` and `largest_alloc_size` are 0, the peak is what is in use; the pool's
-        peak stays. Whether it did so: True, as upstream's answers for BFC.
+        """Restart `num_allocs`, `largest_alloc_size` and the peak of bytes in use (TensorFlow's ClearStats).
+
+        The first two restart from 0, the peak from what is in use now. The peak of reserved bytes stays.
+
+        Returns
+        -------
+        bool
+            Always True, as from upstream's BFC allocator.
         """
 
     def snapshot(self) -> Snapshot:
-        """A `bfc.Snapshot`: every region and chunk as they are now. `print()` draws it. O(n)."""
+        """A copy of every region and chunk as they are now. `print()` draws it.
+
+        Returns
+        -------
+        Snapshot
+            Frozen; it includes the history that a CachingAllocator has recorded.
+
+        Notes
+        -----
+        Cost: O(n) in the chunks and the recorded history.
+        """
 
     def check(self) -> None:
-        """Recounts every invariant (docs/design.md, I1 to I11) from nothing. Raises InvariantError. O(n log n)."""
+        """Recount every invariant from nothing: I1 to I11 of docs/design.md.
+
+        Raises
+        ------
+        InvariantError
+            If one does not hold, which is a bug in bfc.
+
+        Notes
+        -----
+        Cost: O(n log n) in the chunks.
+        """

@@ -29,7 +29,7 @@ cdef int refuse_queue(stream, device) except -1:
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
 @cython.no_gc_clear
 cdef class Ledger(Owner):
-    """What an allocator can be asked. Make a `BFCAllocator` or a `CachingAllocator`."""
+    """What can be read from an allocator: a part of `Allocator`."""
 
     def __cinit__(self, *args, **kwargs):
         self.is_closed = True   # until it is set up
@@ -112,30 +112,98 @@ cdef class Ledger(Owner):
         return chunk
 
     def requested_size(self, ptr):
-        """The bytes that were asked for at this address. Raises InvalidPointerError."""
+        """The bytes that were asked for at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The `nbytes` of the request.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
         return self.chunk_at(ptr).requested_size
 
     def allocated_size(self, ptr):
-        """The bytes of the chunk at this address: what was asked for, rounded, and what was not split off."""
+        """The bytes of the chunk at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The rounded size of the request, and any remainder that was too small to be split off.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
         return self.chunk_at(ptr).size
 
     def allocation_id(self, ptr):
-        """The number of the allocation at this address: 1, 2, 3, ... in order, none used twice."""
+        """The number of the allocation at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            Allocations are numbered 1, 2, 3, ... in their order; no number is used twice.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
         return self.chunk_at(ptr).allocation_id
 
     @property
     def memory_limit(self):
-        """The most bytes that it takes from the sub-allocator."""
+        """The most bytes that the allocator takes from its sub-allocator."""
         return self.limit
 
     @property
     def stream(self):
-        """The stream it belongs to, as an int; None for memory whose user is the host (pinned)."""
+        """The stream that the allocator belongs to, as an int; None for memory of the host (pinned)."""
         return self.visible_stream(self.home_stream)
 
     def stats(self):
-        """A `bfc.Stats`: TensorFlow's AllocatorStats, and what it leaves out. O(1); a driver call for each stream that
-        frees wait for."""
+        """The allocator's figures now: TensorFlow's AllocatorStats, and some that it lacks.
+
+        Returns
+        -------
+        Stats
+            A frozen copy.
+
+        Raises
+        ------
+        ClosedError
+            If a CachingAllocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(1). A BFCAllocator asks the device once for each stream that freed memory waits for.
+        """
         self.catch_up()
         self.acquire()
         cdef Counters counters = self.pool.totals()
@@ -174,7 +242,7 @@ cdef class Ledger(Owner):
         return count
 
     def reset_peak_stats(self):
-        """Peaks start anew from what is in use and reserved now, and `largest_alloc_size` from 0."""
+        """Restart the peaks from what is in use and reserved now, and `largest_alloc_size` from 0."""
         self.acquire()
         self.pool.restart_peaks()
         if self.pool.usage != NULL:
@@ -183,7 +251,7 @@ cdef class Ledger(Owner):
         self.lock.release()
 
     def reset_accumulated_stats(self):
-        """Counts start anew from 0. Allocation ids go on."""
+        """Restart the counts from 0. Allocation ids go on."""
         self.acquire()
         self.pool.counters.num_allocs = 0
         if self.pool.usage != NULL:
@@ -191,8 +259,15 @@ cdef class Ledger(Owner):
         self.lock.release()
 
     def clear_stats(self):
-        """TensorFlow's ClearStats: `num_allocs` and `largest_alloc_size` are 0, the peak is what is in use; the pool's
-        peak stays. Whether it did so: True, as upstream's answers for BFC."""
+        """Restart `num_allocs`, `largest_alloc_size` and the peak of bytes in use (TensorFlow's ClearStats).
+
+        The first two restart from 0, the peak from what is in use now. The peak of reserved bytes stays.
+
+        Returns
+        -------
+        bool
+            Always True, as from upstream's BFC allocator.
+        """
         self.acquire()
         self.pool.counters.num_allocs = 0
         self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
@@ -201,7 +276,17 @@ cdef class Ledger(Owner):
         return True
 
     def snapshot(self):
-        """A `bfc.Snapshot`: every region and chunk as they are now. `print()` draws it. O(n)."""
+        """A copy of every region and chunk as they are now. `print()` draws it.
+
+        Returns
+        -------
+        Snapshot
+            Frozen; it includes the history that a CachingAllocator has recorded.
+
+        Notes
+        -----
+        Cost: O(n) in the chunks and the recorded history.
+        """
         cdef vector[Region] regions
         cdef vector[Chunk] chunks
         cdef vector[uint64_t] firsts
@@ -253,7 +338,17 @@ cdef class Ledger(Owner):
         return []
 
     def check(self):
-        """Recounts every invariant (docs/design.md, I1 to I11) from nothing. Raises InvariantError. O(n log n)."""
+        """Recount every invariant from nothing: I1 to I11 of docs/design.md.
+
+        Raises
+        ------
+        InvariantError
+            If one does not hold, which is a bug in bfc.
+
+        Notes
+        -----
+        Cost: O(n log n) in the chunks.
+        """
         self.acquire()
         cdef const char* fault = first_fault(self.pool)
         self.lock.release()

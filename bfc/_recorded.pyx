@@ -71,7 +71,7 @@ cdef int detach(list attached, object function, str kind) except -1:
 
 @cython.no_gc_clear
 cdef class Recorded(Allocator):
-    """What PyTorch's policy counts and writes down. Make a `CachingAllocator`."""
+    """What PyTorch's policy counts and records: a part of `CachingAllocator`."""
 
     def __cinit__(self, *args, **kwargs):
         self.callbacks = []
@@ -86,11 +86,26 @@ cdef class Recorded(Allocator):
     # -- statistics ---------------------------------------------------------------------------------------------------
 
     def memory_stats(self):
-        """PyTorch's counters by PyTorch's keys, sorted: `torch.cuda.memory_stats()`. O(1), no device call.
+        """PyTorch's counters by PyTorch's keys, as `torch.cuda.memory_stats()` returns them.
 
-        Each group has `.all`, `.small_pool` and `.large_pool`, and in each `.current`, `.peak`, `.allocated` and
-        `.freed`; bytes count whole chunks but for `requested_bytes`. Source: spec 3.1.
+        Returns
+        -------
+        dict of str to int
+            Sorted by key. Each group has `.all`, `.small_pool` and `.large_pool`, and in each
+            `.current`, `.peak`, `.allocated` and `.freed`. Bytes are those of whole chunks, except for
+            `requested_bytes`.
 
+        Raises
+        ------
+        ClosedError
+            If the allocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(1), no device call. Source: spec 3.1.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> buffer = allocator.allocate("3 MiB")
@@ -120,8 +135,24 @@ cdef class Recorded(Allocator):
         return dict(sorted(stats.items()))
 
     def memory_summary(self, abbreviated=False):
-        """The statistics as a table, as `torch.cuda.memory_summary()` lays it out. Source: spec 3.2.
+        """The counters as a table, laid out as by `torch.cuda.memory_summary()`.
 
+        Parameters
+        ----------
+        abbreviated : bool, optional
+            Leave out the small and the large pool.
+
+        Returns
+        -------
+        str
+            Many lines.
+
+        Notes
+        -----
+        Source: spec 3.2.
+
+        Examples
+        --------
         >>> import bfc
         >>> print(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).memory_summary()[:20])
         |===================
@@ -131,7 +162,7 @@ cdef class Recorded(Allocator):
         return summary(self.memory_stats(), str(self.device), abbreviated)
 
     def reset_accumulated_stats(self):
-        """What only rises starts anew from 0; what is current, and the peaks, stay."""
+        """Restart the counts that only rise from 0. Current values and peaks stay."""
         Allocator.reset_accumulated_stats(self)
         self.acquire()
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
@@ -140,13 +171,37 @@ cdef class Recorded(Allocator):
     # -- history ------------------------------------------------------------------------------------------------------
 
     def record_history(self, enabled="all", *, context="all", stacks="python", max_entries=None, skip_actions=()):
-        """Begins to write down what happens, as `torch.cuda.memory._record_memory_history()` does; earlier entries go.
+        """Start to record what happens, as `torch.cuda.memory._record_memory_history()` does.
 
-        `enabled`: "all", "state" (frames of what is live, and no history), or None to stop. `context`: whose Python
-        frames are kept: None, "state" or "alloc" (allocations), "all" (frees too): some microseconds each. The last
-        `max_entries` are kept (None: all), at 64 bytes each; those of `skip_actions` are not written down. C++ frames
-        (`stacks="all"`) are not to be had. Raises ValueError. Source: spec 3.4.
+        What was recorded before is dropped.
 
+        Parameters
+        ----------
+        enabled : {"all", "state", None}, optional
+            "all" records a history; "state" only keeps the Python frames of what is live; None stops.
+        context : {"all", "alloc", "state", None}, optional
+            Keep the Python frames of allocations ("alloc" or "state"), of frees too ("all"), or of
+            neither (None).
+        stacks : {"python"}, optional
+            C++ frames ("all" in PyTorch) cannot be had.
+        max_entries : int, optional
+            How many entries to keep, the newest; None keeps all.
+        skip_actions : iterable of str, optional
+            Actions that are not recorded, such as "free_requested".
+
+        Raises
+        ------
+        ValueError
+            If an argument is none of its choices, or `max_entries` is negative.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: spec 3.4.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.record_history()
@@ -186,7 +241,17 @@ cdef class Recorded(Allocator):
         self.region_frames.clear()
 
     def history(self):
-        """What was recorded, oldest first: a list of `bfc.HistoryEntry`. Empty where nothing is recorded. O(n)."""
+        """What `record_history` has recorded, oldest first.
+
+        Returns
+        -------
+        list of HistoryEntry
+            Empty if nothing is recorded.
+
+        Notes
+        -----
+        Cost: O(n) in the entries.
+        """
         cdef vector[HistoryRecord] records
         cdef bint copied = True
         self.catch_up()
@@ -199,7 +264,13 @@ cdef class Recorded(Allocator):
         return self.entries_of(records)
 
     def dump(self, path):
-        """Writes `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens. See `Snapshot.dump`."""
+        """Write `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file to write. See `Snapshot.dump`.
+        """
         self.snapshot().dump(path)
 
     cdef list entries_of(self, vector[HistoryRecord]& records):
@@ -328,14 +399,40 @@ cdef class Recorded(Allocator):
     # -- observers and callbacks --------------------------------------------------------------------------------------
 
     def add_free_memory_callback(self, callback):
-        """`callback()` runs whenever nothing fits, before memory is asked for. It may free memory, and says with True
-        that it did: then what is free is searched again. It runs without a lock; what it raises is reported through
-        `sys.unraisablehook`, and counts as False. Source: spec 2.7."""
+        """Call a function whenever no free chunk fits, before a segment is asked for.
+
+        Parameters
+        ----------
+        callback : callable
+            Called without arguments and without a lock. It may free memory; if it returns True, the
+            free memory is searched again. An exception is reported through `sys.unraisablehook` and
+            counts as False.
+
+        Raises
+        ------
+        TypeError
+            If `callback` is not callable.
+
+        Notes
+        -----
+        Source: spec 2.7.
+        """
         attach(self.callbacks, callback, "a free-memory callback")
         self.has_callbacks = True
 
     def remove_free_memory_callback(self, callback):
-        """Takes a callback back. Raises ValueError where it is none."""
+        """Remove a function that was given to `add_free_memory_callback`.
+
+        Parameters
+        ----------
+        callback : callable
+            The function.
+
+        Raises
+        ------
+        ValueError
+            If it was not added.
+        """
         detach(self.callbacks, callback, "a free-memory callback")
         self.has_callbacks = bool(self.callbacks)
 
@@ -355,13 +452,40 @@ cdef class Recorded(Allocator):
         return freed
 
     def attach_oom_observer(self, observer):
-        """`observer(device ordinal, bytes asked of the device, limit or total, bytes free on the device)` runs before
-        OutOfMemoryError is raised, without a lock. What it raises is reported through `sys.unraisablehook`; a refusal
-        inside it calls no observer. Source: spec 2.17."""
+        """Call a function before OutOfMemoryError is raised.
+
+        Parameters
+        ----------
+        observer : callable
+            Called without a lock as `observer(ordinal, asked, limit, free)`: the device's ordinal, the
+            bytes asked of the device, the limit (or, without one, the device's total), and the bytes
+            free on the device. An exception is reported through `sys.unraisablehook`. Requests that are
+            refused while it runs call no observer.
+
+        Raises
+        ------
+        TypeError
+            If `observer` is not callable.
+
+        Notes
+        -----
+        Source: spec 2.17.
+        """
         attach(self.observers, observer, "an out-of-memory observer")
 
     def detach_oom_observer(self, observer):
-        """Takes an observer back. Raises ValueError where it is none."""
+        """Remove a function that was given to `attach_oom_observer`.
+
+        Parameters
+        ----------
+        observer : callable
+            The function.
+
+        Raises
+        ------
+        ValueError
+            If it was not attached.
+        """
         detach(self.observers, observer, "an out-of-memory observer")
 
     cdef int tell_observers(self, uint64_t asked, uint64_t limit, uint64_t device_free) except -1:
