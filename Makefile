@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint ci ci-long clean
+.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -85,6 +85,10 @@ lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint bfc   # which looks for pycodestyle on the path
 	$(BIN)/mypy
 
+docs: $(VENV)/writers $(VENV)/built ## build the site in build/docs; what Sphinx warns of is an error
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/docs-parsed docs build/docs
+	@echo build/docs/index.html
+
 clean: ## remove what was built; the virtual environments too
 	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-oldest
 	find bfc -name '*.so' -delete
@@ -122,6 +126,10 @@ $(VENV)/linters: pyproject.toml | $(VENV)/tests
 	$(INSTALL) --group lint
 	@touch $@
 
+$(VENV)/writers: pyproject.toml | $(VENV)/installed
+	$(INSTALL) --group docs
+	@touch $@
+
 $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	$(INSTALL) --group package
 	@touch $@
@@ -133,7 +141,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	@touch $@
 
 # Other builds of the modules, perhaps by another environment's Cython, stand beside a copy of the package, and share all else with the checkout.
-BESIDE := bench docs tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py
+BESIDE := bench docs examples tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py
 BUILD_APART = $(or $(2),$(VENV))/bin/python setup.py --quiet build --build-base build/$(1)-temp --build-lib build/$(1) \
 	&& ln -sfn $(foreach name,$(BESIDE),$(CURDIR)/$(name)) build/$(1)
 

@@ -80,7 +80,8 @@ def build_sdist(scratch: Path, out: Path) -> Path:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(scratch / "unpacked", filter="data")
-    require(names, listed("bfc") | listed("tests") | set(IN_SDIST), "the source archive")
+    folders = set().union(*map(listed, ("bfc", "tests", "docs", "examples")))
+    require(names, folders | set(IN_SDIST), "the source archive")
     refuse({name for name in names if GENERATED.search(name)}, "the source archive")
     return sdist
 

@@ -17,10 +17,11 @@ import pocl
 import pytest
 
 import bfc
+from bfc import testing
 from bfc.testing import cuda_emulator as emulator
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -40,7 +41,7 @@ def run_document(path: Path) -> None:
             assert out.getvalue().rstrip() == expected.rstrip()
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path) -> None:
     """In a process of its own, with a driver: the real one with BFC_TEST_GPU=1."""
     if "numba" in path.read_text():
@@ -86,6 +87,36 @@ def test_every_link_of_a_document_leads_somewhere():
 
 def test_the_readme_has_no_link_that_an_index_page_would_break():
     assert re.findall(r"\]\((?!http)[^)]+\)", (ROOT / "README.md").read_text()) == []
+
+
+REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+MODULES_OF_USERS = ("cuda", "opencl", "pinned", "integrations", "testing")
+
+
+def public_names() -> list[str]:
+    """Every name that the reference must have, with the module that a user takes it from."""
+    names = [f"bfc.{name}" for name in bfc.__all__ if name not in MODULES_OF_USERS]
+    return names + [f"bfc.testing.{name}" for name in testing.__all__ if name != "cuda_emulator"]
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_name_stands_in_the_reference(name: str) -> None:
+    assert re.findall(rf"^ *\.\. auto\w+:: {re.escape(name)}$", REFERENCE, re.MULTILINE) == [
+        f".. auto{kind_of(name)}:: {name}"
+    ]
+
+
+def kind_of(name: str) -> str:
+    module, _, last = name.rpartition(".")
+    thing = getattr(importlib.import_module(module), last)
+    if not isinstance(thing, type):
+        return "function"
+    return "exception" if issubclass(thing, BaseException) else "class"
+
+
+@pytest.mark.parametrize("module", MODULES_OF_USERS)
+def test_every_module_of_users_stands_in_the_reference(module: str) -> None:
+    assert f":: bfc.{module}." in REFERENCE
 
 
 @pytest.mark.parametrize("name", bfc.__all__)

@@ -2,8 +2,8 @@
 sources of memory, sources that misbehave, a check for leaks, and a CUDA driver without a GPU.
 
 Nothing here is loaded by `import bfc`. The strategies and the machine need Hypothesis, the contract
-pytest: `pip install 'bfc-allocator[testing]'`; all else works without them. `docs/fuzzing.md` shows
-how to begin.
+pytest: `pip install 'bfc-allocator[testing]'`; all else works without them.
+`docs/how-to/fuzzing.md` shows how to begin.
 
 >>> import bfc
 >>> from bfc.testing import Misbehaving

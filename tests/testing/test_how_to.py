@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def block(words: str) -> str:
-    """The piece of docs/fuzzing.md in which these words stand."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fuzzing.md").read_text(), re.DOTALL)
+    """The piece of docs/how-to/fuzzing.md in which these words stand."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/how-to/fuzzing.md").read_text(), re.DOTALL
+    )
     (found,) = (text for text in blocks if words in text)
     return found if found.startswith("import bfc\n") else f"import bfc\n{found}"
 

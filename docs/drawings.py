@@ -1,0 +1,198 @@
+"""Two drawings, made from text whenever the site is built, so that neither can go stale.
+
+`{layers}` draws what stands in bfc/, by what imports what. `{way}` draws the messages in its own
+text, one a line: `sender > receiver: message`, and `-- heading --` for a line across.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from html import escape
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+PACKAGE = Path(__file__).resolve().parent.parent / "bfc"
+SOURCES = (".py", ".pyx", ".pxd", ".hpp", ".h")
+IMPORT = re.compile(
+    r"^(?:from +(bfc[\w.]*) +c?import +(.+)|c?import +(bfc[\w.]*).*)$", re.MULTILINE
+)
+HEADER = re.compile(r'^ *(?:#include|cdef extern from) +"([\w/]+\.hp?p?)"', re.MULTILINE)
+WIDTH = 860
+
+
+# -- what imports what -----------------------------------------------------------------------------
+
+
+def room_of(path: Path) -> str:
+    """The folder that a file lies in, or its own name where it lies in bfc/ itself."""
+    return path.relative_to(PACKAGE).parts[0].partition(".")[0]
+
+
+def files() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*") if path.suffix in SOURCES)
+
+
+def code_of(path: Path) -> str:
+    """A file without its texts and comments, and with what stands in brackets on one line."""
+    text = re.sub(r'(?s)""".*?"""', "", path.read_text("utf-8"))
+    text = re.sub(r"#(?!include).*", "", text)
+    return re.sub(r"\(([^()]*)\)", lambda found: found[1].replace("\n", " "), text)
+
+
+def imported_by(path: Path, headers: dict[str, Path]) -> Iterator[str]:
+    """The rooms that a file names outside of its functions."""
+    code = code_of(path)
+    for name in HEADER.findall(code):
+        if Path(name).name in headers:
+            yield room_of(headers[Path(name).name])
+    for source, names, module in IMPORT.findall(code):
+        below = (module or source).split(".")[1:]
+        if below:
+            yield below[0]
+            continue
+        for name in names.split(","):
+            name = name.split(" as ")[0].strip()
+            is_a_room = (PACKAGE / name).is_dir() or any(PACKAGE.glob(f"{name}.*"))
+            yield name if name and is_a_room else "__init__"
+
+
+def floors() -> list[list[str]]:
+    """The rooms of bfc/, the lowest floor first: each one imports only from below its own."""
+    headers = {path.name: path for path in files() if path.suffix in (".hpp", ".h")}
+    below: dict[str, set[str]] = {room_of(path): set() for path in files()}
+    for path in files():
+        below[room_of(path)] |= set(imported_by(path, headers)) - {room_of(path)}
+    floor: dict[str, int] = {}
+    try:
+        for room in TopologicalSorter(below).static_order():
+            floor[room] = 1 + max((floor[other] for other in below.get(room, ())), default=-1)
+    except CycleError as error:
+        raise ExtensionError(f"rooms of bfc/ import each other: {error.args[1]}") from None
+    listed: list[list[str]] = [[] for _ in range(max(floor.values()) + 1)]
+    for room in sorted(below):
+        listed[floor[room]].append(room)
+    return listed
+
+
+def words_of(room: str) -> str:
+    """The first sentence of what a room says of itself."""
+    for path in (PACKAGE / room / "__init__.py", *sorted(PACKAGE.glob(f"{room}.*"))):
+        if path.suffix in (".py", ".pyx") and path.exists():
+            said = re.match(r'\s*"""(.*?)(?:\.\s|:\n|""")', path.read_text("utf-8"), re.DOTALL)
+            if said:
+                return " ".join(said[1].split()).rstrip(".")
+    return ""
+
+
+# -- drawing ---------------------------------------------------------------------------------------
+
+
+def text(x: float, y: float, said: str, kind: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(said)}</text>'
+
+
+def svg(height: float, parts: Iterable[str], described: str) -> str:
+    head = f'<svg class="drawing" viewBox="0 0 {WIDTH} {height:g}" role="img"'
+    return "\n".join([f'{head} aria-label="{escape(described)}">', *parts, "</svg>"])
+
+
+def draw_layers() -> str:
+    """A row for each floor, the highest on top, and a box for each room."""
+    parts, y = [], 4.0
+    for number, rooms in reversed(list(enumerate(floors()))):
+        parts.append(text(4, y + 19, str(number), "floor"))
+        x = 34.0
+        for room in rooms:
+            name = "bfc: the public names" if room == "__init__" else room
+            name += "/" if (PACKAGE / room).is_dir() else ""
+            width = 7.4 * len(name) + 18
+            if x + width > WIDTH - 4:
+                x, y = 34.0, y + 34
+            box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="28" rx="4"/>'
+            title = f"<title>{escape(words_of(room))}</title>"
+            parts.append(f"<g>{title}{box}{text(x + 9, y + 19, name)}</g>")
+            x += width + 8
+        y += 44
+        if number:
+            parts.append(f'<line x1="4" x2="{WIDTH - 4}" y1="{y - 8:g}" y2="{y - 8:g}"/>')
+    return svg(y, parts, "The rooms of bfc/ by floors; each one imports only from floors below")
+
+
+MESSAGE = re.compile(r"^(?P<sender>[\w ]+?) *> *(?P<receiver>[\w ]+?): *(?P<said>.+)$")
+HEADING = re.compile(r"^-- (?P<heading>.+) --$")
+
+
+def messages(lines: Iterable[str]) -> list[re.Match[str]]:
+    found = []
+    for line in filter(None, map(str.strip, lines)):
+        match = MESSAGE.match(line) or HEADING.match(line)
+        if match is None:
+            raise ExtensionError(f"`sender > receiver: message` or `-- heading --`, not {line!r}")
+        found.append(match)
+    return found
+
+
+def draw_way(lines: Iterable[str]) -> str:
+    """A column for each who takes part, and a row for each message."""
+    found = messages(lines)
+    talks = [match.groupdict() for match in found if "said" in match.groupdict()]
+    who = list(dict.fromkeys(name for talk in talks for name in (talk["sender"], talk["receiver"])))
+    step = WIDTH / len(who)
+    at = {name: step * (index + 0.5) for index, name in enumerate(who)}
+    parts = [text(at[name], 20, name, "who") for name in who]
+    y = 34.0
+    for match in found:
+        given = match.groupdict()
+        y += 34
+        if "heading" in given:
+            parts.append(f'<line x1="4" x2="{WIDTH - 4}" y1="{y - 14:g}" y2="{y - 14:g}"/>')
+            parts.append(text(8, y + 4, given["heading"], "heading"))
+            continue
+        start, end = at[given["sender"]], at[given["receiver"]]
+        said = given["said"].replace("`", "")
+        if start == end:
+            parts.append(text(start, y - 2, said, "said"))
+            parts.append(f'<circle cx="{start:g}" cy="{y + 6:g}" r="3"/>')
+            continue
+        way = 1 if end > start else -1
+        parts.append(text((start + end) / 2, y - 2, said, "said"))
+        parts.append(
+            f'<line class="way" x1="{start:g}" x2="{end:g}" y1="{y + 6:g}" y2="{y + 6:g}"/>'
+        )
+        tip = f"{end:g},{y + 6:g} {end - 8 * way:g},{y + 2:g} {end - 8 * way:g},{y + 10:g}"
+        parts.append(f'<polygon points="{tip}"/>')
+    lifelines = [
+        f'<line class="life" x1="{x:g}" x2="{x:g}" y1="28" y2="{y + 14:g}"/>' for x in at.values()
+    ]
+    return svg(y + 20, [*lifelines, *parts], "The messages of an allocation, in their order")
+
+
+class Layers(Directive):  # type: ignore[misc]
+    def run(self) -> list[nodes.Node]:
+        self.state.document.settings.env.note_dependency(__file__)
+        return [nodes.raw("", draw_layers(), format="html")]
+
+
+class Way(Directive):  # type: ignore[misc]
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", draw_way(self.content), format="html")]
+
+
+def pages_with_layers(app: Sphinx, env: object, *changes: object) -> list[str]:
+    """The page with that drawing is read anew each time: any file of bfc/ may have changed it."""
+    return ["design"]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("layers", Layers)
+    app.add_directive("way", Way)
+    app.connect("env-get-outdated", pages_with_layers)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
