@@ -61,8 +61,8 @@ class Allocator(Frees):
             512 from a CachingAllocator) anyway; more cannot be had. A BFCAllocator with `strict`
             ignores it, as TensorFlow 2.21 does.
         freed_before : int or callable, optional
-            Use only memory that was freed before this count of the timing counter (see
-            `SharedCounter`). A callable is called for the count. Only for a BFCAllocator.
+            Use only memory that was freed up to this count of the timing counter (see
+            `SharedCounter`); a callable returns the count. Only for a BFCAllocator.
 
         Returns
         -------

@@ -102,6 +102,7 @@ cdef uint64_t address_of(array) except? 0:
 
 
 cdef class Owner:
+    """What a buffer belongs to: the base class of every allocator."""
     __signature__ = SignatureOfStub()
 
     cdef int require_set_up(self) except -1:
@@ -187,16 +188,34 @@ _FORMATS = {}
 @cython.freelist(256)
 @cython.no_gc_clear
 cdef class Buffer:
-    """An allocation that gives itself back: when collected, on `free()`, or at the end of a `with` block.
+    """An allocation that frees itself, made by `Allocator.allocate`.
 
-    Made by `Allocator.allocate`, not by hand. Other libraries take its memory, as bytes or through `view` with a dtype
-    and a shape, without a copy: by the buffer protocol where the host reaches it, by `__cuda_array_interface__` where a
-    CUDA device does, and by DLPack. What takes it through the first or the last is counted, and nothing is freed under
-    it; who has an address, or a `__cuda_array_interface__`, must keep the buffer.
+    It is freed when it is collected, by `free()`, or at the end of a `with` block. Other libraries
+    use its memory without a copy: through the buffer protocol if the host can reach it, through
+    `__cuda_array_interface__` if a CUDA device can, and through DLPack.
 
-    The host may read managed and pinned memory while work on it is still queued: nothing here waits, but `to_host`,
-    `from_host`, and DLPack where the host is the one who asks.
+    Attributes
+    ----------
+    nbytes : int
+        The size in bytes.
+    read_only : bool
+        True if other libraries may only read it; False except in a read-only `view`.
 
+    Raises
+    ------
+    TypeError
+        If called: an allocator makes buffers.
+
+    Notes
+    -----
+    Views through the buffer protocol and DLPack are counted, and the memory is not freed while there
+    are any. A reader of the address, or of `__cuda_array_interface__`, must keep the buffer alive.
+
+    The host can read managed and pinned memory while work on it is still queued. Only `to_host`,
+    `from_host` and DLPack to the host wait for that work.
+
+    Examples
+    --------
     >>> import bfc
     >>> with bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(4) as buffer:
     ...     memoryview(buffer)[:] = b"abcd"
@@ -250,18 +269,23 @@ cdef class Buffer:
 
     @property
     def device(self):
-        """Where the memory lies: `bfc.Device(kind, ordinal)`."""
+        """Where the memory lies: a `bfc.Device(kind, ordinal)`."""
         return self.owner.device
 
     @property
     def allocator(self):
-        """The allocator that it came from."""
+        """The allocator that made the buffer."""
         return self.owner
 
     @property
     def ptr(self):
-        """The address as an int; 0 for a buffer of 0 bytes. Raises ValueError once the buffer was freed: who has the
-        number may write into another's memory."""
+        """The address as an int; 0 for a buffer of 0 bytes.
+
+        Raises
+        ------
+        ValueError
+            If the buffer was freed: the address may belong to another allocation by now.
+        """
         if self.is_freed():
             raise ValueError("this buffer was freed, and has no address any more")
         return self.start
@@ -271,18 +295,29 @@ cdef class Buffer:
 
     @property
     def stream(self):
-        """The stream it was allocated on, as an int; None for pinned memory allocated on none."""
+        """The stream it was allocated for, as an int; None for pinned memory without a stream."""
         return self.owner.visible_stream(self.made_on)
 
     @property
     def freed(self):
-        """Whether `free()` has been called on it."""
+        """True once `free()` has been called."""
         return self.is_freed()
 
     def free(self):
-        """Gives the memory back now. Freeing twice does nothing.
+        """Free the memory now. Freeing twice does nothing.
 
-        Raises BufferError while another object holds a view of it through the buffer protocol or DLPack.
+        Raises
+        ------
+        BufferError
+            If another object holds a view of it, through the buffer protocol or DLPack.
+        InvalidPointerError
+            If the memory was freed through its address.
+        SubAllocatorError
+            If another stream has used it, and the device fails when it is asked about it.
+
+        Notes
+        -----
+        After an error the memory is still allocated. Cost: as `Allocator.deallocate_raw`.
         """
         cdef int64_t allocation_id = self.allocation_id
         if self.exports:
@@ -372,7 +407,7 @@ cdef class Buffer:
         self.let_go()
 
     def __array__(self, dtype=None, copy=None):
-        """NumPy comes here where the buffer protocol failed: for a dtype that it cannot name, or to hear the error."""
+        """NumPy calls this if the buffer protocol fails: for a dtype that it has no format for, or to get the error."""
         import numpy
 
         self.require_host("NumPy (to_host() copies)")
@@ -407,14 +442,37 @@ cdef class Buffer:
         return array
 
     def from_host(self, array):
-        """Copies an array, or what NumPy makes one of, into this memory; returns the buffer.
+        """Copy an array of the host into this memory.
 
-        A buffer takes the bytes as they are, exactly as many as it has; a view takes an array of its own shape, and
-        casts it to its dtype where NumPy's "same_kind" allows. Behind what is queued on the buffer's stream, and done
-        when it returns. Raises ValueError for another size or shape and for a read-only view, TypeError for a dtype
-        that is not cast, BufferError for simulated memory, ClosedError.
-        Cost: one copy, two where the array is not C-contiguous; it waits for the stream, without the GIL.
+        Parameters
+        ----------
+        array : array_like
+            For a buffer: the bytes, exactly `nbytes` of them. For a view: an array of its shape, which
+            is cast to its dtype if NumPy's "same_kind" rule allows it.
 
+        Returns
+        -------
+        Buffer
+            This one.
+
+        Raises
+        ------
+        ValueError
+            If the size or the shape differs, or if the view is read-only.
+        TypeError
+            If the dtype cannot be cast.
+        BufferError
+            If the memory is simulated.
+        ClosedError
+            If the memory was freed, or its allocator closed.
+
+        Notes
+        -----
+        The copy comes after what is queued on the buffer's stream, and is complete on return. Cost: one
+        copy, two if the array is not C-contiguous; it waits for the stream, without the GIL.
+
+        Examples
+        --------
         >>> import bfc, numpy
         >>> values = numpy.arange(3, dtype="f4")
         >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(values.nbytes).from_host(values)
@@ -429,11 +487,27 @@ cdef class Buffer:
         return self
 
     def to_host(self):
-        """A new NumPy array with what this memory holds: bytes of a buffer, the dtype and the shape of a view.
+        """Copy this memory into a new NumPy array.
 
-        Behind what is queued on the buffer's stream, and done when it returns. Raises BufferError for simulated memory,
-        ClosedError. Cost: one copy; it waits for the stream, without the GIL.
+        Returns
+        -------
+        numpy.ndarray
+            Of uint8 with shape (nbytes,) for a buffer, of its dtype and shape for a view.
 
+        Raises
+        ------
+        BufferError
+            If the memory is simulated.
+        ClosedError
+            If the memory was freed, or its allocator closed.
+
+        Notes
+        -----
+        The copy comes after what is queued on the buffer's stream, and is complete on return. Cost: one
+        copy; it waits for the stream, without the GIL.
+
+        Examples
+        --------
         >>> import bfc
         >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(4).from_host(b"abcd")
         >>> buffer.to_host()
@@ -450,15 +524,27 @@ cdef class Buffer:
 
     @property
     def __cuda_array_interface__(self):
-        """The CUDA Array Interface, version 3, as a new dict; AttributeError where no CUDA device reaches the memory.
+        """The CUDA Array Interface, version 3, as a new dict.
 
-        `stream` is the one that the memory was allocated on, which the reader waits for: 1 for the default stream, None
-        for pinned memory of no stream and for 0 bytes. A dtype without a typestr of NumPy's own has the one that NumPy
-        prints, bfloat16 "<V2" as in PyTorch; only DLPack tells such dtypes apart. The interface keeps nothing alive:
-        the reader must keep this object, and nobody can know of one that has not when `free()` comes.
-        Raises ClosedError. No driver call.
-        Source: numba-cuda's documentation, "CUDA Array Interface (Version 3)".
+        The reader must keep this object alive: the interface does not, and such readers are not counted by `free()`.
 
+        Raises
+        ------
+        AttributeError
+            If a CUDA device cannot reach the memory.
+        ClosedError
+            If the memory was freed, or its allocator closed.
+
+        Notes
+        -----
+        `stream` is the buffer's stream, which the reader has to wait for: 1 for the default stream, None
+        for pinned memory without a stream and for 0 bytes. A dtype without a typestr of its own has the
+        one that NumPy prints ("<V2" for bfloat16, as in PyTorch); use DLPack to tell such dtypes apart.
+
+        Cost: no driver call. Source: numba-cuda's documentation, "CUDA Array Interface (Version 3)".
+
+        Examples
+        --------
         >>> import bfc
         >>> hasattr(bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(4), "__cuda_array_interface__")
         False
@@ -481,9 +567,21 @@ cdef class Buffer:
         return interface
 
     def __dlpack_device__(self):
-        """(device type, device id) in DLPack's numbers; the id is 0 where the type is memory of the host, or managed.
+        """The device in DLPack's numbers.
 
-        Raises BufferError for memory that DLPack has no number for. Source: dlpack.h, `DLDevice`.
+        Returns
+        -------
+        tuple of (int, int)
+            The device type and the device id. The id is 0 for memory of the host, and for managed memory.
+
+        Raises
+        ------
+        BufferError
+            If DLPack has no number for such memory.
+
+        Notes
+        -----
+        Source: dlpack.h, `DLDevice`.
         """
         device = self.device
         if device is None or device.kind not in DLPACK_DEVICE_TYPES:
@@ -492,21 +590,52 @@ cdef class Buffer:
         return number, device.ordinal if number in (CUDA, OPENCL) else 0
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule: versioned where the consumer takes 1.0 or later, else the old kind, which cannot say that
-        memory is read-only or copied. The consumer keeps this object, and so the memory, until it is done.
+        """A DLPack capsule of this memory. It keeps the buffer alive until the consumer is done.
 
-        `stream` is the consumer's: 1, 2 or a handle; None is the legacy default stream. It waits for the buffer's own,
-        and the memory is used again only when it has finished. -1: no waiting, and nothing recorded. Pinned memory goes
-        to the host with None, once the buffer's stream has finished; other host memory takes only None and -1.
-        `dl_device`: managed memory also goes as (2, ordinal), and what the host reaches as (1, 0), once the buffer's
-        stream has finished; (1, 0) of other memory is a copy on the host. PyTorch asks for neither, but takes capsules:
-        `torch.from_dlpack(pinned.__dlpack__(dl_device=(1, 0)))`. `copy=True` is a copy by the same allocator,
-        `copy=False` a promise to make none.
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream: 1 (the legacy default stream, as None), 2 or a handle. It waits for
+            the buffer's stream, and the memory is not reused before it has finished. With -1 nothing
+            waits and nothing is recorded. Memory of the host takes None and -1 only, except that
+            pinned memory takes streams too; with None it is handed to the host once the buffer's stream
+            has finished.
+        max_version : tuple of (int, int), optional
+            The newest DLPack that the consumer knows. From (1, 0) on the capsule is versioned; older
+            ones cannot say that memory is read-only or copied.
+        dl_device : tuple of (int, int), optional
+            Where the consumer wants it. Managed memory can be had as (2, ordinal), and what the host
+            reaches as (1, 0), once the buffer's stream has finished; (1, 0) of other memory is a copy
+            on the host.
+        copy : bool, optional
+            True copies within the same allocator; False never copies.
 
-        Raises BufferError for what cannot be had, ValueError for the stream 0, TypeError for a stream that is no int,
-        ClosedError, DriverError for a stream that the driver does not know.
+        Returns
+        -------
+        PyCapsule
+            Named "dltensor_versioned", or "dltensor".
+
+        Raises
+        ------
+        BufferError
+            If the memory cannot be had in that way.
+        ValueError
+            If `stream` is 0, which is ambiguous.
+        TypeError
+            If `stream` is not an int.
+        ClosedError
+            If the memory was freed, or its allocator closed.
+        DriverError
+            If the driver does not know the stream.
+
+        Notes
+        -----
+        PyTorch passes neither `dl_device` nor `copy`, but takes capsules:
+        `torch.from_dlpack(pinned.__dlpack__(dl_device=(1, 0)))`.
         Source: the Python array API standard (2024.12), `__dlpack__`.
 
+        Examples
+        --------
         >>> import bfc, numpy
         >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(8).from_host(numpy.arange(2, dtype="i4"))
         >>> numpy.from_dlpack(buffer.view("i4"))
@@ -564,12 +693,36 @@ cdef class Buffer:
             raise
 
     def view(self, dtype, shape=None, *, read_only=False):
-        """The same memory with a dtype (anything NumPy takes) and a shape; one dimension may be -1.
+        """The same memory with a dtype and a shape.
 
-        `read_only=True` offers it to others for reading only, and so are views of such a view: that binds the host's
-        arrays, and whoever looks at it elsewhere, as NumPy does; CuPy and PyTorch do not. Raises ValueError where dtype
-        and shape do not fit into the memory. No copy; the view keeps the buffer alive.
+        Parameters
+        ----------
+        dtype : dtype_like
+            Anything that NumPy takes as a dtype.
+        shape : int or sequence of int, optional
+            One dimension may be -1. By default, as many items as the memory holds.
+        read_only : bool, optional
+            Offer the memory for reading only. NumPy and the host's arrays respect that; CuPy and
+            PyTorch do not. A view of a read-only view is read-only.
 
+        Returns
+        -------
+        BufferView
+            It keeps the buffer alive.
+
+        Raises
+        ------
+        ValueError
+            If dtype and shape do not fit into the memory.
+        TypeError
+            If `dtype` or `shape` is not one.
+
+        Notes
+        -----
+        Cost: no copy, no driver call.
+
+        Examples
+        --------
         >>> import bfc, numpy
         >>> buffer = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB")).allocate(24)
         >>> view = buffer.view("f4", (2, -1))
@@ -582,7 +735,37 @@ cdef class Buffer:
 
 @cython.no_gc_clear
 cdef class BufferView(Buffer):
-    """A buffer's memory with a dtype and a shape, made by `Buffer.view`. Keeps it alive; frees nothing itself."""
+    """A buffer's memory with a dtype and a shape, made by `Buffer.view`.
+
+    It keeps the buffer alive, and frees nothing itself.
+
+    Parameters
+    ----------
+    base : Buffer
+        Whose memory it is.
+    dtype : dtype_like
+        As in `Buffer.view`.
+    shape : int or sequence of int, optional
+        As in `Buffer.view`.
+    read_only : bool, optional
+        As in `Buffer.view`.
+
+    Attributes
+    ----------
+    base : Buffer
+        As given.
+    shape : tuple of int
+        Every dimension, none of them -1.
+
+    Raises
+    ------
+    ValueError
+        If dtype and shape do not fit into the memory.
+    TypeError
+        If `dtype` or `shape` is not one.
+    RuntimeError
+        If `__init__` is called twice.
+    """
 
     def __init__(self, Buffer base not None, dtype, shape=None, *, read_only=False):
         import numpy
@@ -635,7 +818,7 @@ cdef class BufferView(Buffer):
         self.base.let_go()
 
     def free(self):
-        """Does nothing: the memory belongs to the buffer under the view."""
+        """Do nothing: the memory belongs to the buffer under the view."""
 
     cdef Buffer memory(self):
         return self if self.base is None else self.base.memory()
@@ -662,7 +845,7 @@ cdef class BufferView(Buffer):
 
     @property
     def freed(self):
-        """Whether the buffer under the view was freed."""
+        """True once the buffer under the view was freed."""
         return self.is_freed()
 
     def __repr__(self):

@@ -1,8 +1,14 @@
 from typing import final
 
 class SharedCounter:
-    """A clock of frees, shared by allocators that a device's queue orders (TensorFlow's `SharedCounter`).
+    """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
 
+    `BFCAllocator.set_timing_counter` gives each free its next count. `allocate_raw(freed_before=...)`
+    then uses no memory that was freed at a later count, and `BFCAllocator.set_safe_frontier` says up to
+    which count the device has come.
+
+    Examples
+    --------
     >>> import bfc
     >>> counter = bfc.SharedCounter()
     >>> counter.next(), counter.next()
@@ -10,7 +16,13 @@ class SharedCounter:
     """
 
     def next(self) -> int:
-        """The next count: 1, 2, 3, ..."""
+        """Count up.
+
+        Returns
+        -------
+        int
+            The next count: 1, 2, 3, ...
+        """
 
 class Growth:
     """How large the next region is, before the limit has its say: doubling from a first size (spec 2.4)."""

@@ -83,8 +83,14 @@ cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogi
 
 
 cdef class SharedCounter:
-    """A clock of frees, shared by allocators that a device's queue orders (TensorFlow's `SharedCounter`).
+    """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
 
+    `BFCAllocator.set_timing_counter` gives each free its next count. `allocate_raw(freed_before=...)`
+    then uses no memory that was freed at a later count, and `BFCAllocator.set_safe_frontier` says up to
+    which count the device has come.
+
+    Examples
+    --------
     >>> import bfc
     >>> counter = bfc.SharedCounter()
     >>> counter.next(), counter.next()
@@ -94,7 +100,13 @@ cdef class SharedCounter:
     __signature__ = SignatureOfStub()
 
     def next(self) -> int:
-        """The next count: 1, 2, 3, ..."""
+        """Count up.
+
+        Returns
+        -------
+        int
+            The next count: 1, 2, 3, ...
+        """
         return self.next_count()
 
     cdef int64_t next_count(self) noexcept nogil:

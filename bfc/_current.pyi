@@ -1,16 +1,36 @@
 from bfc.streams import StreamLike
 
 def current_stream() -> StreamLike | None:
-    """What `use_stream` was given last in this thread, or None."""
+    """The stream of the innermost `use_stream` of this thread or task.
+
+    Returns
+    -------
+    int, stream object or None
+        As it was given; None outside of every `use_stream`.
+    """
 
 class use_stream:
-    """Within it, allocations and copies that name no stream are for this one: of this thread, and of this task of
-    asyncio. A copy of memory that cannot be on it goes as without.
+    """A context manager that sets the stream of allocations and copies which name none.
 
-    `stream` is an int (a CUDA stream handle, 0 the default stream), has `__cuda_stream__`, or is a
-    `pyopencl.CommandQueue`. Scopes nest. Raises TypeError or ValueError for what is no stream, RuntimeError where one
-    is left that was not entered.
+    It holds in this thread, and in this asyncio task. It can be nested.
 
+    Parameters
+    ----------
+    stream : int or stream object
+        A CUDA stream handle (0 is the default stream), an object with `__cuda_stream__`, or a
+        `pyopencl.CommandQueue`. A copy of memory that cannot be on this stream ignores it.
+
+    Raises
+    ------
+    TypeError
+        If `stream` is not a stream.
+    ValueError
+        If a handle is negative or above 2**64 - 1.
+    RuntimeError
+        If it is left without having been entered.
+
+    Examples
+    --------
     >>> import bfc
     >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     >>> with bfc.use_stream(7):

@@ -7,23 +7,44 @@ from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
 class PinnedAllocator(PinnedBooks):
-    """PyTorch's caching allocator for pinned host memory, from which a device copies without waiting.
+    """PyTorch's caching allocator for pinned host memory, which a device can copy asynchronously.
 
-    A request is rounded up to a power of two, and a freed block serves the next request of the same power: blocks are
-    never split or joined. `sub_allocator` is where they come from. None takes CUDA's pinned memory, on the device that
-    is in use (it retains that device's primary context); where there is no CUDA, pageable memory of the host, which
-    works the same and is copied more slowly. `is_pinned` says which, and `repr` says why.
+    A request is rounded up to a power of two, and a freed block serves the next request of the same
+    power. Blocks are never split or merged.
 
-    `settings` is the text of PyTorch's PYTORCH_CUDA_ALLOC_CONF, of which the pinned_* keys count (`PinnedSettings`).
+    Parameters
+    ----------
+    sub_allocator : SubAllocator, optional
+        Where the blocks come from. None takes CUDA's pinned memory, on the device that is current
+        (it retains that device's primary context), or, without CUDA, pageable host memory, which
+        behaves the same but copies more slowly: `is_pinned` says which, and `repr` says why.
+    settings : str or PinnedSettings, optional
+        The pinned_* settings of PYTORCH_CUDA_ALLOC_CONF. Others are checked and ignored.
 
-    A device may still read or write a block when it is freed. Whoever queues such work says so, with `record_stream` or
-    `record_event`; the block is used again only when that stream has come so far. All events stand in one queue,
-    and the oldest that is not done holds back those behind it, also of other streams.
+    Raises
+    ------
+    SettingsError
+        If `settings` is malformed or out of range.
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the sub-allocator's memory cannot be reached from the host.
+    DriverError
+        If the device fails.
+    RuntimeError
+        If `__init__` is called twice.
 
-    It may be used from any thread. Peaks are true peaks; PyTorch's are sums of the peaks of each size.
-    Raises SettingsError, TypeError and ValueError for arguments that it cannot take, DriverError.
+    Notes
+    -----
+    A device may still use a block when it is freed. Declare such work with `record_stream` or
+    `record_event`: the block is not reused before it has finished. All events stand in one queue: the
+    oldest that has not finished holds back those behind it, those of other streams too.
+
+    Any thread may use it. Peaks are true peaks; PyTorch's are sums of the peaks of each size.
     Source: `CachingHostAllocatorImpl`, spec 4.
 
+    Examples
+    --------
     >>> import bfc
     >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     >>> ptr = allocator.allocate_raw(40_960)
@@ -39,14 +60,26 @@ class PinnedAllocator(PinnedBooks):
     ) -> None: ...
     @property
     def settings(self) -> str:
-        """The last text of settings."""
+        """The settings' text that was applied last."""
 
     def set_settings(self, text: str | PinnedSettings) -> None:
-        """New settings from now on, in PyTorch's words; what the text does not name stays. A block goes back the way it
-        came, whatever is set by then; a reserve that was made stays as it is.
+        """Apply new settings. Those that the text does not name stay.
 
-        Raises SettingsError, and changes nothing then.
+        Parameters
+        ----------
+        text : str or PinnedSettings
+            The pinned_* settings of PYTORCH_CUDA_ALLOC_CONF. Blocks that exist are still given back the
+            way they were made, and a reserve that exists stays.
 
+        Raises
+        ------
+        SettingsError
+            If the text is malformed or out of range. Nothing has changed then.
+        TypeError
+            If `text` is neither of the two.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB"))
         >>> allocator.set_settings("pinned_max_cached_size_mb:16")
@@ -56,23 +89,80 @@ class PinnedAllocator(PinnedBooks):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether its memory is pinned: whether a CUDA device copies from it and to it without a detour."""
+        """True if the memory is pinned, so that a CUDA device copies it directly."""
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` has been called."""
+        """True once `close()` has been called."""
 
     def allocate_raw(self, nbytes: SupportsIndex, stream: StreamLike | None = None) -> int:
-        """An address for `nbytes` bytes; 0 for 0 bytes. A stream that is named is recorded, as by `record_stream`.
+        """Allocate `nbytes` bytes and return their address.
 
-        Raises OutOfMemoryError, TypeError or ValueError for a size that is none, SubAllocatorError, ClosedError.
-        Cost: one query of the oldest event, if there is one, and no other call of a driver on a hit.
+        Parameters
+        ----------
+        nbytes : int
+            The size in bytes, from 0 to 2**63 - 1.
+        stream : int, stream object or None, optional
+            A stream that will use the memory: it is recorded, as by `record_stream`.
+
+        Returns
+        -------
+        int
+            The address; 0 for 0 bytes.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no cached block, and the sub-allocator has no memory.
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is negative or above 2**63 - 1.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: asks the device about the oldest event, if there is one; no other driver call on a hit.
         Source: `CachingHostAllocatorImpl::allocate`, spec 4.2.
         """
 
     def allocate(self, nbytes: SupportsIndex | str, stream: StreamLike | None = None) -> Buffer:
-        """A `Buffer` of `nbytes` bytes (an int, or a text such as "3 MiB"). Errors and cost as `allocate_raw`.
+        """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
+        Parameters
+        ----------
+        nbytes : int or str
+            The size in bytes, or a text such as "3 MiB".
+        stream : int, stream object or None, optional
+            As in `allocate_raw`.
+
+        Returns
+        -------
+        Buffer
+            The allocation.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no cached block, and the sub-allocator has no memory.
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is malformed, negative or above 2**63 - 1.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: as `allocate_raw`, and one Python object.
+
+        Examples
+        --------
         >>> import bfc
         >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
         ...     bytes(allocator.allocate(4).from_host(b"abcd"))
@@ -80,11 +170,28 @@ class PinnedAllocator(PinnedBooks):
         """
 
     def deallocate_raw(self, ptr: SupportsIndex) -> None:
-        """Gives an address of `allocate_raw` back. 0 is a no-op.
+        """Free the allocation at an address.
 
-        Raises InvalidPointerError for what is no live allocation's first byte, BufferError while another object views
-        the memory, and what the device raises where a stream used it; nothing changes then.
-        Cost: an event for each stream that was recorded. Source: `CachingHostAllocatorImpl::free`, spec 4.3.
+        Parameters
+        ----------
+        ptr : int
+            An address that `allocate_raw` returned. 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        BufferError
+            If another object holds a view of the memory (an array, a memoryview).
+        SubAllocatorError
+            If a stream was recorded for it, and the device fails to mark that stream.
+
+        Notes
+        -----
+        After an error the allocation is still live. Cost: an event for each stream that was recorded.
+        Source: `CachingHostAllocatorImpl::free`, spec 4.3.
         """
 
     def record_event(
@@ -95,15 +202,40 @@ class PinnedAllocator(PinnedBooks):
         *,
         source: SubAllocator | None = None,
     ) -> bool:
-        """Says that a stream uses the block: freed, it is used again only when what was queued there at the free has
-        finished. Whether there is such a block.
+        """Tell the allocator that a stream uses a block, as a framework does.
 
-        `context` is the block's own, which `find` gives, or its `Buffer`, and then `ptr` may lie anywhere; with
-        another, or None, `ptr` must be a live allocation's first byte. `stream` is an int or an object, of this
-        allocator's device, or of the sub-allocator `source`; a `pyopencl.CommandQueue` needs none.
-        Raises TypeError or ValueError for what is no stream. No call of a driver.
-        Source: `CachingHostAllocatorImpl::record_event`, spec 4.3.
+        Once freed, the block is not reused before the work that was queued on that stream at the time of
+        the free has finished.
 
+        Parameters
+        ----------
+        ptr : int
+            An address of the block: its first byte, or any of its bytes if `context` is the block's.
+        context : PinnedBlock, Buffer or object
+            The block, from `find`, or its buffer. Anything else is ignored.
+        stream : int or stream object
+            A stream of this allocator's device, or of the device of `source`.
+        source : SubAllocator, optional
+            The sub-allocator of the device that the stream is on. A `pyopencl.CommandQueue` needs none.
+
+        Returns
+        -------
+        bool
+            True if there is such a block.
+
+        Raises
+        ------
+        TypeError
+            If `stream` is not a stream.
+        ValueError
+            If a handle is negative or above 2**64 - 1.
+
+        Notes
+        -----
+        Cost: no driver call. Source: `CachingHostAllocatorImpl::record_event`, spec 4.3.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> ptr = allocator.allocate_raw(4096)
@@ -112,11 +244,36 @@ class PinnedAllocator(PinnedBooks):
         """
 
     def mark_event(self, block: Buffer | PinnedBlock | object, stream: object) -> bool:
-        """As `record_event` for a block that `find` gave, where all that the stream does with it is queued already: the
-        stream is marked now, and may be destroyed before the free. Where that fails, the whole device is waited for.
+        """Record a stream that uses a block now, and will not use it again.
 
-        Raises TypeError or ValueError for what is no stream. Cost: an event.
+        Unlike `record_event` it marks the stream at once: the stream may be destroyed before the block is
+        freed. If it cannot be marked, the call waits for the whole device.
 
+        Parameters
+        ----------
+        block : PinnedBlock, Buffer or object
+            The block, from `find`, or its buffer.
+        stream : int or stream object
+            A stream of this allocator's device.
+
+        Returns
+        -------
+        bool
+            True if there is such a block.
+
+        Raises
+        ------
+        TypeError
+            If `stream` is not a stream.
+        ValueError
+            If a handle is negative or above 2**64 - 1.
+
+        Notes
+        -----
+        Cost: an event.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> ptr = allocator.allocate_raw(4096)
@@ -131,18 +288,46 @@ class PinnedAllocator(PinnedBooks):
         *,
         source: SubAllocator | None = None,
     ) -> None:
-        """As `record_event` for an address of `allocate_raw`, or a buffer. A no-op for 0 bytes.
+        """Tell the allocator that a stream uses an allocation: `record_event` for addresses and buffers.
 
-        Raises InvalidPointerError for what is no live allocation of this allocator.
+        Parameters
+        ----------
+        ptr_or_buffer : int or Buffer
+            A live allocation: its address, its buffer, or a view of that. One of 0 bytes is ignored.
+        stream : int or stream object
+            As in `record_event`.
+        source : SubAllocator, optional
+            As in `record_event`.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation of this allocator is there.
+        TypeError
+            If `ptr_or_buffer` is neither an address nor a buffer, or `stream` is not a stream.
+        ValueError
+            If a handle is negative or above 2**64 - 1.
         """
 
     def empty_cache(self) -> int:
-        """Gives every block that nobody uses back to the source, and waits for no stream. Returns the bytes of these
-        blocks. Pieces of the reserve are forgotten, and lost until `close()`.
+        """Give every block that nobody uses back to the sub-allocator, without waiting for streams.
 
-        Raises SubAllocatorError, and keeps for the next time what the source did not take.
+        Returns
+        -------
+        int
+            The bytes of these blocks. Pieces of the reserve are forgotten, and lost until `close()`.
+
+        Raises
+        ------
+        SubAllocatorError
+            If the sub-allocator fails to take a block back. The next call offers it again.
+
+        Notes
+        -----
         Source: `CachingHostAllocatorImpl::empty_cache`, spec 4.4.
 
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.allocate(1000).free()
@@ -151,15 +336,31 @@ class PinnedAllocator(PinnedBooks):
         """
 
     def close(self) -> None:
-        """Gives every block back, live ones and the reserve too. Their addresses and buffers are worthless afterwards.
+        """Give every block back, live ones and the reserve too.
 
-        Waits for the streams that still use freed blocks, and for what uses live ones. Raises BufferError, and closes
-        nothing, while another object views the memory; when all is given back, what a stream failed with;
-        SubAllocatorError for what the source did not take: call it again. Closing twice does nothing.
+        Addresses and buffers must not be used afterwards. Closing twice does nothing.
+
+        Raises
+        ------
+        BufferError
+            If another object still holds a view of the memory. The allocator stays open then.
+        SubAllocatorError
+            If a stream failed, or the sub-allocator fails to take a block back. The allocator is closed
+            all the same; closing it again offers those blocks again.
+
+        Notes
+        -----
+        Cost: waits for the streams that use freed or live blocks.
         """
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
 def open_allocators() -> list[PinnedAllocator]:
-    """The allocators that are open now."""
+    """The allocators that are open now.
+
+    Returns
+    -------
+    list of PinnedAllocator
+        In no particular order.
+    """

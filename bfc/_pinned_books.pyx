@@ -55,8 +55,28 @@ cdef dict timer_fields(str name, Timer timer):
 
 @cython.final
 cdef class PinnedBlock:
-    """A live block of a `PinnedAllocator`: `ptr`, its first byte; `nbytes`, as asked for; `allocation_id`. It is the
-    `context` that `record_event` takes. It keeps nothing alive."""
+    """A live block of a `PinnedAllocator`: the `context` that `record_event` takes.
+
+    It does not keep the block alive.
+
+    Parameters
+    ----------
+    ptr : int
+        Its first byte.
+    nbytes : int
+        The bytes that were asked for.
+    allocation_id : int
+        The number of the allocation.
+
+    Attributes
+    ----------
+    ptr : int
+        As given.
+    nbytes : int
+        As given.
+    allocation_id : int
+        As given.
+    """
 
     __signature__ = SignatureOfStub()
 
@@ -71,7 +91,7 @@ cdef class PinnedBlock:
 
 @cython.no_gc_clear
 cdef class PinnedBooks(Owner):
-    """What a `PinnedAllocator` knows of its blocks, and counts. Make that."""
+    """The bookkeeping of a `PinnedAllocator`, and a part of it."""
 
     def __cinit__(self, *args, **kwargs):
         cdef uint32_t top = NO_BLOCK
@@ -249,7 +269,7 @@ cdef class PinnedBooks(Owner):
         return None
 
     def reset_peak_stats(self):
-        """Peaks start again from what is current; the longest and shortest times from nothing."""
+        """Restart the peaks from what is current, and the longest and shortest times from nothing."""
         self.allocations.peak = self.allocations.current
         self.allocated_bytes.peak = self.allocated_bytes.current
         self.active_requests.peak = self.active_requests.current
@@ -258,7 +278,7 @@ cdef class PinnedBooks(Owner):
         self.free_time.longest = self.free_time.shortest = 0
 
     def reset_accumulated_stats(self):
-        """What was allocated and freed so far, and the sums of times, start again from 0."""
+        """Restart the counts of what was allocated and freed, and the sums of times, from 0."""
         self.allocations.allocated = self.allocations.freed = 0
         self.allocated_bytes.allocated = self.allocated_bytes.freed = 0
         self.active_requests.allocated = self.active_requests.freed = 0
@@ -278,27 +298,91 @@ cdef class PinnedBooks(Owner):
         return handle
 
     def find(self, address):
-        """The live block that an address lies in, its first byte or any other, as a `PinnedBlock`; or None."""
+        """The live block that an address lies in.
+
+        Parameters
+        ----------
+        address : int
+            The first byte of the block, or any other.
+
+        Returns
+        -------
+        PinnedBlock or None
+            None if there is no such block.
+
+        Raises
+        ------
+        TypeError
+            If `address` is not an int.
+        InvalidPointerError
+            If `address` is negative or above 2**64 - 2.
+        """
         cdef uint32_t handle = self.holder_of(address_from(address))
         if handle == NO_BLOCK or self.blocks[handle].state != LIVE:
             return None
         return PinnedBlock(self.blocks[handle].ptr, self.blocks[handle].requested, self.blocks[handle].allocation_id)
 
     def requested_size(self, ptr):
-        """The bytes that were asked for. Raises InvalidPointerError."""
+        """The bytes that were asked for at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The `nbytes` of the request.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
         return self.blocks[self.live_at(address_from(ptr))].requested
 
     def allocated_size(self, ptr):
-        """The bytes of the block. Raises InvalidPointerError."""
+        """The bytes of the block at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The request, rounded up to a power of two.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
         return self.blocks[self.live_at(address_from(ptr))].size
 
     def host_memory_stats(self):
-        """PyTorch's figures, under its keys, as `torch.cuda.host_memory_stats()` has them: bytes, counts, microseconds.
+        """PyTorch's figures by PyTorch's keys, as `torch.cuda.host_memory_stats()` returns them.
 
-        "allocations" and "allocated_bytes" are the blocks that it owns, in use or cached; "active_requests" and
-        "active_bytes" those in use, or freed and still used by a stream. Each has "current", "peak", "allocated" and
-        "freed". The times are those of the source's calls. Nothing is asked of a device. Source: spec 4.7.
+        Returns
+        -------
+        dict of str to int or float
+            Bytes, counts and microseconds. "allocations" and "allocated_bytes" count the blocks that the
+            allocator owns, in use or cached; "active_requests" and "active_bytes" those in use, or freed
+            but still used by a stream. Each has "current", "peak", "allocated" and "freed". The times are
+            those of the calls to the sub-allocator.
 
+        Notes
+        -----
+        Cost: O(1), no device call. Source: spec 4.7.
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> buffer = allocator.allocate(40_960)
@@ -314,7 +398,17 @@ cdef class PinnedBooks(Owner):
         return fields | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
 
     def check(self):
-        """Recounts the books from nothing. Raises InvariantError where they contradict themselves. Linear."""
+        """Recount the bookkeeping from nothing.
+
+        Raises
+        ------
+        InvariantError
+            If it contradicts itself, which is a bug in bfc.
+
+        Notes
+        -----
+        Cost: O(n) in the blocks.
+        """
         cdef int64_t[4] sums = [0, 0, 0, 0]
         fault = self.recount(sums)
         if fault is not None:

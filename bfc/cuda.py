@@ -10,7 +10,15 @@ from bfc.errors import DeviceUnavailableError, DriverError
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Availability:
-    """True or false, and why: printed it is a sentence."""
+    """True or False with a reason. Printed, it is a sentence.
+
+    Attributes
+    ----------
+    available : bool
+        The answer; also its truth value.
+    reason : str
+        What was found, or why it is not available.
+    """
 
     available: bool
     reason: str
@@ -26,8 +34,15 @@ class Availability:
 
 
 def is_available() -> Availability:
-    """Whether there is a driver and a device. The answer prints why, or why not. Raises nothing.
+    """Whether there is a CUDA driver and a device.
 
+    Returns
+    -------
+    Availability
+        It prints why, or why not. No error is raised.
+
+    Examples
+    --------
     >>> import bfc
     >>> usable = bfc.cuda.is_available()
     >>> isinstance(bool(usable), bool), len(str(usable)) > 0
@@ -45,8 +60,13 @@ def is_available() -> Availability:
 
 
 def device_count() -> int:
-    """How many devices the driver shows this process; 0 where CUDA is not available, and
-    `is_available()` says why."""
+    """How many CUDA devices the driver shows this process.
+
+    Returns
+    -------
+    int
+        0 if CUDA is not available; `is_available()` says why.
+    """
     try:
         return _driver.device_count()
     except (DeviceUnavailableError, DriverError):

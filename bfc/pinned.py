@@ -14,11 +14,31 @@ __all__ = ["PinnedAllocator", "PinnedBlock", "find", "is_pinned"]
 
 
 def find(address: SupportsIndex) -> tuple[PinnedAllocator, PinnedBlock] | None:
-    """The open `PinnedAllocator` and its live block that a host address lies in, or None.
+    """The `PinnedAllocator` and its live block that a host address lies in.
 
-    Any address of the block will do. Raises TypeError, InvalidPointerError for what no address can
-    be. Cost: O(log n) in the blocks of each allocator, no call of a driver.
+    Parameters
+    ----------
+    address : int
+        Any address of the block.
 
+    Returns
+    -------
+    tuple of (PinnedAllocator, PinnedBlock), or None
+        None if no open allocator has such a block.
+
+    Raises
+    ------
+    TypeError
+        If `address` is not an int.
+    InvalidPointerError
+        If `address` is negative or above 2**64 - 2.
+
+    Notes
+    -----
+    Cost: O(log n) in the blocks of each open allocator, no driver call.
+
+    Examples
+    --------
     >>> import bfc
     >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
     ...     ptr = allocator.allocate_raw(4096)
@@ -34,11 +54,32 @@ def find(address: SupportsIndex) -> tuple[PinnedAllocator, PinnedBlock] | None:
 
 
 def is_pinned(address: SupportsIndex) -> bool:
-    """Whether the host memory at an address is pinned, whoever pinned it.
+    """Whether the host memory at an address is pinned, by anybody.
 
-    Asks the driver (cuPointerGetAttribute) for what no `PinnedAllocator` holds. Makes no context on
-    any device, and is False where there is no CUDA. Source: spec 4.3.
+    Parameters
+    ----------
+    address : int
+        Any address of the memory.
 
+    Returns
+    -------
+    bool
+        False if there is no CUDA.
+
+    Raises
+    ------
+    TypeError
+        If `address` is not an int.
+    InvalidPointerError
+        If `address` is negative or above 2**64 - 2.
+
+    Notes
+    -----
+    Cost: asks the driver (cuPointerGetAttribute), unless a `PinnedAllocator` holds the address. It
+    makes no context on any device. Source: spec 4.3.
+
+    Examples
+    --------
     >>> import bfc
     >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
     ...     bfc.pinned.is_pinned(allocator.allocate_raw(4096))
