@@ -58,16 +58,16 @@ OPTIMISATION = {
     "_buffer": HOT,
     "_caching": HOT,
     "_current": HOT,
-    "_forks": HOT,
     "_frees": HOT,
     "_ledger": HOT,
     "_pinned": HOT,
     "copy.": COPIES,
+    "interpreter._forks": HOT,
     "trace.": HOT,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"
-HEADERS = "bfc"
+HEADERS = "bfc/native"
 
 DIRECTIVES = {
     "language_level": 3,

@@ -25,25 +25,25 @@ from bfc._core cimport (
 from bfc._contract cimport ask_for_block, offer_again
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport BETWEEN_OTHERS, is_exiting
-from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
+from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
 from bfc.suballocators.base import SubAllocator, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
-cdef extern from "_debug.h":
+cdef extern from "debug.h":
     const int BFC_DEBUG
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
     cbool try_make_room[T](vector[T]& items, size_t count)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
-cdef extern from "_source.h":
+cdef extern from "source.h":
     const char* BFC_NATIVE_SOURCE
     int BFC_NO_ROOM
 
-cdef extern from "_wait.hpp" namespace "bfc" nogil:
+cdef extern from "wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
 cdef extern from "Python.h":

@@ -14,7 +14,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 import math
 import operator
 
-from bfc._stubs import SignatureOfStub
+from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import ClosedError, never_set_up
 from bfc.suballocators.base import DLPACK_DEVICE_TYPES
 
@@ -53,7 +53,7 @@ cdef extern from "Python.h":
     int Py_IsInitialized() nogil
     void PyGILState_Release(PyGILState_STATE state) nogil
 
-cdef extern from "_wait.hpp" namespace "bfc" nogil:
+cdef extern from "wait.hpp" namespace "bfc" nogil:
     PyGILState_STATE ensure_gil()
 
 cdef struct Export:             # what a capsule leads to; shape and strides stand behind it

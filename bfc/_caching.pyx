@@ -23,7 +23,7 @@ from bfc.settings import CachingSettings, check_switches, late_fraction
 from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
-cdef extern from "_caching.hpp" namespace "bfc" nogil:
+cdef extern from "orders.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
     cbool is_same_pool(PoolId one, PoolId other) noexcept
@@ -33,7 +33,7 @@ cdef extern from "_caching.hpp" namespace "bfc" nogil:
     cbool put_or_take "bfc::set_among"(vector[PoolId]& ids, PoolId id, cbool wanted) noexcept
     void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept

@@ -5,7 +5,7 @@ From the source's return on nothing here makes an object: an answer that is righ
 
 from cpython.number cimport PyNumber_Index
 
-from bfc._signals cimport Deferral, defer_handlers, resume_handlers
+from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
 from bfc.errors import SubAllocatorError
 

@@ -51,7 +51,7 @@ cdef struct Region:
     uint64_t end
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
 
-cdef extern from "_bins.hpp" namespace "bfc" nogil:
+cdef extern from "bins.hpp" namespace "bfc" nogil:
     cdef struct FreeChunk:
         uint64_t size
         uint64_t address
@@ -69,7 +69,7 @@ cdef extern from "_bins.hpp" namespace "bfc" nogil:
         cbool list(vector[FreeChunk]& out)
         cbool collect(vector[FreeChunk]& out)
 
-cdef extern from "_starts.hpp" namespace "bfc" nogil:
+cdef extern from "starts.hpp" namespace "bfc" nogil:
     cdef cppclass Starts:
         cbool reserve()
         cbool reserve_at_all_costs()
@@ -79,7 +79,7 @@ cdef extern from "_starts.hpp" namespace "bfc" nogil:
         size_t count()
         size_t bytes()
 
-cdef extern from "_usage.hpp" namespace "bfc" nogil:
+cdef extern from "usage.hpp" namespace "bfc" nogil:
     cdef cppclass Gauge:
         int64_t current
         int64_t peak
@@ -113,7 +113,7 @@ cdef extern from "_usage.hpp" namespace "bfc" nogil:
     const int ACTIVE "bfc::kActive"
     const int ACTIVE_BYTES "bfc::kActiveBytes"
 
-cdef extern from "_history.hpp" namespace "bfc" nogil:
+cdef extern from "history.hpp" namespace "bfc" nogil:
     cdef enum HistoryAction:
         HISTORY_ALLOC "bfc::kAlloc"
         HISTORY_FREE_REQUESTED "bfc::kFreeRequested"
@@ -138,7 +138,7 @@ cdef extern from "_history.hpp" namespace "bfc" nogil:
         size_t size()
         cbool copy(vector[HistoryRecord]& out)
 
-cdef extern from "_torch_sizes.hpp" namespace "bfc" nogil:
+cdef extern from "torch_sizes.hpp" namespace "bfc" nogil:
     cdef cppclass TorchSizes:
         uint64_t large_segment
         uint64_t granularity

@@ -5,7 +5,7 @@ from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
-from bfc._stubs import SignatureOfStub
+from bfc.interpreter.stubs import SignatureOfStub
 
 cdef extern from *:
     """
@@ -20,8 +20,8 @@ cdef extern from *:
 
     #include <new>
 
-    #include "_bins.hpp"
-    #include "_starts.hpp"
+    #include "bins.hpp"
+    #include "starts.hpp"
     static inline bfc::Bins* bfc_new_bins() noexcept { return new (std::nothrow) bfc::Bins(); }
 
     // The chunk in use that starts at the address; Chunk is the struct of _core.pxd.
@@ -35,11 +35,11 @@ cdef extern from *:
     Bins* new_bins "bfc_new_bins"() noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
 
-cdef extern from "_memory.hpp" namespace "bfc" nogil:
+cdef extern from "memory.hpp" namespace "bfc" nogil:
     void prefer_huge_pages(void* block, size_t bytes) noexcept
     void prefetch(const void* address) noexcept
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
     cbool try_push_chunk "bfc::try_push_back"(vector[Chunk]& items, const Chunk& item) noexcept

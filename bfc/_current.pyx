@@ -2,7 +2,7 @@
 
 from contextvars import ContextVar
 
-from bfc._stubs import SignatureOfStub
+from bfc.interpreter.stubs import SignatureOfStub
 from bfc.streams import stream_handle
 
 _stream = ContextVar("bfc.stream", default=None)

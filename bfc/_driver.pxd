@@ -4,13 +4,13 @@ from libc.stdint cimport uint64_t
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-cdef extern from "_lock.hpp" namespace "bfc" nogil:
+cdef extern from "lock.hpp" namespace "bfc" nogil:
     cdef cppclass Lock:
         void wait_and_acquire()
         void release()
         void reset()
 
-cdef extern from "_source.h":
+cdef extern from "source.h":
     ctypedef struct bfc_native_source:
         void* self
         int (*alloc)(void*, uint64_t alignment, uint64_t nbytes, uint64_t* address, uint64_t* received) noexcept nogil

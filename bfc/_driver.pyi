@@ -43,7 +43,7 @@ class Device:
         """As SubAllocator.copy. Raises DriverError."""
 
     def native(self) -> object:
-        """The capsule of `_source.h`. It is good for as long as this object."""
+        """The capsule of `native/source.h`. It is good for as long as this object."""
 
 class Fence:
     """An event behind what was queued on a stream. See `bfc.Fence`."""

@@ -13,19 +13,19 @@ from libcpp cimport bool as cbool
 
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept, void (*child)() noexcept)
 
-cdef extern from "_pages.hpp" namespace "bfc" nogil:
+cdef extern from "pages.hpp" namespace "bfc" nogil:
     void* map_pages(size_t nbytes)
     void unmap_pages(void* start, size_t nbytes)
     void touch_pages(void* start, size_t nbytes, unsigned int threads)
 
-cdef extern from "_source.h":
+cdef extern from "source.h":
     const char* BFC_NATIVE_SOURCE
 
 cdef enum:                      # CUresult, as far as the code decides by it; the driver names the rest
@@ -792,7 +792,7 @@ cdef class Device:
     # -- without the GIL -----------------------------------------------------------------------------------------------
 
     def native(self):
-        """The capsule of `_source.h`. It is good for as long as this object."""
+        """The capsule of `native/source.h`. It is good for as long as this object."""
         self.table.self = <void*>self
         self.table.alloc = <int (*)(void*, uint64_t, uint64_t, uint64_t*, uint64_t*) noexcept nogil>native_alloc
         self.table.free = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_free

@@ -13,7 +13,7 @@ cdef struct Orphan:             # a free that found the lock taken
     int64_t allocation_id
 
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cdef cppclass PutOff[T]:
         cbool some()
         cbool add(T item)

@@ -16,12 +16,12 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc._arguments cimport address_from, addresses_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc._forks cimport era, survivor
-from bfc._signals cimport Deferral, defer_handlers, resume_handlers
+from bfc.interpreter._forks cimport era, survivor
+from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
 
-cdef extern from "_debug.h":
+cdef extern from "debug.h":
     const int BFC_DEBUG
 
 cdef extern from "Python.h":

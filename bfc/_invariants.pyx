@@ -12,7 +12,7 @@ from bfc._core cimport (
     Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region,
 )
 
-cdef extern from "_usage.hpp" namespace "bfc" nogil:
+cdef extern from "usage.hpp" namespace "bfc" nogil:
     const int ACTIVE "bfc::kActive"
     const int ACTIVE_BYTES "bfc::kActiveBytes"
     const int PIECES "bfc::kInactiveSplit"

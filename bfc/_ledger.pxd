@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 from bfc._buffer cimport Owner
 from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
 
-cdef extern from "_lock.hpp" namespace "bfc" nogil:
+cdef extern from "lock.hpp" namespace "bfc" nogil:
     cdef cppclass Lock:
         cbool try_acquire()
         void wait_and_acquire()

@@ -13,7 +13,7 @@ from bfc import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
 from bfc.streams import is_queue as _is_queue
 
-cdef extern from "_wait.hpp" namespace "bfc" nogil:
+cdef extern from "wait.hpp" namespace "bfc" nogil:
     void wait_and_acquire "bfc::acquire"(Lock& lock)
     void let_others_on "bfc::give_way"(Lock& lock)
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bfc._forks import ForkSafeLock
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
+from bfc.interpreter._forks import ForkSafeLock
 
 INSTALL = "pip install 'bfc-allocator[opencl]'"
 DRIVERS = (

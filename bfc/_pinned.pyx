@@ -21,12 +21,12 @@ from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
 from bfc._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
-from bfc._forks cimport era, survivor
+from bfc.interpreter._forks cimport era, survivor
 from bfc._frees cimport is_exiting, report_unraisable
 from bfc._pinned_books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
-from bfc._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
+from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc import _opencl, cuda
 from bfc._driver import device_in_use

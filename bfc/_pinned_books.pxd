@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 
 from bfc._buffer cimport Owner
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
     cbool try_make_room[T](vector[T]& items, size_t count)
 

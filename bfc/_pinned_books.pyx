@@ -6,10 +6,10 @@ from libc.string cimport memset
 
 from bfc._arguments cimport address_from
 
-from bfc._stubs import SignatureOfStub
+from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import InvalidPointerError, InvariantError
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
 

@@ -23,11 +23,11 @@ from bfc._frees cimport report_unraisable
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.snapshot import Frame, HistoryEntry
 
-cdef extern from "_nothrow.hpp" namespace "bfc" nogil:
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 
 _GROUPS = ("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
-           "inactive_split_bytes", "requested_bytes")     # in the order of _usage.hpp
+           "inactive_split_bytes", "requested_bytes")     # in the order of usage.hpp
 _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot", "oom")
 _FIRST_FRAMES_ALLOWED = 1 << 14
 

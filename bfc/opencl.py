@@ -15,7 +15,6 @@ from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._caching import CachingAllocator
 from bfc._current import current_stream
-from bfc._forks import ForkSafeLock
 from bfc.cuda import Availability
 from bfc.errors import (
     ClosedError,
@@ -24,6 +23,7 @@ from bfc.errors import (
     InvalidPointerError,
     SubAllocatorError,
 )
+from bfc.interpreter._forks import ForkSafeLock
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import Device
 from bfc.suballocators.opencl import OpenCLSubAllocator

@@ -1,4 +1,4 @@
-// A differential test: bfc/_bins.hpp against std::set, bfc/_starts.hpp against std::map. Run by test_bins.py.
+// A differential test: bfc/native/bins.hpp against std::set, bfc/native/starts.hpp against std::map. Run by test_bins.py.
 //
 // Usage: test_bins SEED STEPS. It prints what it runs before it runs it; the last line of a failing run repeats it.
 
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "_bins.hpp"
-#include "_starts.hpp"
+#include "bins.hpp"
+#include "starts.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-HEADERS = TESTS.parent / "bfc"
+HEADERS = TESTS.parent / "bfc" / "native"
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]

@@ -1,4 +1,4 @@
-// The arithmetic of bfc/_torch_sizes.hpp for the sizes of a file. Run by test_torch_sizes.py.
+// The arithmetic of bfc/native/torch_sizes.hpp for the sizes of a file. Run by test_torch_sizes.py.
 //
 // A line of standard input is "large BYTES", "bits INTERVAL BITS" or a size, for which it prints the block and the
 // segment.
@@ -7,7 +7,7 @@
 #include <iostream>
 #include <string>
 
-#include "_torch_sizes.hpp"
+#include "torch_sizes.hpp"
 
 int main() {
     bfc::TorchSizes sizes;

@@ -13,7 +13,6 @@ import numpy as np
 
 from bfc import _current, _driver
 from bfc._buffer import Buffer
-from bfc._forks import ForkSafeLock
 from bfc.copy import kernels
 from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
@@ -25,6 +24,7 @@ from bfc.errors import (
     InvalidPointerError,
     OutOfMemoryError,
 )
+from bfc.interpreter._forks import ForkSafeLock
 from bfc.streams import is_queue, stream_handle
 
 OUT_OF_MEMORY, INVALID_CONTEXT, DESTROYED, ALREADY_ENABLED = 2, 201, 709, 704

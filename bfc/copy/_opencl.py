@@ -16,7 +16,6 @@ import pyopencl as cl
 
 from bfc import _opencl
 from bfc._current import current_stream
-from bfc._forks import ForkSafeLock
 from bfc.copy import kernels
 from bfc.copy._launch import launch_by_temporaries, plan
 from bfc.copy._waiting import Waiting
@@ -30,6 +29,7 @@ from bfc.copy.layout import (
 )
 from bfc.copy.views import View
 from bfc.errors import DeviceUnavailableError, DriverError, OutOfMemoryError
+from bfc.interpreter._forks import ForkSafeLock
 
 #: Contexts whose queue and kernels are remembered.
 REMEMBERED = 8

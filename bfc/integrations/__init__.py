@@ -11,8 +11,8 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bfc._forks import ForkSafeLock
 from bfc.integrations._shared import Allocators, OneOrMore, by_device
+from bfc.interpreter._forks import ForkSafeLock
 
 LIBRARIES = ("cupy", "numba", "cuda_core", "torch", "rmm")
 _lock = ForkSafeLock()

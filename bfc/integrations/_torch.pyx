@@ -1,7 +1,7 @@
 """The functions that PyTorch looks up by name in this extension module, as CUDAPluggableAllocator wants them.
 
 PyTorch calls them from any thread with its own mutex held, while another thread may hold the GIL and wait for that
-mutex (it frees tensors so). Whoever took the GIL here would wait for ever: nothing below does. See `bfc/_source.h`.
+mutex (it frees tensors so). Whoever took the GIL here would wait for ever: nothing below does. See `bfc/native/source.h`.
 """
 
 from libc.stdint cimport uint64_t

@@ -81,7 +81,7 @@ class SubAllocator(ABC):
     may_be_unordered: bool = False
     #: Handles that name another stream in each thread (CUDA: 2): no allocator can belong to one.
     thread_streams: frozenset[int] = frozenset()
-    #: The calls that need no GIL, as a capsule (`bfc/_source.h`), for PyTorch.
+    #: The calls that need no GIL, as a capsule (`bfc/native/source.h`), for PyTorch.
     native: object | None = None
 
     @abstractmethod

@@ -8,8 +8,8 @@ import mmap
 import os
 from typing import SupportsIndex
 
-from bfc._forks import ForkSafeLock
 from bfc.errors import SubAllocatorError
+from bfc.interpreter._forks import ForkSafeLock
 from bfc.suballocators.base import Device, SubAllocator
 from bfc.units import format_bytes, parse_bytes
 

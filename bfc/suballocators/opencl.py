@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from bfc import _opencl
-from bfc._forks import ForkSafeLock
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
+from bfc.interpreter._forks import ForkSafeLock
 from bfc.suballocators.base import Device, SubAllocator
 from bfc.units import as_int, format_bytes, parse_bytes
 

@@ -10,7 +10,7 @@ import time
 
 from bfc.errors import ClosedError
 
-cdef extern from "_debug.h":
+cdef extern from "debug.h":
     const int BFC_DEBUG
 
 _CLOSED = "this allocator was closed during the replay"

@@ -4,7 +4,7 @@
 #include <Python.h>
 #include <unistd.h>
 
-#include "_lock.hpp"
+#include "lock.hpp"
 
 namespace bfc {
 
@@ -53,7 +53,7 @@ inline void acquire_with_gil(Lock& lock) noexcept {
     if (!acquired) lock.wait_and_acquire();     // whoever holds it needs no GIL to go on
 }
 
-// Other Python threads run while one waits. The GIL is never waited for with the lock held: see _lock.hpp.
+// Other Python threads run while one waits. The GIL is never waited for with the lock held: see lock.hpp.
 inline void acquire(Lock& lock) noexcept {
     if (lock.try_acquire()) return;
     if (PyGILState_Check())

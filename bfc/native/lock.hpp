@@ -43,7 +43,7 @@ public:
     void stop_waiting() noexcept { waiters_.fetch_sub(1); }
     bool is_wanted() const noexcept { return waiters_.load() > 0; }
 
-    // Lets others have it, if there are any, and takes it again. Never with the GIL: see _wait.hpp.
+    // Lets others have it, if there are any, and takes it again. Never with the GIL: see wait.hpp.
     void give_way() noexcept {
         if (!is_wanted()) return;
         release();

@@ -7,7 +7,7 @@ import inspect
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 EMPTY = inspect.Parameter.empty
 
 

@@ -5,7 +5,7 @@ from posix.unistd cimport usleep
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
-cdef extern from "_wait.hpp" namespace "bfc" nogil:
+cdef extern from "wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
 cdef extern from "<pthread.h>" nogil:
@@ -45,7 +45,7 @@ cdef class ForkSafeLock:
 
     What it guards must make sense after each step of a section, since the child may find the work half done.
 
-    >>> from bfc._forks import ForkSafeLock
+    >>> from bfc.interpreter._forks import ForkSafeLock
     >>> lock = ForkSafeLock()
     >>> with lock, lock:
     ...     pass

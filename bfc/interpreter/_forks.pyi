@@ -6,7 +6,7 @@ class ForkSafeLock:
 
     What it guards must make sense after each step of a section, since the child may find the work half done.
 
-    >>> from bfc._forks import ForkSafeLock
+    >>> from bfc.interpreter._forks import ForkSafeLock
     >>> lock = ForkSafeLock()
     >>> with lock, lock:
     ...     pass

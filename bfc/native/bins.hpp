@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "_debug.h"
+#include "debug.h"
 
 #define BFC_HOT __attribute__((always_inline)) inline
 #define BFC_COLD __attribute__((noinline))

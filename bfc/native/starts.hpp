@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "_debug.h"
-#include "_memory.hpp"
+#include "debug.h"
+#include "memory.hpp"
 
 namespace bfc {
 

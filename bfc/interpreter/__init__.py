@@ -1,0 +1,6 @@
+"""What Python itself does while an allocator is at work. In order:
+
+stubs.py        signatures of compiled classes
+_forks.pyx      how often the process was forked; a lock that outlives a fork
+_signals.pyx    signals' handlers, put off while a source has memory in its hands
+"""

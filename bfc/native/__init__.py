@@ -1,0 +1,19 @@
+"""C++ headers: structures and locks on the hottest paths, each behind a narrow door.
+
+Only `wait.hpp` knows Python, and none knows an allocator. In order:
+
+    debug.h           assertions, at three prices
+    memory.hpp        hints to the system about memory that is touched soon
+    nothrow.hpp       containers that answer False where the host has no memory
+    lock.hpp          the lock of an allocator
+    wait.hpp          waiting for that lock, or for the GIL
+    pages.hpp         pages that a driver can register
+    bins.hpp          free chunks by size and address
+    starts.hpp        chunks in use by address
+    torch_sizes.hpp   PyTorch's arithmetic of sizes
+    usage.hpp         what PyTorch counts
+    history.hpp       what PyTorch writes down
+    orders.hpp        orders of chunks and of lanes; numbers of threads
+    source.h          a source's calls as C functions
+    dlpack.h          DLPack's structures
+"""
