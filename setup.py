@@ -61,7 +61,7 @@ OPTIMISATION = {
     "_frees": HOT,
     "_ledger": HOT,
     "_pinned": HOT,
-    "copy.": COPIES,
+    "copying.": COPIES,
     "interpreter._forks": HOT,
     "trace.": HOT,
 }

@@ -16,7 +16,7 @@ from bfc._buffer import Buffer, BufferView
 from bfc._caching import CachingAllocator
 from bfc._core import SharedCounter
 from bfc._current import use_stream
-from bfc.copy import copy
+from bfc.copying import copy
 from bfc.errors import (
     ClosedError,
     DeviceUnavailableError,
@@ -31,8 +31,8 @@ from bfc.errors import (
 from bfc.integrations import use
 from bfc.pinned import PinnedAllocator
 from bfc.pools import MemPool, use_mem_pool
-from bfc.settings import CachingSettings, PinnedSettings
-from bfc.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
+from bfc.pytorch.settings import CachingSettings, PinnedSettings
+from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (
     CUDASubAllocator,
     Device,

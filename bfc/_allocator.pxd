@@ -6,7 +6,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
-from bfc._driver cimport bfc_native_source
+from bfc.drivers.cuda._driver cimport bfc_native_source
 from bfc._frees cimport Frees
 from bfc._ledger cimport Shown
 

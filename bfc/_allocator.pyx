@@ -22,7 +22,7 @@ from bfc._buffer cimport HOST_STREAM, Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
-from bfc._contract cimport ask_for_block, offer_again
+from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc._current cimport current_stream, scopes_open
 from bfc._frees cimport BETWEEN_OTHERS, is_exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers

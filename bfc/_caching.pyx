@@ -19,7 +19,7 @@ from bfc._frees cimport Frees, report_faults, report_unraisable
 from dataclasses import replace
 
 from bfc.errors import never_set_up, out_of_host_memory
-from bfc.settings import CachingSettings, check_switches, late_fraction
+from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 

@@ -1,7 +1,7 @@
 from typing import SupportsIndex
 
 from bfc._buffer import Owner
-from bfc.snapshot import Snapshot, Stats
+from bfc.report.snapshot import Snapshot, Stats
 
 class Ledger(Owner):
     """What can be read from an allocator: a part of `Allocator`."""

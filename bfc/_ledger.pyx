@@ -9,7 +9,7 @@ from bfc._core cimport (
 )
 from bfc._invariants cimport first_fault
 
-from bfc import snapshot as _snapshot
+from bfc.report import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
 from bfc.streams import is_queue as _is_queue
 

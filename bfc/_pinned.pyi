@@ -2,7 +2,7 @@ from typing import Self, SupportsIndex
 
 from bfc._buffer import Buffer
 from bfc._pinned_books import PinnedBlock, PinnedBooks
-from bfc.settings import PinnedSettings
+from bfc.pytorch.settings import PinnedSettings
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 

@@ -18,7 +18,7 @@ from libcpp cimport bool as cbool
 
 from bfc._arguments cimport address_from, size_from
 from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
-from bfc._contract cimport ask_for_block, offer_again
+from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
 from bfc._current cimport current_stream, scopes_open
 from bfc.interpreter._forks cimport era, survivor
@@ -28,13 +28,14 @@ from bfc._pinned_books cimport (
 )
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
-from bfc import _opencl, cuda
-from bfc._driver import device_in_use
+from bfc import cuda
+from bfc.drivers.opencl import platform as _opencl
+from bfc.drivers.cuda._driver import device_in_use
 from bfc._frees import OVER as _OVER, VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )
-from bfc.settings import PinnedSettings
+from bfc.pytorch.settings import PinnedSettings
 from bfc.streams import stream_handle
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator

@@ -2,7 +2,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from bfc._allocator import Allocator
-from bfc.snapshot import HistoryEntry
+from bfc.report.snapshot import HistoryEntry
 
 class Recorded(Allocator):
     """What PyTorch's policy counts and records: a part of `CachingAllocator`."""

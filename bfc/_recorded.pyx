@@ -21,7 +21,7 @@ from bfc._core cimport (
 from bfc._frees cimport report_unraisable
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
-from bfc.snapshot import Frame, HistoryEntry
+from bfc.report.snapshot import Frame, HistoryEntry
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
@@ -157,7 +157,7 @@ cdef class Recorded(Allocator):
         >>> print(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).memory_summary()[:20])
         |===================
         """
-        from bfc.viz.summary import summary
+        from bfc.report.summary import summary
 
         return summary(self.memory_stats(), str(self.device), abbreviated)
 

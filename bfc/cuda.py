@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bfc import _driver
+from bfc.drivers.cuda import _driver
 from bfc.errors import DeviceUnavailableError, DriverError
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    from bfc.snapshot import Stats
+    from bfc.report.snapshot import Stats
 
 
 class OutOfMemoryError(MemoryError):

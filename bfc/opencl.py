@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
-from bfc import _opencl
 from bfc._allocator import Allocator
 from bfc._bfc import BFCAllocator
 from bfc._caching import CachingAllocator
 from bfc._current import current_stream
 from bfc.cuda import Availability
+from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import (
     ClosedError,
     DeviceUnavailableError,

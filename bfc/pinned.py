@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-from bfc import _driver
 from bfc._pinned import PinnedAllocator, open_allocators
 from bfc._pinned_books import PinnedBlock
+from bfc.drivers.cuda import _driver
 from bfc.errors import DeviceUnavailableError, DriverError
 from bfc.units import as_int
 

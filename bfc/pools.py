@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 
 from bfc._caching import CachingAllocator
-from bfc.snapshot import Snapshot
+from bfc.report.snapshot import Snapshot
 
 _numbers = itertools.count(1)
 #: Each thread's number, as an int that is there: who leaves a scope may find no memory for one.

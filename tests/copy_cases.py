@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bfc.copy import kernels
+from bfc.copying import kernels
 
 DTYPES = [np.dtype("bool") if code == "b1" else np.dtype(code) for code in kernels.CODES]
 PAIRS = list(itertools.product(DTYPES, DTYPES))

@@ -9,7 +9,7 @@ import numpy as np
 from copy_cases import Case, Side
 
 import bfc
-from bfc.copy import _cuda
+from bfc.copying import cuda_stream
 from bfc.testing import cuda_emulator as emulator
 
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
@@ -21,9 +21,9 @@ class Memory:
 
     def __init__(self, side: Side, device: int = 0, stream: int | None = None) -> None:
         self.side, self.stream = side, stream
-        self.device = _cuda.device(device)
+        self.device = cuda_stream.device(device)
         mode = self.device.enter()
-        self.address = int(_cuda.call("cuMemAlloc", side.block.nbytes))
+        self.address = int(cuda_stream.call("cuMemAlloc", side.block.nbytes))
         self.device.leave(mode)
         self._transfer(self.address, side.block.ctypes.data)
 
@@ -33,8 +33,8 @@ class Memory:
             ctypes.memmove(to, source, self.side.block.nbytes)
             return
         mode = self.device.enter()
-        _cuda.call("cuCtxSynchronize")
-        _cuda.call("cuMemcpy", to, source, self.side.block.nbytes)
+        cuda_stream.call("cuCtxSynchronize")
+        cuda_stream.call("cuMemcpy", to, source, self.side.block.nbytes)
         self.device.leave(mode)
 
     @property
@@ -62,7 +62,7 @@ class Memory:
 
     def free(self) -> None:
         mode = self.device.enter()
-        _cuda.call("cuMemFree", self.address)
+        cuda_stream.call("cuMemFree", self.address)
         self.device.leave(mode)
 
 
@@ -149,9 +149,9 @@ def values(dtype="f4") -> np.ndarray:
 
 
 def new_stream(device: int = 0) -> int:
-    mode = _cuda.device(device).enter()
-    stream = int(_cuda.call("cuStreamCreate", 1))
-    _cuda.device(device).leave(mode)
+    mode = cuda_stream.device(device).enter()
+    stream = int(cuda_stream.call("cuStreamCreate", 1))
+    cuda_stream.device(device).leave(mode)
     return stream
 
 

@@ -150,7 +150,7 @@ def is_defined(name: str) -> bool:
     """Whether the package has a function, a class, a constant or a field of a name, or a member of
     a class where the name has a dot."""
     if re.fullmatch(r"\w+\.(pyx|pxd|py|hpp)", name):
-        return (ROOT / "bfc" / name).exists()
+        return any((ROOT / "bfc").rglob(name))
     owner, _, last = name.rpartition(".")
     texts = [bodies_of(owner)] if owner else list(SOURCES.values())
     a_function = re.compile(

@@ -26,10 +26,10 @@ from test_trace_from_torch import (
 )  # fmt: skip
 
 import bfc
-import bfc.trace.plain_pickle as plain_pickle
-import bfc.trace.torch_layout as torch_layout
-import bfc.trace.torch_pickle as torch_pickle
-from bfc.settings import CachingSettings
+import bfc.pytorch.layout as torch_layout
+import bfc.pytorch.plain_pickle as plain_pickle
+import bfc.pytorch.reader as torch_pickle
+from bfc.pytorch.settings import CachingSettings
 
 SHARED = "they share their parts"
 

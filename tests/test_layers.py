@@ -16,17 +16,14 @@ RANKS = {
     "errors": 0,
     "units": 0,
     "streams": 0,
-    "snapshot": 0,
-    "_files": 0,
-    "settings": 0,
+    "files": 0,
     "interpreter": 0.5,
-    "torch_snapshot": 1,
+    "pytorch": 1,
+    "report": 1.5,
+    "drivers": 1,
     "_core": 1,
     "_arguments": 1,
     "_current": 1,
-    "_driver": 1,
-    "_opencl": 1,
-    "_contract": 2,
     "_invariants": 2,
     "suballocators": 2,
     "cuda": 2,
@@ -43,8 +40,7 @@ RANKS = {
     "pools": 9,
     "opencl": 9,
     "trace": 9,
-    "viz": 9,
-    "copy": 9,
+    "copying": 9,
     "integrations": 9,
     "__init__": 10,
     "cli": 11,  # uses bfc as a user does
@@ -53,17 +49,15 @@ RANKS = {
 }
 #: Imports within one rank that the table allows.
 SIDEWAYS = {
+    ("pytorch", "report"),
+    ("pytorch", "trace"),
     ("errors", "units"),
-    ("errors", "snapshot"),
-    ("settings", "errors"),
-    ("settings", "units"),
 }
 #: Imports inside functions that may point anywhere: (file's entry, target's entry).
 LAZY = {
-    ("snapshot", "viz"),
-    ("_recorded", "viz"),
-    ("snapshot", "settings"),
-    ("snapshot", "torch_snapshot"),
+    ("errors", "report"),
+    ("pytorch", "report"),
+    ("pytorch", "trace"),
 }
 
 SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi", ".cpp")
@@ -172,13 +166,12 @@ def test_the_reader_of_imports_sees_them_all() -> None:
     assert {("_allocator", "_core"), ("_allocator", "suballocators"), ("_buffer", "errors")} <= seen
     assert {
         ("errors", "units"),
-        ("snapshot", "viz"),
+        ("_recorded", "report"),
         ("trace", "_allocator"),
         ("__init__", "trace"),
     } <= seen
     assert not is_allowed("units", "errors", False)
-    assert not is_allowed("viz", "trace", True)
-    assert not is_allowed("snapshot", "viz", False)
+    assert not is_allowed("report", "trace", True)
 
 
 FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cp?def)\s(?!class\b)[^=]*?\w+\s*\(")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bench.peers.torch import TorchPeer
 from bfc.errors import SettingsError
-from bfc.settings import ENTRIES, MIB, VARIABLE, CachingSettings, PinnedSettings
+from bfc.pytorch.settings import ENTRIES, MIB, VARIABLE, CachingSettings, PinnedSettings
 
 GIB = 1 << 30
 DEFAULT = CachingSettings()

@@ -13,7 +13,7 @@ import pytest
 
 import bfc
 from bfc.errors import SettingsError
-from bfc.settings import ENTRIES, MIB, CachingSettings
+from bfc.pytorch.settings import ENTRIES, MIB, CachingSettings
 
 
 def allocator(**options: object) -> bfc.CachingAllocator:
@@ -94,7 +94,7 @@ def test_a_field_that_is_right_is_taken_in_its_own_type():
 
 UNCHECKED = """
 import bfc
-from bfc.settings import CachingSettings
+from bfc.pytorch.settings import CachingSettings
 settings = CachingSettings()
 object.__setattr__(settings, "roundup_power2_divisions", (4,) * 4096)
 try:

@@ -10,7 +10,7 @@ import pytest
 from test_bins import COMPILER, SANITIZERS, TESTS, WARNINGS, compile_cpp
 
 import bfc
-from bfc.settings import ENTRIES, MIB, CachingSettings
+from bfc.pytorch.settings import ENTRIES, MIB, CachingSettings
 
 TOP = 1 << 64
 #: From here on a request is refused unread.

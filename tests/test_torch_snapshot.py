@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bfc
-from bfc.settings import CachingSettings
-from bfc.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
+from bfc.pytorch.settings import CachingSettings
+from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 
 MIB = 1 << 20
 BASE = 1 << 40
@@ -238,7 +238,7 @@ def assert_readable_by_the_page(content: bytes) -> None:
 def test_a_dump_replaces_the_file_or_leaves_it(tmp_path: Path, monkeypatch):
     path = tmp_path / "memory.pickle"
     path.write_text("before")
-    monkeypatch.setattr("bfc.torch_snapshot.STATES", {})
+    monkeypatch.setattr("bfc.pytorch.writer.STATES", {})
     with pytest.raises(KeyError):
         snapshot(a_region()).dump(path)
     assert path.read_text() == "before"
@@ -247,7 +247,7 @@ def test_a_dump_replaces_the_file_or_leaves_it(tmp_path: Path, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("bfc.torch_snapshot.pickle.dump", full)
+    monkeypatch.setattr("bfc.pytorch.writer.pickle.dump", full)
     with pytest.raises(OSError, match="no space"):
         snapshot(a_region()).dump(path)
     assert (path.read_text(), os.listdir(tmp_path)) == ("before", ["memory.pickle"])

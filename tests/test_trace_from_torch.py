@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch_recorder import Recorder, random_places, random_run, random_size, replayed
 
 import bfc
-import bfc.trace.plain_pickle as plain_pickle
-import bfc.trace.torch_pickle as torch_pickle
-from bfc.settings import CachingSettings
+import bfc.pytorch.plain_pickle as plain_pickle
+import bfc.pytorch.reader as torch_pickle
+from bfc.pytorch.settings import CachingSettings
 
 KIB, MIB = 1 << 10, 1 << 20
 BASE = 1 << 40
@@ -770,7 +770,7 @@ def test_each_fault_says_where_it_stands(change: Callable[[dict[str, Any]], Any]
 def test_reading_does_not_load_pythons_unpickler_or_numpy_early():
     code = (
         "import bfc, sys; assert 'numpy' not in sys.modules; bfc.Trace.from_torch; "
-        "import bfc.trace.plain_pickle; assert 'pickle' not in vars(bfc.trace.plain_pickle)"
+        "import bfc.pytorch.plain_pickle; assert 'pickle' not in vars(bfc.pytorch.plain_pickle)"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False)
     assert ran.returncode == 0

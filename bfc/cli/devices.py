@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import bfc
-from bfc import _driver, _opencl
+from bfc.drivers.cuda import _driver
+from bfc.drivers.opencl import platform as _opencl
 from bfc.units import format_bytes
 
 EPILOG = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal, SupportsIndex
 
-from bfc import _driver
+from bfc.drivers.cuda import _driver
 from bfc.suballocators.base import Device, SubAllocator
 from bfc.units import as_int, format_bytes
 

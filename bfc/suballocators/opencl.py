@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from bfc import _opencl
+from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.suballocators.base import Device, SubAllocator

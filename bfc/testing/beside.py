@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from bfc._bfc import BFCAllocator
 from bfc._caching import CachingAllocator
 from bfc._core import SharedCounter
-from bfc.snapshot import RegionInfo
+from bfc.report.snapshot import RegionInfo
 from bfc.testing.tape import Differs, Tape, TapedDevice, TapedSource
 from bfc.testing.tensorflow_model import Model, layout_of
 from bfc.testing.torch_model import TorchModel

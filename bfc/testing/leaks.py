@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from bfc._allocator import Allocator
-from bfc.snapshot import ChunkInfo, Frame
+from bfc.report.snapshot import ChunkInfo, Frame
 from bfc.units import format_bytes
 
 #: How many notes are kept before those of what was freed are dropped.

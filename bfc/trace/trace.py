@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from bfc._files import replacing
 from bfc.errors import TraceError
+from bfc.files import replacing
 from bfc.trace._replay import Run, find_fault
 from bfc.trace.files import open_regular
 
@@ -245,7 +245,7 @@ class Trace:
         >>> trace.op[start:].tolist(), trace.size[start:].tolist()
         ([0, 1], [1000, 0])
         """
-        from bfc.trace.torch_pickle import read
+        from bfc.pytorch.reader import read
 
         return read(source, device)
 

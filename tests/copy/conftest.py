@@ -10,7 +10,7 @@ from typing import Any
 import pocl
 import pytest
 
-from bfc.copy import _cuda
+from bfc.copying import cuda_stream
 from bfc.testing import cuda_emulator as emulator
 
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
@@ -34,7 +34,7 @@ def emulated(machine: emulator.Driver | None) -> Iterator[emulator.Driver]:
         pytest.skip("needs the emulated driver")
     gc.collect()
     machine.reset(devices=3, total=[64 << 30, 8 << 30, 1 << 30])
-    _cuda.forget()
+    cuda_stream.forget()
     yield machine
     machine.release_all()
     gc.collect()

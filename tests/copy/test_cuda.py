@@ -33,7 +33,7 @@ from copy_memory import (
 )
 
 import bfc
-from bfc.copy import _cuda, engine, kernels
+from bfc.copying import cuda_stream, engine, kernels
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the imaginary part", "ignore:overflow encountered", "ignore:invalid value"
@@ -52,12 +52,12 @@ def test_random_copies_that_need_no_kernel(emulated, monkeypatch):
     def stop(*_arguments):
         raise LaunchError
 
-    monkeypatch.setattr(_cuda.Lane, "launch", stop)
-    monkeypatch.setattr(_cuda.Lane, "_function", stop)
+    monkeypatch.setattr(cuda_stream.Lane, "launch", stop)
+    monkeypatch.setattr(cuda_stream.Lane, "_function", stop)
     done = 0
     for peers in (True, False):
         emulated.reset(devices=2, total=1 << 30, peers=peers)
-        _cuda.forget()
+        cuda_stream.forget()
         for seed in range(120):
             dtype = np.dtype(("f4", "u1", "i8", "c16", "f2", "g", "M8[s]")[seed % 7])
             made = case(f"cuda {seed}")
@@ -184,7 +184,7 @@ def test_between_devices_by_the_table(emulated, row: int):
     to, source, with_peers, blocking, non_blocking = BETWEEN[row]
     for peers, wanted in ((True, (with_peers, with_peers)), (False, (blocking, non_blocking))):
         emulated.reset(devices=2, total=1 << 30, peers=peers)
-        _cuda.forget()
+        cuda_stream.forget()
         for asked in (False, True):
             ends = to(), source()
             bfc.copy(*ends, non_blocking=asked)
@@ -197,15 +197,15 @@ def test_between_devices_by_the_table(emulated, row: int):
 def test_what_is_asked_for_besides_the_copy_is_done_once(emulated, monkeypatch, peers: bool):
     """Conjugated and negated by one launch, with all the others plain: the driver that is emulated
     runs no kernel, so that the bytes cannot tell."""
-    _cuda.peers.update({(0, 1): peers, (1, 0): peers})
+    cuda_stream.peers.update({(0, 1): peers, (1, 0): peers})
     launched = []
-    launch = _cuda.Lane.launch
+    launch = cuda_stream.Lane.launch
 
     def noted(lane, to, source, change):
         launched.append((lane.device.ordinal, change))
         launch(lane, to, source, change)
 
-    monkeypatch.setattr(_cuda.Lane, "launch", noted)
+    monkeypatch.setattr(cuda_stream.Lane, "launch", noted)
     both = kernels.CONJUGATE | kernels.NEGATE
     for to, source, non_blocking, where in (
         (memory("c8"), memory("c8"), False, 0),
@@ -245,8 +245,8 @@ def test_slices_with_gaps_between_them_go_by_the_driver(emulated):
 
 def test_rows_of_a_longer_pitch_than_the_driver_takes_go_by_a_kernel(emulated):
     for limit, wanted in ((8, [ROWS]), (7, [LAUNCH])):
-        emulated.set_attribute(0, _cuda.MAX_PITCH, limit)
-        _cuda.forget()
+        emulated.set_attribute(0, cuda_stream.MAX_PITCH, limit)
+        cuda_stream.forget()
         for ends in ((packed(), gaps()), (gaps(), packed())):
             assert calls(emulated, lambda ends=ends: bfc.copy(*ends)) == wanted
 
@@ -263,16 +263,16 @@ def test_peer_access_is_asked_once_a_pair_and_enabled_in_one_direction(emulated)
     assert asked(lambda: bfc.copy(a, b)) == list(asks)
     assert asked(lambda: bfc.copy(memory(), a)) == []
     emulated.reset(devices=2, total=1 << 30, peers=False)
-    _cuda.forget()
+    cuda_stream.forget()
     a, b = memory(), there()
     assert asked(lambda: bfc.copy(b, a)) == ["cuDeviceCanAccessPeer"]
     assert asked(lambda: bfc.copy(b, a)) == []
 
 
 def test_another_library_may_have_enabled_peer_access(emulated):
-    mode = _cuda.device(0).enter()
-    _cuda.call("cuCtxEnablePeerAccess", _cuda.device(1).context(), 0)
-    _cuda.device(0).leave(mode)
+    mode = cuda_stream.device(0).enter()
+    cuda_stream.call("cuCtxEnablePeerAccess", cuda_stream.device(1).context(), 0)
+    cuda_stream.device(0).leave(mode)
     to = there()
     bfc.copy(to, memory())
     assert to.array[1, 0] == 6
@@ -281,7 +281,7 @@ def test_another_library_may_have_enabled_peer_access(emulated):
 def test_mapped_memory_without_peer_access_takes_the_peer_copy(emulated):
     """As PyTorch's expandable segments, it belongs to no context; so does memory of a pool."""
     emulated.reset(devices=2, total=1 << 30, peers=False)
-    _cuda.forget()
+    cuda_stream.forget()
     with bfc.BFCAllocator(bfc.CUDASubAllocator(0, kind="async"), memory_limit="4 MiB") as pool:
         source = pool.allocate(96).view("f4", SHAPE)
         bfc.copy(source, values())
@@ -330,7 +330,7 @@ def test_96_pageable_memory_may_be_copied_without_waiting(emulated):
     to, host = memory(), values()
     bfc.copy(to, host, non_blocking=True, stream=stream)
     back = bfc.copy(np.zeros(SHAPE, "f4"), to, non_blocking=True, stream=stream)
-    _cuda.Lane(_cuda.device(0), stream).synchronize()
+    cuda_stream.Lane(cuda_stream.device(0), stream).synchronize()
     assert np.array_equal(back, values())
 
 
@@ -362,11 +362,13 @@ def test_99_work_that_is_queued_on_either_side_comes_first_or_last(emulated):
     fills = [(0, source, 1, first), (1, to, 9, second)]
     for device, side, value, stream in fills:
         emulated.hold(stream, device)
-        _cuda.Lane(_cuda.device(device), stream)._call(
+        cuda_stream.Lane(cuda_stream.device(device), stream)._call(
             "cuMemsetD8Async", side.address, value, 96, stream
         )
     bfc.copy(to, source)
-    _cuda.Lane(_cuda.device(1), second)._call("cuMemsetD8Async", to.address, 5, 4, second)
+    cuda_stream.Lane(cuda_stream.device(1), second)._call(
+        "cuMemsetD8Async", to.address, 5, 4, second
+    )
     emulated.release(first)
     assert to.block[5] != 1, "it did not wait for what the destination's stream had queued"
     emulated.release(second, 1)
@@ -378,7 +380,9 @@ def test_100_a_stream_that_nobody_names_is_not_waited_for(emulated):
     other = new_stream(1)
     to = there()
     emulated.hold(other, 1)
-    _cuda.Lane(_cuda.device(1), other)._call("cuMemsetD8Async", to.address, 9, 96, other)
+    cuda_stream.Lane(cuda_stream.device(1), other)._call(
+        "cuMemsetD8Async", to.address, 9, 96, other
+    )
     bfc.copy(to, memory())
     assert to.block.tolist() == memory().block.tolist()
     emulated.release(other, 1)
@@ -387,7 +391,7 @@ def test_100_a_stream_that_nobody_names_is_not_waited_for(emulated):
 
 def test_101_strided_between_devices_without_peer_access(emulated):
     emulated.reset(devices=2, total=1 << 30, peers=False)
-    _cuda.forget()
+    cuda_stream.forget()
     to = memory(device=1, strides=(96, 16))
     before = to.block
     bfc.copy(to, memory(strides=(48, 8)))
@@ -425,7 +429,7 @@ def test_103_what_is_conjugated_is_so_after_the_transfer(emulated):
 
 def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated):
     stream = new_stream()
-    lane = _cuda.Lane(_cuda.device(0), stream)
+    lane = cuda_stream.Lane(cuda_stream.device(0), stream)
     to, other, host = memory(), memory(), values()
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         pinned = allocator.allocate(96).view("f4", SHAPE)
@@ -508,7 +512,7 @@ def test_a_cast_by_way_of_the_host_stays_on_the_streams_of_both_sides(emulated):
     """No kernel has arithmetic for the source's dtype."""
     first, second = new_stream(0), new_stream(1)
     for peers in (True, False):
-        _cuda.peers[0, 1] = peers
+        cuda_stream.peers[0, 1] = peers
         for ends, streams in (
             ((memory("f8"), memory("g")), [first, first]),
             ((memory("f8", 1, stream=second), memory("g")), [first, second]),
@@ -524,7 +528,7 @@ def test_the_stream_that_memory_names_is_waited_for(emulated):
     own, stream = new_stream(), new_stream()
     a = memory(stream=own)
     emulated.hold(own)
-    _cuda.Lane(_cuda.device(0), own)._call("cuMemsetD8Async", a.address, 7, 96, own)
+    cuda_stream.Lane(cuda_stream.device(0), own)._call("cuMemsetD8Async", a.address, 7, 96, own)
     out = memory("u1", shape=(96,))
     whole = SimpleNamespace(
         __cuda_array_interface__={
@@ -584,12 +588,14 @@ def test_memory_of_ours_is_not_used_again_before_the_copys_stream_is_done(emulat
 
 
 def test_memory_that_the_device_reads_in_place_is_kept_until_it_has(emulated):
-    emulated.set_attribute(0, _cuda.PAGEABLE_ACCESS, 1)
+    emulated.set_attribute(0, cuda_stream.PAGEABLE_ACCESS, 1)
     stream = new_stream()
     to, host = memory(), values()
     references = sys.getrefcount(host)
     emulated.hold(stream)
-    _cuda.Lane(_cuda.device(0), stream)._call("cuMemsetD8Async", to.address, 9, 96, stream)
+    cuda_stream.Lane(cuda_stream.device(0), stream)._call(
+        "cuMemsetD8Async", to.address, 9, 96, stream
+    )
     bfc.copy(to, host, non_blocking=True, stream=stream)
     assert sys.getrefcount(host) > references
     emulated.release(stream)

@@ -31,7 +31,7 @@ from copy_memory import (
 )
 
 import bfc
-from bfc.copy import _cuda
+from bfc.copying import cuda_stream
 
 # -- calls that fail -------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def test_a_call_that_fails_leaves_everything_as_it_was(emulated, way: int, peers
     of before, no temporary and no event is left, and the same copy works then. What runs out of
     memory has not touched the destination."""
     emulated.reset(devices=3, total=1 << 30, peers=peers)
-    _cuda.forget()
+    cuda_stream.forget()
     make_to, make_source, options = WAYS[way]
     to, source = make_to(), make_source()
     bfc.copy(to, source, **options)
@@ -87,8 +87,8 @@ def test_a_call_that_fails_leaves_everything_as_it_was(emulated, way: int, peers
         del caught
         if name == ALLOC:
             assert bytes_of(to) == before, (name, at)
-        assert int(_cuda.call("cuCtxGetCurrent")) == 0, (name, at)
-        mode = _cuda.call(EXCHANGE, _cuda.driver().CUstreamCaptureMode(0))
+        assert int(cuda_stream.call("cuCtxGetCurrent")) == 0, (name, at)
+        mode = cuda_stream.call(EXCHANGE, cuda_stream.driver().CUstreamCaptureMode(0))
         assert int(mode) == 0 or name == EXCHANGE, (name, at)
         if not frees:
             assert emulated.live_events() == events, (name, at)
@@ -150,7 +150,9 @@ def test_what_is_queued_for_pinned_memory_on_another_device_comes_first(emulated
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         source = allocator.allocate(96, stream=own)
         emulated.hold(own)
-        _cuda.Lane(_cuda.device(0), own)._call("cuMemsetD8Async", source.ptr, 7, 96, own)
+        cuda_stream.Lane(cuda_stream.device(0), own)._call(
+            "cuMemsetD8Async", source.ptr, 7, 96, own
+        )
         bfc.copy(to, source.view("f4", SHAPE), non_blocking=True, stream=stream)
         emulated.release(own)
         assert to.block.tolist() == [7] * 96
@@ -252,7 +254,7 @@ def test_a_blocking_copy_that_fails_waits_for_what_it_has_queued(emulated):
 
 def test_what_is_let_go_may_copy_in_its_finaliser(emulated):
     """The thread that lets it go is inside of a copy."""
-    emulated.set_attribute(0, _cuda.PAGEABLE_ACCESS, 1)
+    emulated.set_attribute(0, cuda_stream.PAGEABLE_ACCESS, 1)
     to, done = memory(), []
 
     class Bytes(bytearray):
@@ -296,14 +298,14 @@ def test_memory_that_was_freed_or_belongs_to_others(emulated):
         with pytest.raises(bfc.ClosedError):
             bfc.copy(np.zeros(SHAPE, "f4"), gone)
     allocator.close()
-    context = _cuda.call("cuCtxCreate", None, 0, _cuda.device(0).handle)
-    address = int(_cuda.call("cuMemAlloc", 96))
+    context = cuda_stream.call("cuCtxCreate", None, 0, cuda_stream.device(0).handle)
+    address = int(cuda_stream.call("cuMemAlloc", 96))
     foreign = memory()
     foreign.address, kept = address, foreign.address
     with pytest.raises(bfc.InvalidPointerError, match="another context"):
         bfc.copy(foreign, values())
-    _cuda.call("cuMemFree", address)
-    _cuda.call("cuCtxDestroy", context)
+    cuda_stream.call("cuMemFree", address)
+    cuda_stream.call("cuCtxDestroy", context)
     foreign.address = kept
 
 
@@ -316,7 +318,7 @@ def test_a_device_without_room_for_the_temporary(emulated):
         (False, wide, False),
         (False, wide, True),
     ):
-        _cuda.peers[1, 0] = peers
+        cuda_stream.peers[1, 0] = peers
         emulated.fail(ALLOC)
         with pytest.raises(bfc.OutOfMemoryError, match="for a temporary") as caught:
             bfc.copy(to, source, non_blocking=non_blocking)
@@ -350,7 +352,7 @@ def test_a_host_without_room(emulated, monkeypatch):
 
 
 def test_a_device_without_memory_pools_takes_plain_memory(emulated):
-    emulated.set_attribute(0, _cuda.MEMORY_POOLS, 0)
+    emulated.set_attribute(0, cuda_stream.MEMORY_POOLS, 0)
     to = memory(strides=(48, 8))
     found = calls(emulated, lambda: bfc.copy(to, values()))
     assert found == ["cuMemAlloc", H2D, ROWS, "cuMemFree", SYNC]
@@ -358,9 +360,9 @@ def test_a_device_without_memory_pools_takes_plain_memory(emulated):
 
 
 def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated):
-    emulated.set_attribute(0, _cuda.MEMORY_POOLS, 0)
+    emulated.set_attribute(0, cuda_stream.MEMORY_POOLS, 0)
     stream = new_stream()
-    lane = _cuda.Lane(_cuda.device(0), stream)
+    lane = cuda_stream.Lane(cuda_stream.device(0), stream)
     to, source = odd("f4"), memory()
     lane._call("cuStreamBeginCapture", stream, 1)
     with pytest.raises(bfc.DriverError, match="temporary"):
@@ -396,18 +398,18 @@ def test_without_nvrtc_the_error_says_what_to_install(emulated, monkeypatch, bin
 
 
 def test_the_callers_context_is_as_it_was(emulated):
-    before = int(_cuda.call("cuCtxGetCurrent"))
+    before = int(cuda_stream.call("cuCtxGetCurrent"))
     bfc.copy(there(), memory())
     freed = memory()
     freed.free()
     with pytest.raises(bfc.InvalidPointerError):
         bfc.copy(freed, values())
-    assert int(_cuda.call("cuCtxGetCurrent")) == before
+    assert int(cuda_stream.call("cuCtxGetCurrent")) == before
 
 
 def test_a_context_that_was_reset_is_taken_anew(emulated):
     bfc.copy(memory(), values())
-    _cuda.call("cuDevicePrimaryCtxReset", _cuda.device(0).handle)
+    cuda_stream.call("cuDevicePrimaryCtxReset", cuda_stream.device(0).handle)
     to = memory()
     assert emulated.complaints == ["cuCtxPushCurrent: the context was destroyed"]
     emulated.clear()
@@ -425,10 +427,10 @@ def test_a_reset_ends_peer_access_and_the_stream_that_follows_others(
     bfc.copy(there(), shown(address := pinned.allocate_raw(96)), non_blocking=True)
     pinned.deallocate_raw(address)
     pinned.close()
-    handle = _cuda.device(reset).handle
-    _cuda.call("cuDevicePrimaryCtxReset", handle)
+    handle = cuda_stream.device(reset).handle
+    cuda_stream.call("cuDevicePrimaryCtxReset", handle)
     if not seen:
-        _cuda.call("cuDevicePrimaryCtxRetain", handle)
+        cuda_stream.call("cuDevicePrimaryCtxRetain", handle)
     ends = there(), memory()
     emulated.clear()
     bfc.copy(*ends)

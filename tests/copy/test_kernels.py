@@ -9,7 +9,7 @@ import pytest
 from copy_cases import DTYPES, PAIRS, switched
 
 import bfc
-from bfc.copy import _cuda, kernels
+from bfc.copying import cuda_stream, kernels
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -17,7 +17,7 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 @pytest.fixture(scope="module", autouse=True)
 def found(machine) -> None:
     try:
-        _cuda._nvrtc()
+        cuda_stream._nvrtc()
     except bfc.DeviceUnavailableError as error:
         pytest.skip(str(error))
 
@@ -26,7 +26,7 @@ def test_nvrtc_compiles_every_kernel_for_an_old_device():
     """Each as it is launched: a program for every pair of dtypes, here a destination's in one."""
 
     def compile_all(to: str) -> bytes:
-        return _cuda.compiled_for(
+        return cuda_stream.compiled_for(
             kernels.text_of((source, to) for source in kernels.CODES), "compute_75"
         )
 
@@ -40,24 +40,26 @@ def test_nvrtc_compiles_every_kernel_for_an_old_device():
 def test_nvrtc_compiles_every_conversion_for_the_newest_device():
     newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
     text = kernels.HEADER + "".join(map(switched, kernels.CODES))
-    assert _cuda.compiled(text, newest).startswith(b"\x7fELF")
+    assert cuda_stream.compiled(text, newest).startswith(b"\x7fELF")
 
 
 def test_a_device_newer_than_nvrtc_gets_text_that_its_driver_finishes():
     text = kernels.text_of([("f4", "i4")])
     newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
-    image = _cuda.compiled(text, newest + 70)
+    image = cuda_stream.compiled(text, newest + 70)
     assert f".target sm_{newest}".encode() in image
     assert image.endswith(b"\0")
     with pytest.raises(bfc.DeviceUnavailableError, match="install an older one"):
-        _cuda.compiled(text, 35)
+        cuda_stream.compiled(text, 35)
 
 
 def test_both_languages_get_the_same_layout():
-    _opencl = pytest.importorskip("bfc.copy._opencl")
-    ours = {name: getattr(_cuda._Layout, name).offset for name, _ in _cuda._Layout._fields_}
-    assert ours == {name: offset for name, (_, offset) in _opencl.LAYOUT.fields.items()}
-    assert _opencl.LAYOUT.itemsize % 8 == 0
+    opencl_stream = pytest.importorskip("bfc.copying.opencl_stream")
+    ours = {
+        name: getattr(cuda_stream._Layout, name).offset for name, _ in cuda_stream._Layout._fields_
+    }
+    assert ours == {name: offset for name, (_, offset) in opencl_stream.LAYOUT.fields.items()}
+    assert opencl_stream.LAYOUT.itemsize % 8 == 0
 
 
 def test_every_dtype_with_arithmetic_has_a_name_and_no_other():

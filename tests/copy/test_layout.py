@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from copy_cases import case, place, seeds
 
-from bfc.copy import layout
-from bfc.copy.layout import Dim, Walk
+from bfc.copying import layout
+from bfc.copying.layout import Dim, Walk
 
 
 def places(way: Walk) -> list[tuple[int, int]]:

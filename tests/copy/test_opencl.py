@@ -14,14 +14,14 @@ import pytest
 from copy_cases import CHANGES, DTYPES, PAIRS, Case, Side, case, seeds, switched
 
 import bfc
-from bfc.copy import kernels, layout, views
-from bfc.copy.layout import walk
-from bfc.copy.views import view_of
+from bfc.copying import kernels, layout, views
+from bfc.copying.layout import walk
+from bfc.copying.views import view_of
 from bfc.integrations import pyopencl as in_arrays
 
 cl = pytest.importorskip("pyopencl")
 pytest.importorskip("pyopencl.array")
-from bfc.copy import _opencl  # noqa: E402 - it imports pyopencl
+from bfc.copying import opencl_stream  # noqa: E402 - it imports pyopencl
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the imaginary part", "ignore:overflow encountered", "ignore:invalid value"
@@ -85,7 +85,7 @@ def every_conversion(opencl):
 
 
 def test_every_pair_of_dtypes_and_every_change(opencl, every_conversion):
-    lane = _opencl.Lane(_opencl.context_of(opencl.context, opencl.device), opencl)
+    lane = opencl_stream.Lane(opencl_stream.context_of(opencl.context, opencl.device), opencl)
     for source, to in PAIRS:
         number = kernels.CODES.index(kernels.code_of(source))
         kernel = cl.Kernel(every_conversion, f"to_{kernels.code_of(to)}")
@@ -147,8 +147,8 @@ def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
             launched.append(all(at % size == 0 for at in (view.address + offset, *steps)))
         launch(lane, kernel, to, source, piece, change)
 
-    launch = _opencl.Lane._launch_piece
-    monkeypatch.setattr(_opencl.Lane, "_launch_piece", noted)
+    launch = opencl_stream.Lane._launch_piece
+    monkeypatch.setattr(opencl_stream.Lane, "_launch_piece", noted)
     for seed in range(40):
         made = case(f"aligned {seed}", aligned=False)
         made.check(run(opencl, made, True, True), seed)
@@ -324,7 +324,9 @@ def test_between_contexts_a_queue_is_that_of_the_side_in_its_context(opencl, mon
     source, to = on_device(opencl, np.arange(6.0)), cl.array.zeros(other, 6, "f8")
     used = []
     monkeypatch.setattr(
-        _opencl.Lane, "synchronize", lambda lane: used.append(lane.queue.finish() or lane.queue)
+        opencl_stream.Lane,
+        "synchronize",
+        lambda lane: used.append(lane.queue.finish() or lane.queue),
     )
     named = [cl.CommandQueue(queue.context) for queue in (opencl, other)]
     for number, queue in enumerate(named):
@@ -543,7 +545,7 @@ def test_bad_input(opencl):
 def test_94_the_same_view_is_not_touched_and_95_nothing_is_done_for_no_items(opencl, monkeypatch):
     there = cl.array.arange(opencl, 8, dtype=np.int32)
     nothing = cl.array.empty(opencl, (0, 3), np.float32)
-    monkeypatch.setattr(_opencl, "lane", None)  # whoever asks for one fails
+    monkeypatch.setattr(opencl_stream, "lane", None)  # whoever asks for one fails
     bfc.copy(there, there)
     bfc.copy(there[2:4], there[2:4])
     bfc.copy(nothing, np.zeros((1, 3)))

@@ -14,7 +14,7 @@ import pytest
 import raw_cuda
 
 import bfc
-from bfc import _driver
+from bfc.drivers.cuda import _driver
 from bfc.testing import cuda_emulator as emulator
 
 KIB, MIB = 1 << 10, 1 << 20

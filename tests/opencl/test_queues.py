@@ -11,7 +11,7 @@ import pocl
 import pytest
 
 import bfc
-from bfc import _opencl
+from bfc.drivers.opencl import platform as _opencl
 
 
 def test_a_fence_is_done_when_what_was_queued_has_finished(source, queue, hold) -> None:

@@ -18,8 +18,8 @@ import pytest
 from strikes import struck
 
 import bfc
-from bfc import _opencl
 from bfc.cli import main
+from bfc.drivers.opencl import platform as _opencl
 from bfc.suballocators import opencl as opencl_source
 
 MIB = 1 << 20

@@ -11,13 +11,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from bfc import _current, _driver
+from bfc import _current
 from bfc._buffer import Buffer
-from bfc.copy import kernels
-from bfc.copy._launch import launch_by_temporaries, plan
-from bfc.copy._waiting import Waiting
-from bfc.copy.layout import MAX_DIMS, Rows, packed_strides, pieces
-from bfc.copy.views import View
+from bfc.copying import kernels
+from bfc.copying.launch import launch_by_temporaries, plan
+from bfc.copying.layout import MAX_DIMS, Rows, packed_strides, pieces
+from bfc.copying.views import View
+from bfc.copying.waiting import Waiting
+from bfc.drivers.cuda import _driver
 from bfc.errors import (
     DeviceUnavailableError,
     DriverError,

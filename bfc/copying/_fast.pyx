@@ -59,7 +59,7 @@ cdef int load() except -1:
     global array_type, run_any, copy_into
     import numpy
 
-    from bfc.copy import engine
+    from bfc.copying import engine
 
     try:
         from numpy._core import _multiarray_umath

@@ -13,8 +13,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from typing import Any
 
-from bfc._files import replacing
-from bfc.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot
+from bfc.files import replacing
+from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot
 
 #: The viewer of the web page reads protocols 2 to 4.
 PROTOCOL = 4
@@ -61,7 +61,7 @@ def _ordinal(device: str) -> int:
 def _settings(snapshot: Snapshot) -> dict[str, Any]:
     settings = snapshot.settings
     if settings is None:
-        from bfc.settings import CachingSettings
+        from bfc.pytorch.settings import CachingSettings
 
         settings = CachingSettings()
     return dict(settings.as_torch())

@@ -2,7 +2,7 @@
 two kinds of memory take, and when temporaries are needed.
 
 The ways are the same for every kind of device. A `Lane` is a device and a stream of it, CUDA's in
-`_cuda.py` and OpenCL's in `_opencl.py`.
+`cuda_stream.py` and OpenCL's in `_opencl.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bfc.copy import _cuda, _host, kernels
-from bfc.copy._launch import borrowed
-from bfc.copy.layout import (
+from bfc.copying import cuda_stream, kernels
+from bfc.copying import host as _host
+from bfc.copying.launch import borrowed
+from bfc.copying.layout import (
     Rows,
     is_aligned,
     is_one_run,
@@ -24,7 +25,7 @@ from bfc.copy.layout import (
     stands_still,
     walk,
 )
-from bfc.copy.views import CUDA, View, of_array, view_of
+from bfc.copying.views import CUDA, View, of_array, view_of
 from bfc.streams import is_queue
 
 #: Rows of so many bytes cross the border of the host without a temporary.
@@ -91,13 +92,13 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
 
 def _told(stream: Any) -> int:
     """The CUDA stream that a DLPack producer is told to come before."""
-    return 1 if is_queue(stream) else _cuda.chosen_stream(stream) or 1
+    return 1 if is_queue(stream) else cuda_stream.chosen_stream(stream) or 1
 
 
 def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
     if not (to.kind in CUDA or source.kind in CUDA):
-        _cuda.wait_on_host(to)
-        _cuda.wait_on_host(source)
+        cuda_stream.wait_on_host(to)
+        cuda_stream.wait_on_host(source)
     if to.on_host and source.on_host:
         assert to.array is not None
         assert source.array is not None
@@ -120,7 +121,7 @@ def _flags(change: int) -> tuple[bool, bool]:
 def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
     if to.on_host or source.on_host:
         device, host = (source, to) if to.on_host else (to, source)
-        with _cuda.lane(device, stream) as lane:
+        with cuda_stream.lane(device, stream) as lane:
             lane.refuse_capture_of(host.address, non_blocking)
             lane.adopt(device)
             if non_blocking:
@@ -138,19 +139,21 @@ def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: A
                 if non_blocking:
                     lane.settle_pinned(host)  # after an error too: the transfer may be queued
     elif to.ordinal == source.ordinal:
-        with _cuda.lane(source, stream) as lane:
+        with cuda_stream.lane(source, stream) as lane:
             lane.adopt(to, source)
             _within(lane, to, source, change)
     else:
-        first, second = _cuda.lanes(source, to, stream)
+        first, second = cuda_stream.lanes(source, to, stream)
         with second, first:
             first.adopt(source)
             second.adopt(to)
-            _between(first, second, to, source, change, _cuda.reaches(source, to), non_blocking)
+            _between(
+                first, second, to, source, change, cuda_stream.reaches(source, to), non_blocking
+            )
 
 
 def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
-    from bfc.copy import _opencl
+    from bfc.copying import opencl_stream
 
     sides = [view for view in (source, to) if not view.on_host]
     known = [view for view in sides if view.context is not None]
@@ -158,8 +161,8 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
         _through_host(to, source, change, stream)
         return
     device = (known or sides)[0]
-    with _opencl.told():
-        lane = _opencl.lane(device, stream)
+    with opencl_stream.told():
+        lane = opencl_stream.lane(device, stream)
         lane.adopt(*sides)
         try:
             if to.on_host or source.on_host:

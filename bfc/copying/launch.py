@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bfc.copy import kernels
-from bfc.copy.layout import Walk, in_units, is_aligned, walk
+from bfc.copying import kernels
+from bfc.copying.layout import Walk, in_units, is_aligned, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
 
-    from bfc.copy.views import View
+    from bfc.copying.views import View
 
 
 def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | None:

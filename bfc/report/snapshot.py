@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from bfc.settings import CachingSettings
+    from bfc.pytorch.settings import CachingSettings
 
 #: TensorFlow's bins: bin b holds the chunks from 256 << b bytes, the last all from 256 MiB.
 BIN_COUNT = 21
@@ -231,7 +231,7 @@ class Snapshot:
         >>> [(block["size"], block["state"]) for block in segment["blocks"]]
         [(1024, 'active_allocated'), (1047552, 'inactive')]
         """
-        from bfc.torch_snapshot import as_torch
+        from bfc.pytorch.writer import as_torch
 
         return as_torch(self)
 
@@ -250,18 +250,18 @@ class Snapshot:
         ...     path.read_bytes()[:2]
         b'\\x80\\x04'
         """
-        from bfc.torch_snapshot import dump
+        from bfc.pytorch.writer import dump
 
         dump(self, path)
 
     def occupancy(self, width: int = 100) -> str:
         """One line over all regions: `*` asked for, `x` slack, `_` free (TensorFlow's
         RenderOccupancy at 100)."""
-        from bfc.viz.text import occupancy
+        from bfc.report.text import occupancy
 
         return occupancy(self, width)
 
     def __str__(self) -> str:
-        from bfc.viz.text import picture
+        from bfc.report.text import picture
 
         return picture(self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
-from bfc.copy.layout import MAX_DIMS
+from bfc.copying.layout import MAX_DIMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

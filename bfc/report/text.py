@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bfc.snapshot import RegionInfo, Snapshot
+from bfc.report.snapshot import RegionInfo, Snapshot
 from bfc.units import format_bytes
 
 FREE, SLACK, ASKED = "_", "x", "*"

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
+from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
+from bfc.pytorch.plain_pickle import loads, shown
 from bfc.trace.files import open_regular
-from bfc.trace.plain_pickle import loads, shown
-from bfc.trace.torch_layout import Block, Columns, Sizes, Span, Spans, lay_out
 
 if TYPE_CHECKING:
     from bfc.trace.trace import Trace

@@ -3,6 +3,6 @@
 Importing this loads no NumPy and no driver; the first copy does.
 """
 
-from bfc.copy._fast import copy
+from bfc.copying._fast import copy
 
 __all__ = ["copy"]

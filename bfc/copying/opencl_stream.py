@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from bfc import _opencl
 from bfc._current import current_stream
-from bfc.copy import kernels
-from bfc.copy._launch import launch_by_temporaries, plan
-from bfc.copy._waiting import Waiting
-from bfc.copy.layout import (
+from bfc.copying import kernels
+from bfc.copying.launch import launch_by_temporaries, plan
+from bfc.copying.layout import (
     MAX_DIMS,
     Rows,
     Walk,
@@ -27,7 +25,9 @@ from bfc.copy.layout import (
     pieces,
     span,
 )
-from bfc.copy.views import View
+from bfc.copying.views import View
+from bfc.copying.waiting import Waiting
+from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import DeviceUnavailableError, DriverError, OutOfMemoryError
 from bfc.interpreter._forks import ForkSafeLock
 

@@ -1,0 +1,1 @@
+"""All that calls a driver: one folder a vendor."""

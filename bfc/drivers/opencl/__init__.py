@@ -1,0 +1,4 @@
+"""OpenCL, through pyopencl. In order:
+
+platform.py    devices, contexts and queues, and errors in words
+"""

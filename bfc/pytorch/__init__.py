@@ -1,0 +1,10 @@
+"""PyTorch's words and files: settings, snapshots for its viewer, and the recordings that it writes.
+
+Nothing here knows an allocator of ours. In order:
+
+    settings.py        settings, and the text that they are written in
+    writer.py          a snapshot as the pickle that PyTorch's memory viewer opens
+    plain_pickle.py    a pickle read without Python's unpickler
+    layout.py          requests that lay out what was live before a recording begins
+    reader.py          what PyTorch recorded, as a trace
+"""

@@ -1,0 +1,6 @@
+"""What can be known of an allocator: plain values, and their pictures. In order:
+
+text.py        a snapshot as text: what `print(snapshot)` shows
+summary.py     the table of `memory_stats()`, as PyTorch lays it out
+snapshot.py    a snapshot and statistics as frozen values
+"""

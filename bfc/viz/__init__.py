@@ -1,1 +1,0 @@
-"""Drawings of snapshots. They read a snapshot only, never a live allocator."""
