@@ -52,18 +52,14 @@ if sys.platform == "linux":
 OPTIMISATION = {
     "": COLD,
     "_core": ENGINE,
-    "_allocator": HOT,
-    "_arguments": HOT,
-    "_bfc": HOT,
-    "_buffer": HOT,
-    "_caching": HOT,
-    "_current": HOT,
-    "_frees": HOT,
-    "_ledger": HOT,
-    "_pinned": HOT,
+    "allocators.": HOT,
+    "allocators._invariants": COLD,
+    "buffers.": HOT,
     "copying.": COPIES,
     "interpreter._forks": HOT,
-    "trace.": HOT,
+    "pinned.": HOT,
+    "policies.": HOT,
+    "policies._recorded": COLD,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"

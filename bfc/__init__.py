@@ -10,12 +10,10 @@ if _find_spec("bfc._core") is None:
     )
 
 from bfc import cuda, integrations, opencl, pinned
-from bfc._allocator import Allocator
-from bfc._bfc import BFCAllocator
-from bfc._buffer import Buffer, BufferView
-from bfc._caching import CachingAllocator
 from bfc._core import SharedCounter
-from bfc._current import use_stream
+from bfc.allocators._allocator import Allocator
+from bfc.buffers._buffer import Buffer, BufferView
+from bfc.buffers._current import use_stream
 from bfc.copying import copy
 from bfc.errors import (
     ClosedError,
@@ -30,7 +28,9 @@ from bfc.errors import (
 )
 from bfc.integrations import use
 from bfc.pinned import PinnedAllocator
-from bfc.pools import MemPool, use_mem_pool
+from bfc.policies._bfc import BFCAllocator
+from bfc.policies._caching import CachingAllocator
+from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.pytorch.settings import CachingSettings, PinnedSettings
 from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (

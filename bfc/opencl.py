@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
-from bfc._allocator import Allocator
-from bfc._bfc import BFCAllocator
-from bfc._caching import CachingAllocator
-from bfc._current import current_stream
+from bfc.allocators._allocator import Allocator
+from bfc.buffers._current import current_stream
 from bfc.cuda import Availability
 from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import (
@@ -24,6 +22,8 @@ from bfc.errors import (
     SubAllocatorError,
 )
 from bfc.interpreter._forks import ForkSafeLock
+from bfc.policies._bfc import BFCAllocator
+from bfc.policies._caching import CachingAllocator
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import Device
 from bfc.suballocators.opencl import OpenCLSubAllocator

@@ -74,7 +74,7 @@ def test_the_examples_of_the_docstrings_run(name: str):
 
 
 def test_the_examples_are_found_in_compiled_modules_too():
-    from bfc import _allocator
+    from bfc.allocators import _allocator
 
     assert len([test for test in doctest.DocTestFinder().find(_allocator) if test.examples]) >= 5
 

@@ -22,22 +22,12 @@ RANKS = {
     "report": 1.5,
     "drivers": 1,
     "_core": 1,
-    "_arguments": 1,
-    "_current": 1,
-    "_invariants": 2,
     "suballocators": 2,
     "cuda": 2,
-    "_buffer": 3,
-    "_ledger": 4,
-    "_frees": 5,
-    "_allocator": 6,
-    "_pinned_books": 5,
-    "_pinned": 6,
-    "_bfc": 7,
-    "_recorded": 7,
-    "_caching": 8,
-    "pinned": 9,
-    "pools": 9,
+    "buffers": 3,
+    "allocators": 6,
+    "policies": 7,
+    "pinned": 6.5,
     "opencl": 9,
     "trace": 9,
     "copying": 9,
@@ -163,11 +153,11 @@ def test_a_header_is_included_from_above(path: Path) -> None:
 
 def test_the_reader_of_imports_sees_them_all() -> None:
     seen = {(entry_of(path), target) for path in READ for target, _ in imports_of(path)}
-    assert {("_allocator", "_core"), ("_allocator", "suballocators"), ("_buffer", "errors")} <= seen
+    assert {("allocators", "_core"), ("allocators", "suballocators"), ("buffers", "errors")} <= seen
     assert {
         ("errors", "units"),
-        ("_recorded", "report"),
-        ("trace", "_allocator"),
+        ("policies", "report"),
+        ("trace", "allocators"),
         ("__init__", "trace"),
     } <= seen
     assert not is_allowed("units", "errors", False)

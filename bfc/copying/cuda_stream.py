@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from bfc import _current
-from bfc._buffer import Buffer
+from bfc.buffers import _current
+from bfc.buffers._buffer import Buffer
 from bfc.copying import kernels
 from bfc.copying.launch import launch_by_temporaries, plan
 from bfc.copying.layout import MAX_DIMS, Rows, packed_strides, pieces

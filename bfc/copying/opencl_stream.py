@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from bfc._current import current_stream
+from bfc.buffers._current import current_stream
 from bfc.copying import kernels
 from bfc.copying.launch import launch_by_temporaries, plan
 from bfc.copying.layout import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bfc._buffer import Buffer, BufferView
+from bfc.buffers._buffer import Buffer, BufferView
 from bfc.copying._fast import address_of
 from bfc.copying.layout import expanded_strides, is_packed, packed_strides, span
 from bfc.errors import ClosedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
 from bfc.integrations._shared import Blocks, by_device, client
 

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from bfc._allocator import Allocator
-from bfc._buffer import Buffer
+from bfc.allocators._allocator import Allocator
+from bfc.buffers._buffer import Buffer
 from bfc.errors import DeviceUnavailableError
 from bfc.integrations import cuda_core
 from bfc.integrations._shared import Allocators, device_memory, fault_of

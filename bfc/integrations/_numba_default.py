@@ -9,11 +9,11 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from bfc._allocator import Allocator
-from bfc._bfc import BFCAllocator
+from bfc.allocators._allocator import Allocator
 from bfc.integrations._emm import make_manager
 from bfc.integrations._shared import fault_of
 from bfc.interpreter._forks import ForkSafeLock
+from bfc.policies._bfc import BFCAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
 
 pools: dict[int, Allocator] = {}

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from bfc._allocator import Allocator
-from bfc._buffer import Buffer
+from bfc.allocators._allocator import Allocator
+from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import checked_memory_info

@@ -1,4 +1,4 @@
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 
 def serve_pool(allocator: Allocator) -> int:
     """The number of the pair of functions that this allocator serves from now on. Always the same for one allocator."""

@@ -7,8 +7,8 @@ mutex (it frees tensors so). Whoever took the GIL here would wait for ever: noth
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._allocator cimport Allocator
-from bfc._buffer cimport HOST_STREAM
+from bfc.allocators._allocator cimport Allocator
+from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport Counters
 
 cdef extern from *:

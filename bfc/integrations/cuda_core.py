@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.integrations._core_resource import INSTALL, resource_class
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.integrations import _numba_default
 from bfc.integrations._emm import make_manager
 from bfc.integrations._numba_contexts import install_in

@@ -15,8 +15,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from bfc._allocator import Allocator
-from bfc._buffer import Buffer
+from bfc.allocators._allocator import Allocator
+from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError
 from bfc.integrations._shared import client
 from bfc.streams import StreamLike, stream_handle

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
 from bfc.integrations import _torch
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from bfc._bfc import BFCAllocator
-from bfc._caching import CachingAllocator
 from bfc._core import SharedCounter
+from bfc.policies._bfc import BFCAllocator
+from bfc.policies._caching import CachingAllocator
 from bfc.report.snapshot import RegionInfo
 from bfc.testing.tape import Differs, Tape, TapedDevice, TapedSource
 from bfc.testing.tensorflow_model import Model, layout_of

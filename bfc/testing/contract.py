@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bfc._allocator import Allocator
-from bfc._bfc import BFCAllocator
-from bfc._caching import CachingAllocator
+from bfc.allocators._allocator import Allocator
 from bfc.errors import SubAllocatorError
+from bfc.policies._bfc import BFCAllocator
+from bfc.policies._caching import CachingAllocator
 from bfc.suballocators.base import Device, SubAllocator
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.report.snapshot import ChunkInfo, Frame
 from bfc.units import format_bytes
 

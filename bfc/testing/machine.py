@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bfc._caching import CachingAllocator
+from bfc.policies._caching import CachingAllocator
 from bfc.testing.strategies import Finish, Hold, Use, sizes, stream_events
 from bfc.testing.twins import Errors, Twins
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.errors import InvalidPointerError, OutOfMemoryError
 from bfc.report.snapshot import Stats
 from bfc.suballocators.base import SubAllocator

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import replacing
-from bfc.trace._replay import Run, find_fault
 from bfc.trace.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-    from bfc._allocator import Allocator
+    from bfc.allocators._allocator import Allocator
 
 #: The most events that a file may hold.
 MOST_EVENTS = 1 << 28

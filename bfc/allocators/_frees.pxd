@@ -4,9 +4,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._buffer cimport Buffer
+from bfc.buffers._buffer cimport Buffer
 from bfc._core cimport Chunk, ChunkHandle
-from bfc._ledger cimport Ledger, Shown
+from bfc.allocators._ledger cimport Ledger, Shown
 
 cdef struct Orphan:             # a free that found the lock taken
     ChunkHandle handle

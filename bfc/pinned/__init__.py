@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-from bfc._pinned import PinnedAllocator, open_allocators
-from bfc._pinned_books import PinnedBlock
 from bfc.drivers.cuda import _driver
 from bfc.errors import DeviceUnavailableError, DriverError
+from bfc.pinned._allocator import PinnedAllocator, open_allocators
+from bfc.pinned._books import PinnedBlock
 from bfc.units import as_int
 
 __all__ = ["PinnedAllocator", "PinnedBlock", "find", "is_pinned"]

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._buffer cimport Owner
+from bfc.buffers._buffer cimport Owner
 from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
 
 cdef extern from "lock.hpp" namespace "bfc" nogil:

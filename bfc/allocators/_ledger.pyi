@@ -1,6 +1,6 @@
 from typing import SupportsIndex
 
-from bfc._buffer import Owner
+from bfc.buffers._buffer import Owner
 from bfc.report.snapshot import Snapshot, Stats
 
 class Ledger(Owner):

@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc._buffer cimport Owner
+from bfc.buffers._buffer cimport Owner
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)

@@ -17,14 +17,14 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
-from bfc._arguments cimport alignment_from, count_from, size_from, sizes_from
-from bfc._buffer cimport HOST_STREAM, Buffer
+from bfc.buffers._arguments cimport alignment_from, count_from, size_from, sizes_from
+from bfc.buffers._buffer cimport HOST_STREAM, Buffer
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
 from bfc.suballocators._contract cimport ask_for_block, offer_again
-from bfc._current cimport current_stream, scopes_open
-from bfc._frees cimport BETWEEN_OTHERS, is_exiting
+from bfc.buffers._current cimport current_stream, scopes_open
+from bfc.allocators._frees cimport BETWEEN_OTHERS, is_exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory

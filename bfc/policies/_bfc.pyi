@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from typing import SupportsIndex
 
-from bfc._allocator import Allocator
 from bfc._core import SharedCounter
+from bfc.allocators._allocator import Allocator
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from bfc._allocator cimport Allocator, Placement, Request
+from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc._core cimport Growth
 
 

@@ -3,11 +3,11 @@
 cimport cython
 from cpython.long cimport PyLong_CheckExact
 
-from bfc._arguments cimport address_from, stream_from
+from bfc.buffers._arguments cimport address_from, stream_from
 from bfc._core cimport (
     FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, NO_CHUNK, STATE, WAITING, BinSet, Chunk, Counters, Pool,
 )
-from bfc._invariants cimport first_fault
+from bfc.allocators._invariants cimport first_fault
 
 from bfc.report import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory

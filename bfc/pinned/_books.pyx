@@ -4,7 +4,7 @@ cimport cython
 from cython.operator cimport dereference, predecrement
 from libc.string cimport memset
 
-from bfc._arguments cimport address_from
+from bfc.buffers._arguments cimport address_from
 
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import InvalidPointerError, InvariantError

@@ -8,13 +8,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Placement, Request, set_plain_request
-from bfc._buffer cimport HOST_STREAM
+from bfc.allocators._allocator cimport Placement, Request, set_plain_request
+from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
     TorchSizes, is_large,
 )
-from bfc._frees cimport Frees, report_faults, report_unraisable
+from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
 
 from dataclasses import replace
 

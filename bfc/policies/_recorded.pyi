@@ -1,7 +1,7 @@
 import os
 from collections.abc import Callable, Iterable
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 from bfc.report.snapshot import HistoryEntry
 
 class Recorded(Allocator):

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Allocator
+from bfc.allocators._allocator cimport Allocator
 from bfc._core cimport HistoryRecord
 
 

@@ -7,7 +7,7 @@ import itertools
 import threading
 from types import TracebackType
 
-from bfc._caching import CachingAllocator
+from bfc.policies._caching import CachingAllocator
 from bfc.report.snapshot import Snapshot
 
 _numbers = itertools.count(1)

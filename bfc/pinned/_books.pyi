@@ -1,6 +1,6 @@
 from typing import SupportsIndex
 
-from bfc._buffer import Owner
+from bfc.buffers._buffer import Owner
 
 class PinnedBlock:
     """A live block of a `PinnedAllocator`: the `context` that `record_event` takes.

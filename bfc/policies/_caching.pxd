@@ -4,10 +4,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._allocator cimport Placement, Request
+from bfc.allocators._allocator cimport Placement, Request
 from bfc._core cimport ChunkHandle, Lane, Region
-from bfc._ledger cimport Shown
-from bfc._recorded cimport Recorded
+from bfc.allocators._ledger cimport Shown
+from bfc.policies._recorded cimport Recorded
 
 cdef struct PoolId:
     uint64_t first

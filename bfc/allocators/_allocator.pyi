@@ -4,8 +4,8 @@ from typing import Self, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from bfc._buffer import Buffer
-from bfc._frees import Frees
+from bfc.allocators._frees import Frees
+from bfc.buffers._buffer import Buffer
 from bfc.streams import StreamLike
 
 class Allocator(Frees):

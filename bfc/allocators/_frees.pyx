@@ -13,8 +13,8 @@ cimport cython
 
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
-from bfc._arguments cimport address_from, addresses_from
-from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
+from bfc.buffers._arguments cimport address_from, addresses_from
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc.interpreter._forks cimport era, survivor
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers

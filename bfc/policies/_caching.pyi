@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from typing import SupportsIndex
 
-from bfc._recorded import Recorded
+from bfc.policies._recorded import Recorded
 from bfc.pytorch.settings import CachingSettings
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator

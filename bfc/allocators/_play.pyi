@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bfc._allocator import Allocator
+from bfc.allocators._allocator import Allocator
 
 def find_fault(
     op: NDArray[np.uint8], number: NDArray[np.uint32], size: NDArray[np.uint64], numbers: int

@@ -13,12 +13,12 @@ from libcpp.vector cimport vector
 from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cython.operator cimport dereference as deref
 
-from bfc._allocator cimport Allocator, Placement
+from bfc.allocators._allocator cimport Allocator, Placement
 from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
     ChunkHandle, Gauge, History, HistoryRecord, Region, Usage,
 )
-from bfc._frees cimport report_unraisable
+from bfc.allocators._frees cimport report_unraisable
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.report.snapshot import Frame, HistoryEntry

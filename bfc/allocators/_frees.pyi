@@ -1,8 +1,8 @@
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from bfc._buffer import Buffer
-from bfc._ledger import Ledger
+from bfc.allocators._ledger import Ledger
+from bfc.buffers._buffer import Buffer
 from bfc.streams import StreamLike
 
 OVER: Any

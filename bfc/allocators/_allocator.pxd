@@ -7,8 +7,8 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.drivers.cuda._driver cimport bfc_native_source
-from bfc._frees cimport Frees
-from bfc._ledger cimport Shown
+from bfc.allocators._frees cimport Frees
+from bfc.allocators._ledger cimport Shown
 
 cdef struct Request:
     uint64_t nbytes             # as asked

@@ -16,14 +16,14 @@ from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._arguments cimport address_from, size_from
-from bfc._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
+from bfc.buffers._arguments cimport address_from, size_from
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
-from bfc._current cimport current_stream, scopes_open
+from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.interpreter._forks cimport era, survivor
-from bfc._frees cimport is_exiting, report_unraisable
-from bfc._pinned_books cimport (
+from bfc.allocators._frees cimport is_exiting, report_unraisable
+from bfc.pinned._books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
@@ -31,7 +31,7 @@ from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers,
 from bfc import cuda
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.cuda._driver import device_in_use
-from bfc._frees import OVER as _OVER, VIEWED as _VIEWED
+from bfc.allocators._frees import OVER as _OVER, VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )

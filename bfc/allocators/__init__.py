@@ -1,0 +1,8 @@
+"""The machine that both policies share: a pool behind a lock, on a source. In order:
+
+_invariants.pyx    what must hold of a pool, recounted
+_ledger.pyx        a pool behind a lock, and what can be read from it
+_frees.pyx         the way back: at once, from finalisers, behind fences
+_allocator.pyx     the way in: hits, misses, regions
+_play.pyx          a trace, replayed in one compiled loop
+"""

@@ -1,0 +1,6 @@
+"""What users pass in, and what they get: numbers, streams, and buffers. In order:
+
+_arguments.pyx    what users pass, read into C numbers
+_current.pyx      the stream that `use_stream` chose
+_buffer.pyx       a buffer, its views, and the protocols that it speaks
+"""

@@ -1,0 +1,7 @@
+"""The policies: where a request may look, and what is tried where nothing fits. In order:
+
+_bfc.pyx         TensorFlow's best fit with coalescing
+_recorded.pyx    what PyTorch's policy counts and writes down
+_caching.pyx     PyTorch's caching policy
+mem_pool.py      private pools of PyTorch's policy
+"""
