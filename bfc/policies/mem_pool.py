@@ -16,14 +16,36 @@ _here = threading.local()
 
 
 class MemPool:
-    """A private pool of a CachingAllocator: `use_mem_pool` allocates from its regions alone.
+    """A private pool of a CachingAllocator: memory that only `use_mem_pool` allocates from.
 
-    `use_on_oom` lets requests from outside take its free memory when they would be refused;
-    `no_split` hands chunks out whole. The pool is released with `release()`, or when it is dropped:
-    what it caches goes back at once; what is live goes back once it was freed, when memory runs out
-    or `empty_cache()` is called. Raises TypeError for another allocator.
-    Source: `torch.cuda.MemPool` of PyTorch 2.11, spec 2.14.
+    Parameters
+    ----------
+    allocator : CachingAllocator
+        Whose memory it is.
+    use_on_oom : bool, optional
+        Let other requests use its free memory when they would be refused.
+    no_split : bool, optional
+        Hand out its chunks whole.
 
+    Attributes
+    ----------
+    allocator : CachingAllocator
+        As given.
+    id : tuple of (int, int)
+        PyTorch's id of a pool that a user made: (0, n).
+
+    Raises
+    ------
+    TypeError
+        If `allocator` is not a CachingAllocator.
+    Notes
+    -----
+    The pool is released by `release()`, or when it is collected. What it caches is given back at
+    once; what is live is given back after it was freed, when memory runs out or `empty_cache()` is
+    called. Source: `torch.cuda.MemPool` of PyTorch 2.11, spec 2.14.
+
+    Examples
+    --------
     >>> import bfc
     >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     >>> pool = bfc.MemPool(allocator)
@@ -46,7 +68,6 @@ class MemPool:
             )
         self._released = True
         self.allocator = allocator
-        #: (0, n): PyTorch's id of a pool that a user made.
         self.id: tuple[int, int] = (0, next(_numbers))
         allocator._create_pool(self.id, bool(use_on_oom), bool(no_split))
         self._released = False
@@ -56,15 +77,33 @@ class MemPool:
         return f"<bfc.MemPool {self.id}, {state}>"
 
     def use_count(self) -> int:
-        """Its references: 1, and one for each open `use_mem_pool`; 0 once it is released."""
+        """How many references the pool has.
+
+        Returns
+        -------
+        int
+            1, and one more for each open `use_mem_pool`; 0 once it is released.
+        """
         return self.allocator._pool_use_count(self.id)
 
     def snapshot(self) -> Snapshot:
-        """The allocator's snapshot, with this pool's regions alone."""
+        """The allocator's snapshot, with this pool's regions only.
+
+        Returns
+        -------
+        Snapshot
+            See `Snapshot.of_pool`.
+        """
         return self.allocator.snapshot().of_pool(self.id)
 
     def release(self) -> None:
-        """Ends the pool. Raises RuntimeError while it is in use. Releasing twice does nothing."""
+        """End the pool. Releasing twice does nothing.
+
+        Raises
+        ------
+        RuntimeError
+            If it is in use.
+        """
         if self._released:
             return
         if self.use_count() > 1 and not self.allocator.closed:
@@ -95,10 +134,21 @@ def _leave_pools_alone() -> None:
 
 
 class use_mem_pool:  # noqa: N801 - it reads as a function
-    """Within it, what this thread allocates from the pool's allocator comes from the pool.
+    """A context manager: what this thread allocates from the pool's allocator comes from the pool.
 
-    Scopes nest, the inner one wins; other threads are not diverted. Raises RuntimeError for a pool
-    that was released, and where a scope is left that this thread has not entered.
+    It can be nested, and the inner one wins. Other threads are not affected.
+
+    Parameters
+    ----------
+    pool : MemPool
+        Which one.
+
+    Raises
+    ------
+    TypeError
+        If `pool` is not a MemPool.
+    RuntimeError
+        If the pool was released, or the `with` block is left in a thread that has not entered it.
     """
 
     def __init__(self, pool: MemPool) -> None:

@@ -18,8 +18,20 @@ INVALID_BIN = -1
 
 
 def bin_index(size: int) -> int:
-    """The number of TensorFlow's bin for a size in bytes.
+    """The number of TensorFlow's bin for a chunk.
 
+    Parameters
+    ----------
+    size : int
+        The chunk's size in bytes.
+
+    Returns
+    -------
+    int
+        From 0 to 20.
+
+    Examples
+    --------
     >>> bin_index(256), bin_index(1 << 20), bin_index(1 << 40)
     (0, 12, 20)
     """
@@ -28,12 +40,34 @@ def bin_index(size: int) -> int:
 
 @dataclass(frozen=True)
 class Stats:
-    """TensorFlow's AllocatorStats, field for field, and what it leaves out. Sizes are bytes.
+    """An allocator's figures: TensorFlow's AllocatorStats, field for field, and some that it lacks.
 
-    `bytes_in_use` and `largest_alloc_size` count whole chunks: what was asked for, rounded, and
-    what was not split off. `bytes_reserved` is what has been taken from the sub-allocator, under
-    any policy, and the same as `pool_bytes`; TensorFlow leaves it and its peak 0.
-    `largest_free_block_bytes` is always filled in (TensorFlow 2.21 leaves it 0).
+    Attributes
+    ----------
+    num_allocs : int
+        The allocations so far.
+    bytes_in_use : int
+        The bytes of the chunks in use: what was asked for, rounded, and what was not split off.
+    peak_bytes_in_use : int
+        The most that was in use.
+    largest_alloc_size : int
+        The bytes of the largest chunk that was handed out.
+    bytes_limit : int
+        The allocator's memory limit.
+    bytes_reserved : int
+        The bytes taken from the sub-allocator, the same as `pool_bytes` (TensorFlow leaves it 0).
+    peak_bytes_reserved : int
+        The most that was taken (TensorFlow leaves it 0).
+    bytes_reservable_limit : int or None
+        Always None, as from TensorFlow's BFC allocator.
+    largest_free_block_bytes : int
+        The bytes of the largest free chunk (TensorFlow 2.21 leaves it 0).
+    pool_bytes : int
+        The bytes taken from the sub-allocator.
+    peak_pool_bytes : int
+        The most that was taken.
+    bytes_waiting_for_streams : int
+        The part of `bytes_in_use` that is freed already and waits for another stream.
     """
 
     num_allocs: int = 0
@@ -47,25 +81,39 @@ class Stats:
     largest_free_block_bytes: int = 0
     pool_bytes: int = 0
     peak_pool_bytes: int = 0
-    #: The part of bytes_in_use that is freed already and waits for another stream.
     bytes_waiting_for_streams: int = 0
 
     @property
     def fragmentation(self) -> float:
-        """The share of the free bytes that lies outside the largest free block; NaN where nothing
-        is free."""
+        """The fraction of the free bytes outside the largest free chunk; NaN if nothing is free."""
         free = self.pool_bytes - self.bytes_in_use
         return (free - self.largest_free_block_bytes) / free if free else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, and `fragmentation` (None where nothing is free), ready for JSON."""
+        """The fields, and `fragmentation`, ready for JSON.
+
+        Returns
+        -------
+        dict of str to int, float or None
+            `fragmentation` is None if nothing is free.
+        """
         fragmentation = self.fragmentation
         whole = fragmentation == fragmentation
         return {**asdict(self), "fragmentation": fragmentation if whole else None}
 
 
 class Frame(NamedTuple):
-    """A place in a program."""
+    """A place in a program.
+
+    Attributes
+    ----------
+    filename : str
+        The file.
+    line : int
+        The number of the line.
+    name : str
+        The function.
+    """
 
     filename: str
     line: int
@@ -76,9 +124,23 @@ class Frame(NamedTuple):
 class HistoryEntry:
     """One entry of a recorded history, in PyTorch's words.
 
-    `action` is "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
-    "snapshot" or "oom"; `size` is what was asked for, of a segment its bytes; `addr` of "oom" is
-    what the device has free. `frames` are innermost first.
+    Attributes
+    ----------
+    action : str
+        "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot" or
+        "oom".
+    addr : int
+        The address; of "oom", the bytes that the device has free.
+    size : int
+        The bytes that were asked for; of a segment, all its bytes.
+    stream : int
+        The stream.
+    time_us : int
+        When, in microseconds since 1970.
+    pool_id : tuple of (int, int)
+        The private pool, (0, 0) for none.
+    frames : tuple of Frame
+        The Python frames, innermost first.
     """
 
     action: str
@@ -92,8 +154,29 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A piece of a region. `state` is "free", "in use", or "waiting" (freed, but another stream may
-    still use it)."""
+    """A piece of a region, free or in use.
+
+    Attributes
+    ----------
+    ptr : int
+        Its first byte.
+    size : int
+        Its size in bytes.
+    requested_size : int
+        The bytes that were asked for; 0 if it is free.
+    allocation_id : int
+        The number of its allocation; -1 if it is free.
+    state : str
+        "free", "in use", or "waiting": freed, but another stream may still use it.
+    stream : int
+        The stream that it was allocated for.
+    freed_at_count : int
+        The timing counter's count of its free; 0 if there is none.
+    last_requested_size : int
+        What was asked for last in a free chunk, which PyTorch's snapshots go on naming.
+    frames : tuple of Frame
+        The Python frames of its allocation, if a history keeps them.
+    """
 
     ptr: int
     size: int
@@ -102,45 +185,75 @@ class ChunkInfo:
     state: str
     stream: int = 0
     freed_at_count: int = 0
-    #: What was asked for last in a free chunk, which PyTorch's snapshots go on naming.
     last_requested_size: int = 0
-    #: The Python frames of its allocation, where the history keeps them.
     frames: tuple[Frame, ...] = ()
 
     @property
     def in_use(self) -> bool:
+        """True unless the chunk is free: also while it waits for a stream."""
         return self.state != "free"
 
     @property
     def bin_num(self) -> int:
-        """TensorFlow's bin of a free chunk, -1 of one in use."""
+        """The number of TensorFlow's bin of a free chunk; -1 if it is in use."""
         return INVALID_BIN if self.in_use else bin_index(self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionInfo:
-    """One block from the sub-allocator, and the chunks that tile it in address order."""
+    """One block from the sub-allocator.
+
+    Attributes
+    ----------
+    ptr : int
+        Its first byte.
+    size : int
+        Its size in bytes.
+    chunks : tuple of ChunkInfo
+        The chunks that tile it, in address order.
+    stream : int
+        In PyTorch's policy, the stream that its chunks belong to.
+    kind : str
+        In PyTorch's policy, "small" or "large".
+    pool_id : tuple of (int, int)
+        In PyTorch's policy, the private pool; (0, 0) for none.
+    frames : tuple of Frame
+        The Python frames of the allocation that it was taken for, if a history keeps them.
+    """
 
     ptr: int
     size: int
     chunks: tuple[ChunkInfo, ...]
-    #: PyTorch's policy: the stream that its chunks belong to, "small" or "large", and the private
-    #: pool, (0, 0) for none.
     stream: int = 0
     kind: str = "large"
     pool_id: tuple[int, int] = (0, 0)
-    #: The Python frames of the allocation that it was taken for.
     frames: tuple[Frame, ...] = ()
 
     @property
     def end(self) -> int:
+        """The address behind its last byte."""
         return self.ptr + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class BinInfo:
-    """TensorFlow's BinSummary: the chunks of one bin's sizes, in use or not. And of its
-    BinDebugInfo, what was asked for in those in use."""
+    """The chunks of one bin: TensorFlow's BinSummary, and one figure of its BinDebugInfo.
+
+    Attributes
+    ----------
+    bin : int
+        The number of the bin.
+    total_bytes_in_use : int
+        The bytes of the chunks in use.
+    total_bytes_in_bin : int
+        The bytes of all chunks of these sizes, free or in use.
+    total_chunks_in_use : int
+        The chunks in use.
+    total_chunks_in_bin : int
+        All chunks of these sizes.
+    total_requested_bytes_in_use : int
+        The bytes that were asked for in the chunks in use.
+    """
 
     bin: int
     total_bytes_in_use: int
@@ -152,37 +265,77 @@ class BinInfo:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Every region and chunk of an allocator, in address order. `print()` draws it."""
+    """Every region and chunk of an allocator, in address order. `print()` draws it.
+
+    Attributes
+    ----------
+    device : str
+        Where the memory lies, such as "cuda:0".
+    stats : Stats
+        The figures of the same moment.
+    regions : tuple of RegionInfo
+        The regions, with their chunks.
+    history : tuple of HistoryEntry
+        What was recorded, oldest first (`CachingAllocator.record_history`).
+    settings : CachingSettings or None
+        The settings of PyTorch's policy; None of another.
+    """
 
     device: str
     stats: Stats
     regions: tuple[RegionInfo, ...]
-    #: What was recorded, oldest first (`record_history`).
     history: tuple[HistoryEntry, ...] = ()
-    #: The settings of PyTorch's policy; None of another.
     settings: CachingSettings | None = None
 
     def chunks(self) -> Iterator[ChunkInfo]:
-        """Every chunk in address order."""
+        """Every chunk in address order.
+
+        Yields
+        ------
+        ChunkInfo
+            Free or in use.
+        """
         for region in self.regions:
             yield from region.chunks
 
     def free_chunks(self) -> list[ChunkInfo]:
-        """The free chunks in address order."""
+        """The free chunks.
+
+        Returns
+        -------
+        list of ChunkInfo
+            In address order.
+        """
         return [chunk for chunk in self.chunks() if not chunk.in_use]
 
     def live_chunks(self) -> list[ChunkInfo]:
-        """The chunks in use, waiting ones included, in address order."""
+        """The chunks in use, and those that wait for a stream.
+
+        Returns
+        -------
+        list of ChunkInfo
+            In address order.
+        """
         return [chunk for chunk in self.chunks() if chunk.in_use]
 
     def of_pool(self, pool_id: tuple[int, int]) -> Snapshot:
-        """The same with one private pool's regions alone; none where there is no such pool."""
+        """The same snapshot with the regions of one private pool only.
+
+        Parameters
+        ----------
+        pool_id : tuple of (int, int)
+            `MemPool.id`, or (0, 0) for what is in no private pool.
+
+        Returns
+        -------
+        Snapshot
+            Without regions if there is no such pool.
+        """
         return replace(self, regions=tuple(r for r in self.regions if r.pool_id == pool_id))
 
     @cached_property
     def bins(self) -> tuple[BinInfo, ...]:
-        """TensorFlow's 21 bin summaries, as its memory map has them: chunks in use are counted by
-        their size too."""
+        """TensorFlow's 21 bin summaries, as in its memory map: by size, free or in use."""
         totals = [[0, 0, 0, 0, 0] for _ in range(BIN_COUNT)]
         for chunk in self.chunks():
             row = totals[bin_index(chunk.size)]
@@ -195,7 +348,13 @@ class Snapshot:
         return tuple(BinInfo(number, *row) for number, row in enumerate(totals))
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain dicts and lists, ready for JSON."""
+        """Everything as plain dicts and lists, ready for JSON.
+
+        Returns
+        -------
+        dict
+            "device", "stats" and "regions".
+        """
         return {
             "device": self.device,
             "stats": self.stats.as_dict(),
@@ -218,12 +377,21 @@ class Snapshot:
     def to_torch(self) -> dict[str, Any]:
         """The dict that `torch.cuda.memory._snapshot()` makes, of built-in types only.
 
-        Its keys are "segments", "device_traces" (a list for each device up to this one, the others
-        empty), "allocator_settings" (PyTorch's defaults where the policy is another) and
-        "external_annotations" (empty). Left out are entries of the history that a viewer could not
-        run backwards from these segments: of memory that is in none, and all before an entry that
-        contradicts them. Equal lists of frames are one list. Cost: O(n log n).
+        Returns
+        -------
+        dict
+            "segments"; "device_traces", a list for each device up to this one, of which the others
+            are empty; "allocator_settings", PyTorch's defaults if the policy is another; and
+            "external_annotations", which is empty.
 
+        Notes
+        -----
+        A viewer runs the history backwards from the segments. Entries with which it could not are
+        left out: those about memory that is in no segment, and all before one that contradicts the
+        segments. Equal lists of frames are one list. Cost: O(n log n).
+
+        Examples
+        --------
         >>> import bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
         >>> address = allocator.allocate_raw(1000)
@@ -236,27 +404,50 @@ class Snapshot:
         return as_torch(self)
 
     def dump(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_torch()` as a pickle (protocol 4) that pytorch.org/memory_viz and
-        `torch.cuda._memory_viz` open, and `Trace.from_torch` reads.
+        """Write `to_torch()` as a pickle, for pytorch.org/memory_viz and `torch.cuda._memory_viz`.
 
-        Raises OSError. A file that was there is replaced once the new one is whole, which is
-        written to the same folder: after an error it is as it was.
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. One that exists is replaced once the new one is whole, which is first written
+            to another file in the same folder.
 
+        Raises
+        ------
+        OSError
+            If it cannot be written. A file that existed is unchanged then.
+
+        Notes
+        -----
+        Protocol 4. `Trace.from_torch` reads it too.
+
+        Examples
+        --------
         >>> import pathlib, tempfile, bfc
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "memory.pickle")
         ...     allocator.snapshot().dump(path)
-        ...     path.read_bytes()[:2]
-        b'\\x80\\x04'
+        ...     path.read_bytes()[:1].hex()
+        '80'
         """
         from bfc.pytorch.writer import dump
 
         dump(self, path)
 
     def occupancy(self, width: int = 100) -> str:
-        """One line over all regions: `*` asked for, `x` slack, `_` free (TensorFlow's
-        RenderOccupancy at 100)."""
+        """Draw all regions in one line: `*` requested, `x` slack, `_` free.
+
+        Parameters
+        ----------
+        width : int, optional
+            The number of characters. TensorFlow's RenderOccupancy has 100.
+
+        Returns
+        -------
+        str
+            The line.
+        """
         from bfc.report.text import occupancy
 
         return occupancy(self, width)

@@ -21,8 +21,15 @@ DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_m
 
 
 class Device(NamedTuple):
-    """Where memory lies: a kind ("cpu", "cuda", "cuda_managed", "cuda_host", "opencl", "simulated")
-    and an ordinal."""
+    """Where memory lies.
+
+    Attributes
+    ----------
+    kind : str
+        "cpu", "cuda", "cuda_managed", "cuda_host" (pinned), "opencl" or "simulated".
+    ordinal : int
+        The device's number, from 0.
+    """
 
     kind: str
     ordinal: int = 0
@@ -35,127 +42,257 @@ class Fence(Protocol):
     """A mark in a stream's queue."""
 
     def done(self) -> bool:
-        """Whether everything queued before the mark has finished. Does not block."""
+        """Whether all that was queued before the mark has finished.
+
+        Returns
+        -------
+        bool
+            At once, without blocking.
+        """
 
     def wait(self) -> None:
-        """Blocks until it has."""
+        """Block until all that was queued before the mark has finished."""
 
 
 class SubAllocator(ABC):
-    """A source of regions.
+    """A source of regions: the base class of all sub-allocators.
 
-    An allocator calls it without holding a lock, from any thread (also the one in which a buffer is
-    finalised), and possibly from several at once. Every block that `alloc` returned goes back
-    through `free`, at the latest when the allocator closes. Several allocators may share one
-    source. Its `repr` stands in error messages: keep it to a few words.
+    A subclass sets `total_bytes`, and implements `alloc` and `free`; all else has a default.
 
-    `total_bytes`, `device` and `supports_coalescing` stay as they are once an allocator has been
-    made on it; `asynchronous` may change.
+    Attributes
+    ----------
+    total_bytes : int
+        What it has in all, in bytes: the default memory limit of an allocator.
+    device : Device
+        Where its memory lies. Memory of the kind "cpu" can be read and written by the host.
+    supports_coalescing : bool
+        True if `free` accepts one range that spans several blocks which lie end to end. An
+        allocator then joins such blocks into one region. It must be False if the driver frees block
+        by block.
+    asynchronous : bool
+        True if work queued on a stream may be unfinished. If False, an allocator never asks for a
+        fence or an order.
+    stream_ordered : bool
+        True if memory freed on the allocator's stream can be reused at once, because later work on
+        that stream runs after it. False for host memory.
+    default_stream_alias : int
+        Another handle of stream 0, if there is one (CUDA: 1).
+    streams_are_handles : bool
+        True if the driver expects handles of its own as streams, so that the number of a stream in
+        a trace must not be passed to it.
+    granularity : int
+        A power of two, in bytes. Chunks start at multiples of it, counted from the start of their
+        region; an allocator rounds sizes up to it if it is above the allocator's own 256 or 512.
+    largest_block : int or None
+        The most that one `alloc` can ever give, in bytes; None if there is no such bound. For error
+        messages.
+    may_be_unordered : bool
+        True if there are streams whose work runs in any order, so that `is_ordered` must be asked.
+    thread_streams : frozenset of int
+        Handles that name a different stream in each thread (CUDA: 2). An allocator cannot belong to
+        one of these.
+    native : capsule or None
+        The calls that need no GIL (`bfc/native/source.h`), for PyTorch.
+
+    Notes
+    -----
+    An allocator calls it without holding a lock, from any thread (including the one in which a
+    buffer is finalised), and possibly from several at once. Every block that `alloc` returned is
+    given to `free`, at the latest when the allocator closes. Several allocators may share one
+    source.
+
+    Once an allocator has been made on it, `total_bytes`, `device` and `supports_coalescing` must
+    not change; `asynchronous` may. Its `repr` appears in error messages: keep it to a few words.
     """
 
-    #: What it has in all, in bytes: the default memory limit of an allocator.
     total_bytes: int
-    #: Where its memory lies. The kind "cpu" says that the host can read and write it.
     device: Device = Device("simulated")
-    #: Whether `free` may be given one range that spans several blocks which lie end to end. With it
-    #: an allocator joins such blocks into one region. Memory that the driver frees block by block
-    #: must say False.
     supports_coalescing: bool = False
-    #: Whether work queued on a stream can be unfinished. False: an allocator never asks for a
-    #: fence, or for an order.
     asynchronous: bool = False
-    #: Whether memory may be used again while its last user's work is still queued on the
-    #: allocator's stream: later work there runs after it. Not where the host is the user.
     stream_ordered: bool = True
-    #: Another handle of stream 0, if there is one (CUDA: 1).
     default_stream_alias: int = 0
-    #: Whether a stream is a handle that a driver gave, so that a number which stands for a stream
-    #: elsewhere (in a trace) must not be passed for one.
     streams_are_handles: bool = False
-    #: Every block of an allocator starts at a multiple of it, in bytes from the region's start: a
-    #: power of two. An allocator rounds sizes up to it where it is above its own 256 or 512.
     granularity: int = 256
-    #: The most that one `alloc` can ever give, in bytes; None: no such bound. For error messages.
     largest_block: int | None = None
-    #: Whether there are streams whose work runs in any order, so that `is_ordered` must be asked.
     may_be_unordered: bool = False
-    #: Handles that name another stream in each thread (CUDA: 2): no allocator can belong to one.
     thread_streams: frozenset[int] = frozenset()
-    #: The calls that need no GIL, as a capsule (`bfc/native/source.h`), for PyTorch.
     native: object | None = None
 
     @abstractmethod
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        """A block of at least `nbytes` (1 or more), as (address, bytes received), or None where
-        there is no room for it.
+        """Give a block of at least `nbytes` bytes, or None if there is no room for it.
 
-        The address is above 0 and a multiple of `alignment` (256, or another power of two), and the
-        block overlaps no other that is live and ends below 2**64. Its content may be anything. What
-        is received beyond `nbytes` is used too, and counts towards the allocator's limit.
+        Parameters
+        ----------
+        alignment : int
+            A power of two, at least 256, that the address must be a multiple of.
+        nbytes : int
+            The size in bytes, at least 1.
 
-        None is the ordinary answer of a full device: an allocator then asks for less, or gives up.
-        A MemoryError counts as None. Anything else that goes wrong is raised as SubAllocatorError;
-        another exception reaches the caller inside one. Whatever it raises, it has kept nothing:
-        nobody would know of that block.
+        Returns
+        -------
+        tuple of (int, int), or None
+            The address, and the bytes received. The block lies above 0 and below 2**64, and
+            overlaps no other that is live; its content may be anything. Bytes beyond `nbytes` are
+            used too, and count towards the allocator's limit. None is the ordinary answer of a full
+            device: the allocator then asks for less, or gives up. A MemoryError counts as None.
 
-        An allocator puts Python's signal handlers off while it calls `alloc`, `free` and
-        `free_idle`, so no Ctrl-C interrupts them: it is raised when they have returned. Called by
-        anybody else, they may be interrupted at any line.
+        Raises
+        ------
+        SubAllocatorError
+            If anything else goes wrong; other exceptions reach the user inside one. The block must
+            have been released then, as nobody else knows of it.
+
+        Notes
+        -----
+        An allocator defers Python's signal handlers while it calls `alloc`, `free` and `free_idle`:
+        a Ctrl-C is raised when they have returned. Other callers may be interrupted at any line.
         """
 
     @abstractmethod
     def free(self, address: int, nbytes: int) -> None:
-        """Takes a block back: the address and the bytes received, as `alloc` returned them; where
-        `supports_coalescing`, also a run of whole blocks. Never a part of a block.
+        """Take a block back.
 
-        Raises SubAllocatorError for what is no live block, and changes nothing then; a source that
-        cannot tell, as C's `free`, need not. After any
-        exception the allocator takes the block for live and offers it again at its next
-        `release_free_regions()` or `close()`.
+        Parameters
+        ----------
+        address : int
+            As `alloc` returned it.
+        nbytes : int
+            The bytes received, as `alloc` returned them. With `supports_coalescing`, a range may be
+            a run of several whole blocks; it is never a part of one.
+
+        Raises
+        ------
+        SubAllocatorError
+            If that is not a live block. Nothing changes then. A source that cannot tell (such as
+            C's `free`) need not raise it.
+
+        Notes
+        -----
+        After an exception the allocator assumes that the block is still live, and offers it again
+        at its next `release_free_regions()` or `close()`.
         """
 
     def free_idle(self, address: int, nbytes: int) -> None:
-        """As `free`, for a block that no queued work uses. A source whose `free` waits for the
-        device need not wait here."""
+        """Take back a block that no queued work uses, so that there is nothing to wait for.
+
+        Parameters
+        ----------
+        address : int
+            As in `free`.
+        nbytes : int
+            As in `free`.
+        """
         self.free(address, nbytes)
 
     def fence(self, stream: int) -> Fence | None:
-        """A mark behind all that is queued on the stream now; None where nothing is.
+        """Mark the end of what is queued on a stream now.
 
-        `stream` is a handle as users pass it, 0 the default stream. Asked for once a free, for each
-        stream that was named for the block, and only while `asynchronous`.
-        The fence may be asked and waited for from any thread, and again after it was done. What it
-        raises is passed on, and the memory behind it stays in use.
+        Parameters
+        ----------
+        stream : int
+            A handle as users pass it; 0 is the default stream.
+
+        Returns
+        -------
+        Fence or None
+            None if nothing is queued. Any thread may ask the fence and wait for it, also again
+            after it was done. What it raises is passed on, and the memory behind it stays in use.
+
+        Notes
+        -----
+        Called at a free, once for each stream that was recorded for the block, and only if
+        `asynchronous`.
         """
         return None
 
     def order(self, first: int, then: int) -> None:
-        """Makes what is queued on the stream `then` from now on wait for what is queued on `first`
-        now. Returns at once.
+        """Make later work on one stream wait for what is queued on another now. Returns at once.
 
-        Asked when memory goes from the stream `first` to another: from the allocator's own at an
-        allocation, from a buffer's to a consumer's, and back to the allocator's at PyTorch's frees.
+        Parameters
+        ----------
+        first : int
+            The stream whose work comes first.
+        then : int
+            The stream that waits.
+
+        Notes
+        -----
+        Called when memory passes from the stream `first` to another: from the allocator's own to
+        that of an allocation, from a buffer's to a consumer's, and back to the allocator's when
+        PyTorch frees.
         """
         return
 
     def is_ordered(self, stream: int) -> bool:
-        """Whether work on the stream runs in the order in which it was queued. Only asked where
-        `may_be_unordered`, at each allocation on a stream other than 0."""
+        """Whether work on a stream runs in the order in which it was queued.
+
+        Parameters
+        ----------
+        stream : int
+            A handle other than 0.
+
+        Returns
+        -------
+        bool
+            Only asked if `may_be_unordered`, at each allocation for such a stream.
+        """
         return True
 
     def exchange_address(self, address: int) -> tuple[int, int]:
-        """What DLPack calls `data` and `byte_offset` for an address inside a live block. Raises
-        BufferError where it has no such name. Asked for kinds that have handles (OpenCL)."""
+        """What DLPack calls `data` and `byte_offset` for an address inside a live block.
+
+        Parameters
+        ----------
+        address : int
+            Any address of the block.
+
+        Returns
+        -------
+        tuple of (int, int)
+            The two. Only asked for memory that has handles (OpenCL).
+
+        Raises
+        ------
+        BufferError
+            If the memory has no such handle.
+        """
         return address, 0
 
     def stream_id(self, stream: int) -> int:
-        """A number that no other stream has or will have. A driver may give the handle of a stream
-        that was destroyed to a new one."""
+        """A number that no other stream has or will have.
+
+        Parameters
+        ----------
+        stream : int
+            A handle. A driver may give the handle of a destroyed stream to a new one.
+
+        Returns
+        -------
+        int
+            Unlike the handle, unique.
+        """
         return stream
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        """Copies between two addresses, of which at least one is this source's and the other may be
-        the host's, behind what is queued on the stream. Done when it returns."""
+        """Copy bytes, after what is queued on a stream, and wait until that is done.
+
+        Parameters
+        ----------
+        destination : int
+            An address.
+        source : int
+            An address. At least one of the two is this source's; the other may be the host's.
+        nbytes : int
+            How many bytes.
+        stream : int
+            A handle.
+
+        Raises
+        ------
+        SubAllocatorError
+            If this source cannot copy.
+        """
         if self.device.kind != "cpu":
             raise SubAllocatorError(f"{self!r} cannot copy")
         if nbytes:  # C forbids even that much of NULL
@@ -163,23 +300,51 @@ class SubAllocator(ABC):
 
     @property
     def host_accessible(self) -> bool:
-        """Whether the host can read and write its memory at the same addresses."""
+        """True if the host can read and write its memory at the same addresses."""
         return self.device.kind in ("cpu", "cuda_host")
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device now, for messages and statistics: 0 <= free <= total.
-        Anything else becomes SubAllocatorError."""
+        """How much memory the device has now.
+
+        Returns
+        -------
+        tuple of (int, int)
+            Free and total bytes, with 0 <= free <= total. For messages and statistics.
+        """
         return self.total_bytes, self.total_bytes
 
     def allocation_limit(self) -> int:
-        """The memory limit of an allocator that was given none, in bytes. Asked once, when the
-        allocator is made; a device may answer with what is free on it now."""
+        """The memory limit of an allocator that was given none.
+
+        Returns
+        -------
+        int
+            In bytes. Asked once, when the allocator is made; it may be what is free on the device
+            then.
+        """
         return self.total_bytes
 
 
 def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[int, int]:
-    """What `memory_info` has answered, as (free, total). Raises SubAllocatorError where that cannot
-    be."""
+    """Check what `memory_info` returned.
+
+    Parameters
+    ----------
+    answer : object
+        What it returned.
+    sub_allocator : SubAllocator
+        Whose answer it is.
+
+    Returns
+    -------
+    tuple of (int, int)
+        Free and total bytes.
+
+    Raises
+    ------
+    SubAllocatorError
+        If it is not such a pair.
+    """
     try:
         free, total = (operator.index(number) for number in answer)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -195,7 +360,27 @@ def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[in
 def resolve_limit(
     memory_limit: SupportsIndex | str | float | None, sub_allocator: SubAllocator
 ) -> int:
-    """A memory limit in bytes: None asks the sub-allocator, a float is a fraction of its total."""
+    """A memory limit in bytes.
+
+    Parameters
+    ----------
+    memory_limit : int, str, float or None
+        None asks the sub-allocator; a float is a fraction of its total.
+    sub_allocator : SubAllocator
+        Who is asked.
+
+    Returns
+    -------
+    int
+        In bytes.
+
+    Raises
+    ------
+    ValueError
+        If a fraction is not above 0, or a size is malformed, negative or too large.
+    TypeError
+        If it is neither a number, nor a text, nor None.
+    """
     if memory_limit is None:
         return parse_bytes(sub_allocator.allocation_limit())
     if isinstance(memory_limit, float):

@@ -24,21 +24,40 @@ PINNED_LIMIT = 128 << 30
 
 
 class CUDASubAllocator(SubAllocator):
-    """Memory of one CUDA device, from the primary context that CuPy, numba, PyTorch and the runtime
-    API use: an address is good in all of them.
+    """Memory of one CUDA device, in the primary context.
 
-    `kind` is "device" (cuMemAlloc), "managed" (cuMemAllocManaged), "pinned" (host memory that the
-    device reaches, cuMemHostAlloc) or "async" (the device's current memory pool, cuMemAllocAsync).
-    Needs the package cuda-bindings, 12.9 or 13: `pip install 'bfc-allocator[cuda]'`.
+    CuPy, numba, PyTorch and the runtime API use that context too: an address is good in all of
+    them.
 
-    Raises DeviceUnavailableError where there is no driver, no such device or no such memory, and
-    says which; later DriverError, with the driver's name for what went wrong. The driver is loaded
-    and the context retained here, not at import; the context is let go with the last reference.
+    Parameters
+    ----------
+    device : int, optional
+        The device's ordinal.
+    kind : {"device", "managed", "pinned", "async"}, optional
+        Memory of the device (cuMemAlloc), managed memory (cuMemAllocManaged), host memory that the
+        device reaches (cuMemHostAlloc), or memory of the device's current pool (cuMemAllocAsync).
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If there is no driver, no such device or no such memory, or cuda-bindings (12.9 or 13) is
+        not installed: `pip install 'bfc-allocator[cuda]'`.
+    DriverError
+        If the driver fails, now or in a later call.
+    ValueError
+        If `kind` is none of the four.
+
+    Notes
+    -----
+    The driver is loaded and the context retained here, not at import. The context is released with
+    the last reference to it.
 
     In a forked child, and after a reset of the context (`cudaDeviceReset`, numba's `cuda.close()`),
-    its memory is gone: freeing and closing work and do nothing, all other calls of the driver raise
-    DriverError. An allocation that finds a free block calls no driver, and cannot know.
+    the memory is gone: freeing and closing do nothing then, and all other driver calls raise
+    DriverError. An allocation that finds a free chunk makes no driver call, and does not notice.
 
+    Examples
+    --------
     >>> import bfc
     >>> if bfc.cuda.is_available():
     ...     allocator = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="1 GiB")
@@ -71,7 +90,7 @@ class CUDASubAllocator(SubAllocator):
 
     @property
     def live_bytes(self) -> int:
-        """What was allocated and not freed, in bytes."""
+        """The bytes that were allocated and not freed."""
         return self._driver.live_bytes
 
     @property
@@ -84,7 +103,13 @@ class CUDASubAllocator(SubAllocator):
         return self._host_accessible
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device now, all processes on it counted. One driver call."""
+        """How much memory the device has now, with all processes on it counted. One driver call.
+
+        Returns
+        -------
+        tuple of (int, int)
+            Free and total bytes.
+        """
         return self._driver.memory_info()
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
@@ -99,9 +124,27 @@ class CUDASubAllocator(SubAllocator):
     def alloc_registered(
         self, alignment: int, nbytes: int, threads: int = 1
     ) -> tuple[int, int] | None:
-        """As `alloc` of the kind "pinned", by another way: pages of the operating system, written
-        to by so many threads, and pinned with cuMemHostRegister. `free` takes both kinds back.
-        Raises ValueError for a source of another kind."""
+        """Give a pinned block as `alloc` does, but by cuMemHostRegister. `free` takes it back too.
+
+        Parameters
+        ----------
+        alignment : int
+            As in `alloc`.
+        nbytes : int
+            As in `alloc`.
+        threads : int, optional
+            How many threads touch the pages before they are pinned.
+
+        Returns
+        -------
+        tuple of (int, int), or None
+            As from `alloc`.
+
+        Raises
+        ------
+        ValueError
+            If this source is not of the kind "pinned".
+        """
         if self.kind != "pinned":
             raise ValueError(f"only pinned memory is registered: {self!r} is of another kind")
         return self._driver.alloc_registered(alignment, nbytes, threads)
@@ -119,14 +162,19 @@ class CUDASubAllocator(SubAllocator):
         self._driver.copy(destination, source, nbytes, stream)
 
     def synchronize(self) -> None:
-        """Waits for all work on the device."""
+        """Wait for all work on the device."""
         self._driver.synchronize()
 
     def allocation_limit(self) -> int:
-        """What TensorFlow takes by default: the memory that is free now, less a reserve for the
-        driver and for others: 225 MiB where less than 2 GiB are free, else 500 MiB up to compute
-        capability 6, 1050 for 7, 1536 for 8, 1800 from 9 on; nothing where less than that is free.
-        For pinned memory half of the machine's, and at most 128 GiB.
+        """What TensorFlow takes by default: the memory that is free now, minus a reserve.
+
+        Returns
+        -------
+        int
+            In bytes. The reserve, for the driver and others, is 225 MiB if less than 2 GiB are
+            free, otherwise 500 MiB up to compute capability 6, 1050 for 7, 1536 for 8, and 1800
+            from 9 on; if the free memory is below the reserve, there is none. For pinned memory it
+            is half of the machine's memory, and at most 128 GiB.
         """
         if self.kind == "pinned":
             return min(PINNED_LIMIT, self.total_bytes // 2)

@@ -17,11 +17,25 @@ HUGE_PAGE = 2 << 20
 
 
 class HostSubAllocator(SubAllocator):
-    """Pageable host memory: anonymous mappings, on huge pages where the system grants them.
+    """Pageable host memory: anonymous mappings, on huge pages if the system grants them.
 
-    Pages become resident when they are first written, and go back to the system with `free`.
-    `capacity` (bytes, or a text) bounds what is live; None is the machine's physical memory.
+    Parameters
+    ----------
+    capacity : int or str, optional
+        How many bytes can be live at once, as a number or a text such as "4 GiB". None is the
+        machine's physical memory.
 
+    Raises
+    ------
+    ValueError
+        If `capacity` is malformed, negative or too large.
+
+    Notes
+    -----
+    Pages become resident when they are first written, and return to the system with `free`.
+
+    Examples
+    --------
     >>> host = HostSubAllocator("64 MiB")
     >>> address, received = host.alloc(256, 1 << 20)
     >>> host.free(address, received)

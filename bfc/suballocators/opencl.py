@@ -34,7 +34,17 @@ def _take_addresses(nbytes: int, alignment: int) -> int:
 
 @dataclass(slots=True)
 class Region:
-    """What one `alloc` gave: `memory` is a pyopencl.Buffer or a pyopencl.SVMAllocation."""
+    """What one `alloc` gave.
+
+    Attributes
+    ----------
+    address : int
+        Its first byte.
+    nbytes : int
+        Its size in bytes.
+    memory : pyopencl.Buffer or pyopencl.SVMAllocation
+        OpenCL's object.
+    """
 
     address: int
     nbytes: int
@@ -42,22 +52,51 @@ class Region:
 
 
 class OpenCLSubAllocator(SubAllocator):
-    """Memory of one OpenCL device. A region is one buffer, or with `svm` one SVM allocation.
+    """Memory of one OpenCL device. A region is one buffer, or one SVM allocation.
 
-    `context` is a `pyopencl.Context` (of several devices, its first is meant), None the shared
-    context of the first device, or of device `index`. Buffers have no addresses: a region gets a
-    range of made-up ones, which `locate` leads back to buffer and offset; with `svm` addresses are
-    real ones, good in kernels. Every region is made resident at once, so that a full device shows
-    here and not at a kernel. `capacity` (bytes, or a text) bounds what is live; None is what the
-    device has. Needs pyopencl: `pip install 'bfc-allocator[opencl]'`.
+    Parameters
+    ----------
+    context : pyopencl.Context, optional
+        Whose first device it is. None is a shared context of device `index`.
+    svm : bool, optional
+        Use shared virtual memory, whose addresses are real ones, good in kernels. Buffers have no
+        addresses: a region gets a range of invented ones, from which `locate` finds buffer and
+        offset.
+    index : int, optional
+        The device's number, all platforms counted together.
+    capacity : int or str, optional
+        How many bytes can be live at once, as a number or a text such as "4 GiB". None is what the
+        device has.
 
-    Stream 0 is `queue`, an in-order queue of its own; others are `pyopencl.CommandQueue` objects of
-    the same context, or their `int_ptr`. Each is kept as long as somebody else holds it.
+    Attributes
+    ----------
+    context : pyopencl.Context
+        The context.
+    queue : pyopencl.CommandQueue
+        Stream 0: an in-order queue of its own.
+    live_bytes : int
+        The bytes that were allocated and not freed.
 
-    Raises DeviceUnavailableError where a package, a driver or SVM is missing, and says what to
-    install; later DriverError, with OpenCL's name for what went wrong. In a forked child freeing
-    does nothing, all else raises SubAllocatorError, and no other source can be made.
+    Raises
+    ------
+    DeviceUnavailableError
+        If pyopencl, a driver, the device or SVM is missing: `pip install 'bfc-allocator[opencl]'`.
+    TypeError
+        If `context` is not a context.
+    DriverError
+        If OpenCL fails, now or in a later call.
 
+    Notes
+    -----
+    Streams other than 0 are `pyopencl.CommandQueue` objects of the same context, or their
+    `int_ptr`. Each is remembered as long as somebody else holds it. Every region is made resident
+    at once, so that a full device is noticed here and not at a kernel.
+
+    In a forked child freeing does nothing, all else raises SubAllocatorError, and no other source
+    can be made.
+
+    Examples
+    --------
     >>> import bfc
     >>> if bfc.opencl.is_available():
     ...     with bfc.BFCAllocator(bfc.OpenCLSubAllocator(capacity="64 MiB")) as allocator:
@@ -117,7 +156,15 @@ class OpenCLSubAllocator(SubAllocator):
         return f"OpenCLSubAllocator({self.device.ordinal}{kind}: {total}, {live} live)"
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes as far as this source knows: OpenCL does not tell what others use."""
+        """How much memory is left, as far as this source knows.
+
+        OpenCL does not tell how much other programs use.
+
+        Returns
+        -------
+        tuple of (int, int)
+            Free and total bytes.
+        """
         return max(0, self.total_bytes - self.live_bytes), self.total_bytes
 
     # -- regions -----------------------------------------------------------------------------------
@@ -233,9 +280,25 @@ class OpenCLSubAllocator(SubAllocator):
         return region
 
     def locate(self, address: int, nbytes: int = 1) -> tuple[Any, int]:
-        """(the region's pyopencl.Buffer, the byte offset) of an address inside a live region. No
-        driver call. Raises SubAllocatorError for any other address, and with `svm`, where addresses
-        are real ones."""
+        """The buffer and the offset of an address. No driver call.
+
+        Parameters
+        ----------
+        address : int
+            Any address of a live region.
+        nbytes : int, optional
+            How many bytes from there must lie in the region.
+
+        Returns
+        -------
+        tuple of (pyopencl.Buffer, int)
+            The region's buffer, and the offset in bytes.
+
+        Raises
+        ------
+        SubAllocatorError
+            If that is not inside a live region, or with `svm`, where there are no buffers.
+        """
         if self.svm:
             raise SubAllocatorError(f"{self!r} has real addresses, and no buffers")
         region = self._region_at(address, nbytes)
@@ -244,10 +307,31 @@ class OpenCLSubAllocator(SubAllocator):
         return region.memory, address - region.address
 
     def sub_buffer(self, address: int, nbytes: int) -> Any:
-        """A new pyopencl.Buffer of some bytes of a live region, for kernels. One driver call, some
-        200 ns. It keeps the region's memory, but not the allocation: whoever frees that while it is
-        in use lets others write there. Raises SubAllocatorError, also for an address that the
-        device's alignment does not allow (every allocation's is fine)."""
+        """Make a buffer of some bytes of a live region, for kernels.
+
+        Parameters
+        ----------
+        address : int
+            Any address of a live region that the device's alignment allows; that of every
+            allocation is.
+        nbytes : int
+            The size in bytes.
+
+        Returns
+        -------
+        pyopencl.Buffer
+            It keeps the region alive, but not the allocation: if that is freed meanwhile, others
+            may write there.
+
+        Raises
+        ------
+        SubAllocatorError
+            If that is not inside a live region, is not aligned, or with `svm`.
+
+        Notes
+        -----
+        Cost: one driver call, about 200 ns.
+        """
         starts, regions = self._regions
         region = regions[bisect.bisect_right(starts, address) - 1] if regions else None
         if (
@@ -300,7 +384,7 @@ class OpenCLSubAllocator(SubAllocator):
             self._cl.enqueue_barrier(after.queue, wait_for=[event])
 
     def synchronize(self) -> None:
-        """Waits for all work on the queues that were named here. Raises DriverError."""
+        """Wait for all work that was queued on the queues of this source."""
         self._home.check()
         self._queues.finish()
 

@@ -13,7 +13,7 @@ from bfc.units import format_bytes, parse_bytes
 
 
 class SimulatedFence:
-    """Done once its stream's `finish` has been called, or once somebody has waited for it."""
+    """The fence of a `SimulatedSubAllocator`: done once `finish` or `wait` was called."""
 
     def __init__(self, device: SimulatedSubAllocator, stream: int) -> None:
         self._device = device
@@ -27,19 +27,45 @@ class SimulatedFence:
         )
 
     def wait(self) -> None:
-        """Waiting is what lets a simulated stream finish: nothing else would run it."""
+        """Call `finish`: nothing else lets a simulated stream finish."""
         if not self.done():
             self._device.finish(self._stream)
 
 
 class SimulatedSubAllocator(SubAllocator):
-    """Hands out rising addresses from `base`, each rounded up to `alignment`, with `gap` bytes
-    between blocks.
+    """A GPU made of integers: it hands out rising addresses, and no address is used twice.
 
-    It refuses what would take the bytes live past `capacity`, and any one call above `max_bytes`.
-    Addresses are never used twice. `calls` is the log: ("alloc" or "free", bytes, address, or None
-    for a refusal).
+    Parameters
+    ----------
+    capacity : int or str
+        How many bytes can be live at once, as a number or a text such as "4 GiB".
+    base : int, optional
+        The first address.
+    alignment : int, optional
+        A power of two, in bytes, that addresses are rounded up to.
+    gap : int, optional
+        Bytes that are left out between two blocks.
+    supports_coalescing : bool, optional
+        Accept a run of neighbouring blocks in `free`.
+    max_bytes : int or str, optional
+        Refuse any one call above this.
 
+    Attributes
+    ----------
+    calls : list of (str, int, int or None)
+        The log: "alloc" or "free", the bytes, and the address, which is None for a refusal.
+    live : dict of int to int
+        The bytes of each live block, by address.
+    live_bytes : int
+        Their sum.
+
+    Raises
+    ------
+    ValueError
+        If an argument is negative, or `alignment` is not a power of two.
+
+    Examples
+    --------
     >>> device = SimulatedSubAllocator("1 GiB")
     >>> device.alloc(256, 4096), device.alloc(256, 2 << 30)
     ((1099511627776, 4096), None)
@@ -142,25 +168,55 @@ class SimulatedSubAllocator(SubAllocator):
         return blocks
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """How much memory is left.
+
+        Returns
+        -------
+        tuple of (int, int)
+            Free and total bytes.
+        """
         return max(0, self.total_bytes - self.live_bytes), self.total_bytes
 
     def fail_at(self, n: int) -> None:
-        """Refuse the n-th alloc from now (1 is the next), however small. 0 takes that back."""
+        """Refuse one of the next allocations, however small it is.
+
+        Parameters
+        ----------
+        n : int
+            Which one: 1 is the next. 0 cancels it.
+
+        Raises
+        ------
+        ValueError
+            If `n` is negative.
+        """
         if n < 0:
             raise ValueError("fail_at counts from 1; 0 takes it back")
         self._fail_in = n
 
     @property
     def asynchronous(self) -> bool:  # type: ignore[override]
+        """True while a stream is held."""
         return bool(self._held)
 
     def hold(self, stream: StreamLike) -> None:
-        """What is queued on the stream from now on stays unfinished until `finish`."""
+        """Leave what is queued on a stream from now on unfinished, until `finish`.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            Which one.
+        """
         self._held.add(stream_handle(stream))
 
     def finish(self, stream: StreamLike) -> None:
-        """Everything queued on the stream has finished, and nothing more is held there."""
+        """Let everything queued on a stream finish, and hold it no longer.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            Which one.
+        """
         handle = stream_handle(stream)
         self._held.discard(handle)
         self._rounds[handle] += 1
