@@ -1,7 +1,8 @@
 """The functions that PyTorch looks up by name in this extension module, as CUDAPluggableAllocator wants them.
 
-PyTorch calls them from any thread with its own mutex held, while another thread may hold the GIL and wait for that
-mutex (it frees tensors so). Whoever took the GIL here would wait for ever: nothing below does. See `bfc/native/source.h`.
+PyTorch calls them from any thread with its own mutex held. Meanwhile another thread may hold the GIL and wait for that
+mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so nothing below takes it. See
+`bfc/native/source.h`.
 """
 
 from libc.stdint cimport uint64_t
