@@ -12,11 +12,30 @@ if TYPE_CHECKING:
 
 
 class OutOfMemoryError(MemoryError):
-    """No chunk is large enough, and no region could be added.
+    """No chunk is large enough, and no region could be added. The text fits on one screen.
 
-    Carries the figures (bytes): `requested`, `in_use`, `reserved` (what the sub-allocator has
-    given), `limit`, `largest_free`, and `fragmentation` (0 to 1; NaN where nothing is free). Its
-    text is one screen long.
+    Parameters
+    ----------
+    requested : int
+        The bytes that were asked for.
+    in_use : int, optional
+        The bytes that are allocated.
+    reserved : int, optional
+        The bytes that the sub-allocator has given.
+    limit : int, optional
+        The allocator's memory limit in bytes.
+    largest_free : int, optional
+        The bytes of the largest free chunk.
+    fragmentation : float, optional
+        The fraction of the free bytes outside the largest free chunk; NaN if nothing is free.
+    refused : str, optional
+        Who has refused it, in words.
+    advice : tuple of str, optional
+        What to try.
+
+    Notes
+    -----
+    Each parameter is an attribute of the same name.
     """
 
     def __init__(
@@ -73,8 +92,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class InvalidPointerError(ValueError):
-    """An address that is no allocation of this allocator: foreign, inside a block, or freed
-    already."""
+    """There is no such allocation: the address is foreign, inside a block, or freed already."""
 
 
 class SubAllocatorError(RuntimeError):
@@ -82,10 +100,24 @@ class SubAllocatorError(RuntimeError):
 
 
 class DriverError(SubAllocatorError):
-    """A driver's call failed with something other than "out of memory".
+    """A driver call failed with something other than "out of memory".
 
-    `call` says which, `code` and `name` are the driver's own for the failure (700,
-    "CUDA_ERROR_ILLEGAL_ADDRESS").
+    Parameters
+    ----------
+    call : str
+        The function of the driver.
+    code : int
+        The driver's number for the failure, such as 700.
+    name : str
+        The driver's name for it, such as "CUDA_ERROR_ILLEGAL_ADDRESS".
+    text : str, optional
+        What the driver says about it.
+    hint : str, optional
+        What to try.
+
+    Notes
+    -----
+    Each parameter is an attribute of the same name.
     """
 
     def __init__(self, call: str, code: int, name: str, text: str = "", hint: str = "") -> None:
@@ -102,7 +134,7 @@ class DriverError(SubAllocatorError):
 
 
 class DeviceUnavailableError(RuntimeError):
-    """No driver, no device, or a package is missing; the text says what to install."""
+    """There is no driver or no device, or a package is missing; the text says what to install."""
 
 
 class ClosedError(RuntimeError):
@@ -114,15 +146,30 @@ class InvariantError(AssertionError):
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read or replayed; the text names the file and the fault in one
-    line."""
+    """A trace cannot be read or replayed; the text names the file and the fault in one line."""
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be taken. Nothing was changed.
+    """A setting is not possible. Nothing was changed.
 
-    `key` is its name, `given` what was written, `allowed` what may be written there ("" where there
-    is no such thing).
+    Parameters
+    ----------
+    fault : str
+        What is wrong.
+    key : str, optional
+        The name of the setting.
+    given : str, optional
+        What was written.
+    allowed : str, optional
+        What may be written there.
+    hint : str, optional
+        What to try.
+    where : str, optional
+        Where it was written, such as the name of an environment variable.
+
+    Notes
+    -----
+    Each parameter is an attribute of the same name, "" if it is not known.
     """
 
     def __init__(
@@ -151,7 +198,18 @@ class SettingsError(ValueError):
         return functools.partial(type(self), **facts), (self.fault,)
 
     def found_in(self, where: str) -> SettingsError:
-        """The same error, saying where the setting was written."""
+        """The same error, which also says where the setting was written.
+
+        Parameters
+        ----------
+        where : str
+            Such as the name of an environment variable.
+
+        Returns
+        -------
+        SettingsError
+            A new one.
+        """
         return SettingsError(
             self.fault,
             key=self.key,

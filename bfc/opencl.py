@@ -45,9 +45,15 @@ atexit.register(_leave_memory_alone)
 
 
 def is_available() -> Availability:
-    """Whether there is pyopencl, a driver and a device. The answer prints why, or why not. Raises
-    nothing.
+    """Whether there is pyopencl, an OpenCL driver and a device.
 
+    Returns
+    -------
+    Availability
+        It prints why, or why not. No error is raised.
+
+    Examples
+    --------
     >>> import bfc
     >>> usable = bfc.opencl.is_available()
     >>> isinstance(bool(usable), bool), len(str(usable)) > 0
@@ -63,8 +69,13 @@ def is_available() -> Availability:
 
 
 def device_count() -> int:
-    """How many devices the drivers show, all platforms together; 0 where OpenCL is not available,
-    and `is_available()` says why."""
+    """How many OpenCL devices the drivers show, all platforms counted together.
+
+    Returns
+    -------
+    int
+        0 if OpenCL is not available; `is_available()` says why.
+    """
     try:
         return len(_opencl.devices())
     except (DeviceUnavailableError, DriverError):
@@ -73,10 +84,28 @@ def device_count() -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStats:
-    """What one device's handles came to. Bytes are those of the blocks: sizes as rounded.
+    """The figures of one device. Bytes are those of the blocks: sizes as rounded.
 
-    Peaks count from the last `reset_peak_stats`, the other counts from the last
-    `reset_accumulated_stats`; what is current is never reset.
+    Attributes
+    ----------
+    current_bytes : int
+        The bytes that are allocated. Never reset.
+    peak_bytes : int
+        The most since `reset_peak_stats`.
+    reserved_bytes : int
+        The bytes that were taken from the driver. Never reset.
+    peak_reserved_bytes : int
+        The most since `reset_peak_stats`.
+    allocations : int
+        Since `reset_accumulated_stats`, as are those below.
+    frees : int
+        How many.
+    failures : int
+        The allocations that found no memory, or that the driver failed.
+    allocated_bytes : int
+        The bytes of all allocations.
+    freed_bytes : int
+        The bytes of all frees.
     """
 
     current_bytes: int = 0
@@ -148,18 +177,44 @@ class _Place:
 
 
 class DeviceAllocator:
-    """What a framework's OpenCL back end asks of an allocator, in the words of PyTorch's
-    `c10::Allocator` and `c10::DeviceAllocator`: one pool a device, made when it is first used.
+    """An allocator for the OpenCL back end of a framework, with one pool for each device.
 
-    A handle is an opaque int, good on its own: it says which device it belongs to, `mem` makes the
-    OpenCL object of it, `locate` its buffer and byte offset, and 0 is the empty one. `policy` is
-    "caching" (PyTorch's) or "bfc" (TensorFlow's); `settings` and all other keyword arguments go to
-    `bfc.CachingAllocator` or `bfc.BFCAllocator`, for each device alike. `devices` are
-    `pyopencl.Device` or `pyopencl.Context` objects; None is every device there is.
+    Its methods are those of PyTorch's `c10::Allocator` and `c10::DeviceAllocator`. A pool is made
+    when its device is first used. A handle is an int that knows its device: `mem` makes an OpenCL
+    object of it, `locate` its buffer and byte offset. 0 is the empty handle.
 
-    Any thread may use it. Raises ValueError or TypeError for options that are none.
-    Source: `c10/core/Allocator.h` and `c10/core/CachingDeviceAllocator.h` of PyTorch 2.11.
+    Parameters
+    ----------
+    policy : {"caching", "bfc"}, optional
+        PyTorch's policy, or TensorFlow's.
+    settings : str, optional
+        The settings of PyTorch's policy.
+    svm : bool, optional
+        Use shared virtual memory.
+    devices : sequence of pyopencl.Device or pyopencl.Context, optional
+        None is every device that there is.
+    **options : object
+        Other arguments of `bfc.CachingAllocator` or `bfc.BFCAllocator`, the same for each device.
 
+    Attributes
+    ----------
+    policy : str
+        As given.
+
+    Raises
+    ------
+    ValueError
+        If `policy` is neither of the two, or `settings` are given to "bfc".
+    TypeError
+        If `devices` is not a sequence of devices or contexts.
+
+    Notes
+    -----
+    Any thread may use it. Source: `c10/core/Allocator.h` and `c10/core/CachingDeviceAllocator.h` of
+    PyTorch 2.11.
+
+    Examples
+    --------
     >>> import bfc
     >>> if bfc.opencl.is_available():
     ...     with bfc.opencl.DeviceAllocator("bfc", memory_limit="64 MiB") as memory:
@@ -202,15 +257,45 @@ class DeviceAllocator:
     # -- devices -----------------------------------------------------------------------------------
 
     def device_count(self) -> int:
-        """How many devices it has memory of; 0 where OpenCL is not available."""
+        """How many devices it can allocate on.
+
+        Returns
+        -------
+        int
+            0 if OpenCL is not available.
+        """
         return len(self._known())
 
     def initialized(self) -> bool:
-        """Whether it can be used: there is a device, and it was not closed. Opens none."""
+        """Whether it can be used. Opens no device.
+
+        Returns
+        -------
+        bool
+            True if there is a device, and it was not closed.
+        """
         return not self._closed and self.device_count() > 0
 
     def allocator(self, device: SupportsIndex = 0) -> Allocator:
-        """The pool of a device: snapshots, traces and all else that bfc has for it."""
+        """The pool of a device, for snapshots, traces and all else that bfc has.
+
+        Parameters
+        ----------
+        device : int, optional
+            The number of the device.
+
+        Returns
+        -------
+        Allocator
+            A `CachingAllocator` or a `BFCAllocator`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If there is no such device.
+        ClosedError
+            If it was closed.
+        """
         return self._pool_of(self._at(device))
 
     def _known(self) -> list[_Place]:
@@ -250,13 +335,42 @@ class DeviceAllocator:
     def allocate(
         self, nbytes: SupportsIndex, device: SupportsIndex = 0, stream: StreamLike | None = None
     ) -> int:
-        """A handle for `nbytes` bytes on a device; 0 for 0 bytes, which counts nothing.
+        """Allocate bytes on a device.
 
-        `stream` is the `pyopencl.CommandQueue` that uses it first: where its work runs in any
-        order, the memory is used again only when all that was queued there at the free has
-        finished. None is that of `use_stream`, or the pool's own queue. Raises as
-        `Allocator.allocate_raw`, and DeviceUnavailableError for a device that is not there. Cost:
-        that, and some 1.2 µs.
+        Parameters
+        ----------
+        nbytes : int
+            The size in bytes.
+        device : int, optional
+            The number of the device.
+        stream : pyopencl.CommandQueue or int, optional
+            The queue that uses the memory first. If it runs its work in any order, the memory is
+            reused only when all that was queued there at the free has finished. None is that of
+            `bfc.use_stream`, or else the pool's own queue.
+
+        Returns
+        -------
+        int
+            A handle; 0 for 0 bytes, which counts as no allocation.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If there is no such device.
+        OutOfMemoryError
+            If there is no memory.
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is negative or above 2**63 - 1.
+        SubAllocatorError
+            If the device failed, or `stream` is not a queue of this device's context.
+        ClosedError
+            If it was closed.
+
+        Notes
+        -----
+        Cost: as `Allocator.allocate_raw`, and about 1.2 us.
         """
         place = self._at(device)
         try:
@@ -277,14 +391,35 @@ class DeviceAllocator:
         return handle
 
     def raw_deleter(self) -> Callable[[int], None]:
-        """The function that takes a handle alone and frees it: `raw_delete`, the same object each
-        time."""
+        """The function that frees a handle: `raw_delete`.
+
+        Returns
+        -------
+        callable
+            The same object each time.
+        """
         return self._deleter
 
     def raw_delete(self, handle: int) -> None:
-        """Frees a handle; 0 is a no-op. Raises InvalidPointerError for what is no live handle of
-        this allocator, and as `Allocator.deallocate_raw`: the handle stays live then. A no-op once
-        the interpreter exits."""
+        """Free a handle.
+
+        Parameters
+        ----------
+        handle : int
+            A live handle. 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is not a live handle of this allocator.
+        SubAllocatorError
+            If another queue has used the memory, and the device fails when it is asked about it.
+            The handle stays live.
+
+        Notes
+        -----
+        While the interpreter exits it does nothing.
+        """
         if handle == 0 or self._is_exiting:
             return
         known = self._live.pop(handle, None)
@@ -303,12 +438,27 @@ class DeviceAllocator:
         known.place.count_free(known.block_bytes)
 
     def copy_data(self, destination: int, source: int, nbytes: SupportsIndex) -> None:
-        """Copies bytes between two handles of one device, behind what is queued on the queues that
-        they were allocated for. Done when it returns. A no-op for 0 bytes, of which the handle 0
-        has no more, and for a handle and itself.
+        """Copy bytes between two handles of one device, and wait until that is done.
 
-        Raises InvalidPointerError for a handle that is not live, ValueError for handles of two
-        devices and for more bytes than either has, DriverError.
+        The copy comes after what is queued on the queues that they were allocated for.
+
+        Parameters
+        ----------
+        destination : int
+            A live handle, or 0.
+        source : int
+            A live handle, or 0.
+        nbytes : int
+            How many bytes; 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If a handle is not live.
+        ValueError
+            If the handles are on two devices, or one of them has fewer bytes.
+        DriverError
+            If OpenCL fails.
         """
         count = operator.index(nbytes)
         to, start = (None if it == 0 else self._find(it) for it in (destination, source))
@@ -336,26 +486,67 @@ class DeviceAllocator:
     # -- c10::DeviceAllocator ----------------------------------------------------------------------
 
     def empty_cache(self, device: SupportsIndex | None = None) -> int:
-        """Gives memory that nothing uses back to the driver, on one device or on all. Returns the
-        bytes."""
+        """Give memory that nothing uses back to the driver.
+
+        Parameters
+        ----------
+        device : int, optional
+            The number of the device; None is all of them.
+
+        Returns
+        -------
+        int
+            The bytes given back.
+        """
         places = self._known() if device is None else [self._at(device)]
         return sum(place.pool.empty_cache() for place in places if place.pool is not None)
 
     def record_stream(self, handle: int, stream: StreamLike) -> None:
-        """Says that a queue uses this memory: freed, it is used again only when what was queued
-        there at the free has finished. A no-op for the ordered queue that it was allocated for, and
-        for the handle 0. Raises InvalidPointerError."""
+        """Tell the allocator that another queue uses this memory.
+
+        Once freed, the memory is not reused before the work that was queued there at the time of
+        the free has finished.
+
+        Parameters
+        ----------
+        handle : int
+            A live handle. 0 does nothing.
+        stream : pyopencl.CommandQueue or int
+            The other queue. The queue that it was allocated for is ignored, if that is in order.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is not a live handle of this allocator.
+        """
         if handle != 0:
             pool = self._find(handle).place.pool
             assert pool is not None
             pool.record_stream(handle, stream)
 
     def device_stats(self, device: SupportsIndex = 0) -> DeviceStats:
-        """The counts of a device: all 0 where it was not used yet."""
+        """The figures of a device.
+
+        Parameters
+        ----------
+        device : int, optional
+            The number of the device.
+
+        Returns
+        -------
+        DeviceStats
+            All 0 if it was not used yet.
+        """
         return self._at(device).stats()
 
     def reset_accumulated_stats(self, device: SupportsIndex = 0) -> None:
-        """Allocations, frees, failures and their bytes count from 0 again; the peaks stay."""
+        """Restart the counts of allocations, frees and failures, and their bytes, from 0.
+
+        Parameters
+        ----------
+        device : int, optional
+            The number of the device.
+        """
         place = self._at(device)
         with place.lock:
             place.clear_counts()
@@ -363,7 +554,13 @@ class DeviceAllocator:
             place.pool.reset_accumulated_stats()
 
     def reset_peak_stats(self, device: SupportsIndex = 0) -> None:
-        """The peaks start again from what is current; the counts stay."""
+        """Restart the peaks from what is current.
+
+        Parameters
+        ----------
+        device : int, optional
+            The number of the device.
+        """
         place = self._at(device)
         with place.lock:
             place.peak_bytes = place.current_bytes
@@ -371,23 +568,84 @@ class DeviceAllocator:
             place.pool.reset_peak_stats()
 
     def memory_info(self, device: SupportsIndex = 0) -> tuple[int, int]:
-        """(free, total) bytes of a device, as far as this allocator knows."""
+        """How much memory a device has, as far as this allocator knows.
+
+        Parameters
+        ----------
+        device : int, optional
+            The number of the device.
+
+        Returns
+        -------
+        tuple of (int, int)
+            Free and total bytes.
+        """
         return self.allocator(device).sub_allocator.memory_info()
 
     # -- OpenCL's objects --------------------------------------------------------------------------
 
     def device_of(self, handle: int) -> int:
-        """The number of the device that a live handle is on. Raises InvalidPointerError."""
+        """The number of the device that a handle is on.
+
+        Parameters
+        ----------
+        handle : int
+            A live handle.
+
+        Returns
+        -------
+        int
+            From 0.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is not a live handle of this allocator.
+        """
         return self._find(handle).place.ordinal
 
     def locate(self, handle: int) -> tuple[Any, int]:
-        """(the pyopencl.Buffer that holds a handle's memory, the offset in bytes). No driver call.
-        Raises InvalidPointerError; SubAllocatorError with `svm`, where handles are addresses."""
+        """The buffer that holds a handle's memory. No driver call.
+
+        Parameters
+        ----------
+        handle : int
+            A live handle.
+
+        Returns
+        -------
+        tuple of (pyopencl.Buffer, int)
+            The buffer, and the offset in bytes.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is not a live handle of this allocator.
+        SubAllocatorError
+            If `svm` is on: handles are addresses then.
+        """
         return self._source(handle).locate(handle)
 
     def mem(self, handle: int) -> Any:
-        """A new pyopencl.Buffer of just this memory, for kernels: one driver call. It does not keep
-        the handle from being freed. Raises as `locate`."""
+        """Make a buffer of just a handle's memory, for kernels. One driver call.
+
+        Parameters
+        ----------
+        handle : int
+            A live handle.
+
+        Returns
+        -------
+        pyopencl.Buffer
+            It does not keep the handle from being freed.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is not a live handle of this allocator.
+        SubAllocatorError
+            If `svm` is on: handles are addresses then.
+        """
         pool = self._find(handle).place.pool
         assert pool is not None
         return self._source(handle).sub_buffer(handle, pool.requested_size(handle))
@@ -404,9 +662,16 @@ class DeviceAllocator:
         return known
 
     def close(self) -> None:
-        """Gives everything back, live handles or not: nothing is current then. Closing twice does
-        nothing. Raises the first error of a device, once all were closed; closing again tries it
-        again. BufferError says that a device's memory is in use elsewhere, and stays."""
+        """Give everything back, with live handles or without. Closing twice does nothing.
+
+        Raises
+        ------
+        BufferError
+            If the memory of a device is in use elsewhere. That device stays open.
+        SubAllocatorError
+            If a device fails. All are closed first, and the first error is raised; closing again
+            tries that device again.
+        """
         faults = []
         with self._lock:
             self._closed = True

@@ -8,14 +8,14 @@ from typing import Protocol, SupportsIndex, runtime_checkable
 
 @runtime_checkable
 class SupportsCudaStream(Protocol):
-    """The `__cuda_stream__` protocol of cuda.core: returns (version, handle)."""
+    """An object with cuda.core's `__cuda_stream__` protocol, which returns (version, handle)."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
 @runtime_checkable
 class SupportsIntPtr(Protocol):
-    """What a `pyopencl.CommandQueue` has."""
+    """An object such as a `pyopencl.CommandQueue`."""
 
     @property
     def int_ptr(self) -> int: ...
@@ -27,8 +27,20 @@ StreamLike = SupportsIndex | SupportsCudaStream | SupportsIntPtr
 
 
 def is_queue(stream: object) -> bool:
-    """Whether it is a queue of OpenCL's, and no stream of CUDA's.
+    """Whether an object is a queue of OpenCL, not a stream of CUDA.
 
+    Parameters
+    ----------
+    stream : object
+        Anything.
+
+    Returns
+    -------
+    bool
+        Judged by its attributes: no package is imported.
+
+    Examples
+    --------
     >>> is_queue(7)
     False
     """
@@ -36,8 +48,27 @@ def is_queue(stream: object) -> bool:
 
 
 def stream_handle(stream: object) -> int:
-    """The handle of a stream as an int between 0 and 2**64 - 1.
+    """The handle of a stream.
 
+    Parameters
+    ----------
+    stream : int or stream object
+        A handle, an object with `__cuda_stream__`, or a `pyopencl.CommandQueue`.
+
+    Returns
+    -------
+    int
+        From 0 to 2**64 - 1.
+
+    Raises
+    ------
+    TypeError
+        If `stream` is not a stream.
+    ValueError
+        If the handle is negative or above 2**64 - 1.
+
+    Examples
+    --------
     >>> stream_handle(7)
     7
     """

@@ -15,12 +15,27 @@ _MOST_DIGITS = 100
 
 
 def parse_bytes(size: SupportsIndex | str) -> int:
-    """A number of bytes from an int or a text. KiB, MiB, GiB, TiB count by 1024; KB, MB, GB, TB by
-    1000.
+    """A number of bytes from an int or a text.
 
-    Raises TypeError for anything that is neither, ValueError for what is malformed, negative or
-    above 2**63 - 1.
+    Parameters
+    ----------
+    size : int or str
+        KiB, MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB are powers of 1000.
 
+    Returns
+    -------
+    int
+        From 0 to 2**63 - 1.
+
+    Raises
+    ------
+    TypeError
+        If `size` is neither an int nor a text.
+    ValueError
+        If `size` is malformed, negative or above 2**63 - 1.
+
+    Examples
+    --------
     >>> parse_bytes("3 MiB"), parse_bytes(700), parse_bytes("1.5 GB")
     (3145728, 700, 1500000000)
     """
@@ -50,9 +65,25 @@ def parse_bytes(size: SupportsIndex | str) -> int:
 
 
 def as_int(value: SupportsIndex) -> int:
-    """`operator.index`, and TypeError for a bool too: as a size, a stream or an address it is a
-    slip.
+    """`operator.index`, but not of a bool: as a size, a stream or an address it is a slip.
 
+    Parameters
+    ----------
+    value : int
+        Anything with `__index__` that is not a bool.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    TypeError
+        If `value` is a bool, or has no `__index__`.
+
+    Examples
+    --------
     >>> as_int(7)
     7
     """
@@ -62,9 +93,20 @@ def as_int(value: SupportsIndex) -> int:
 
 
 def format_bytes(nbytes: int) -> str:
-    """A number of bytes for people, as TensorFlow writes it: KiB with one decimal, MiB and above
-    with two.
+    """A number of bytes for people, as TensorFlow writes it.
 
+    Parameters
+    ----------
+    nbytes : int
+        The number.
+
+    Returns
+    -------
+    str
+        With one decimal in KiB, with two from MiB on.
+
+    Examples
+    --------
     >>> format_bytes(700), format_bytes(1 << 20), format_bytes(3 << 29)
     ('700 B', '1.00 MiB', '1.50 GiB')
     """

@@ -21,21 +21,47 @@ _installed: dict[str, tuple[Installation, Callable[[], None]]] = {}
 
 
 class Installation:
-    """What `use` returns: `put_back()`, or the end of a `with` block, undoes it."""
+    """What `bfc.use` returns. It is undone by `put_back()`, or at the end of a `with` block.
+
+    Parameters
+    ----------
+    allocators : dict of int to Allocator
+        The allocators, by device.
+    libraries : tuple of str
+        The libraries that take memory from them.
+
+    Attributes
+    ----------
+    allocators : dict of int to Allocator
+        As given.
+    libraries : tuple of str
+        As given.
+    """
 
     def __init__(self, allocators: Allocators, libraries: tuple[str, ...]) -> None:
         self.allocators = allocators
         self.libraries = libraries
 
     def put_back(self) -> None:
-        """Gives each library what it had before. Doing it twice does nothing."""
+        """Give each library what it had before. Doing it twice does nothing."""
         with _lock:
             if self in _layers:
                 _layers.remove(self)
                 _follow_all(reversed(self.libraries))
 
     def serves(self, library: str) -> bool:
-        """Whether it names the library, and its pools are open."""
+        """Whether it names a library, and its pools are open.
+
+        Parameters
+        ----------
+        library : str
+            Such as "cupy".
+
+        Returns
+        -------
+        bool
+            False once a pool is closed.
+        """
         closed = any(allocator.closed for allocator in self.allocators.values())
         return library in self.libraries and not closed
 
@@ -52,19 +78,39 @@ class Installation:
 
 
 def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
-    """Lets libraries take their memory from an allocator: cupy, numba, cuda_core, torch, rmm.
+    """Let libraries take their memory from an allocator.
 
-    `allocator` is one over CUDA memory, or one for each device: a list, or `{ordinal: allocator}`.
-    None puts everything back, and takes no names. A later `use` replaces an earlier one in the
-    libraries that it names, until it is put back itself. It works in all of the libraries or in
-    none. torch is served in the calling thread, cuda_core through the `Device` objects of that
-    thread, the others everywhere. What they allocated before stays theirs; what came from the pool
-    keeps it alive.
+    Parameters
+    ----------
+    allocator : Allocator, list of Allocator, dict of int to Allocator, or None
+        One over CUDA memory, or one for each device: a list, or {ordinal: allocator}. None puts
+        every library back, and takes no names.
+    *libraries : {"cupy", "numba", "cuda_core", "torch", "rmm"}
+        In the calling thread for torch, through the `Device` objects of the calling thread for
+        cuda_core, and everywhere for the others.
 
-    Raises ValueError for an unknown library, memory of no CUDA device, or two allocators for one;
-    DeviceUnavailableError where a library is missing, and says what to install; and ClosedError.
-    Cost of an allocation: `python -m bench.integrations`.
+    Returns
+    -------
+    Installation
+        What undoes it. A later `use` replaces this one in the libraries that it names, until it is
+        undone itself.
 
+    Raises
+    ------
+    ValueError
+        If a library is unknown, or the memory is not that of CUDA devices, one allocator for each.
+    DeviceUnavailableError
+        If a library is missing; the text says what to install.
+    ClosedError
+        If an allocator is closed.
+
+    Notes
+    -----
+    It works in all of the libraries or in none. What they allocated before is not affected; what
+    comes from the pool keeps it alive. Cost of an allocation: `python -m bench.integrations`.
+
+    Examples
+    --------
     >>> import bfc
     >>> if bfc.cuda.is_available():
     ...     allocator = bfc.BFCAllocator(bfc.CUDASubAllocator(), memory_limit="1 GiB")

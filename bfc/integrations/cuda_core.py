@@ -28,13 +28,37 @@ def _resource_of(device: Any) -> Any:
 
 
 def is_ours(device: Any) -> bool:
-    """Whether a `cuda.core.Device` allocates from a pool of bfc."""
+    """Whether a device allocates from a pool of bfc.
+
+    Parameters
+    ----------
+    device : cuda.core.Device
+        The device.
+
+    Returns
+    -------
+    bool
+        False if it has no memory resource yet.
+    """
     return isinstance(_resource_of(device), resource_class())
 
 
 def put(device: Any, allocator: Allocator) -> Callable[[], None]:
-    """Gives a `cuda.core.Device` a resource over the allocator. The function returned puts back
-    what was there; where one of ours was set on top of it, that one will."""
+    """Give a device a memory resource over an allocator.
+
+    Parameters
+    ----------
+    device : cuda.core.Device
+        The device.
+    allocator : Allocator
+        Its pool.
+
+    Returns
+    -------
+    callable
+        It puts back what was there; if another pool of bfc was put on top, that one does it when it
+        is put back itself.
+    """
     kind: Any = resource_class()
     ours = kind(allocator)
     ours.before = _resource_of(device)
@@ -55,8 +79,23 @@ def put(device: Any, allocator: Allocator) -> Callable[[], None]:
 
 
 def install_in_thread(allocators: OneOrMore | None = None) -> Callable[[], None]:
-    """Sets `cuda.core.Device(i).memory_resource` in the calling thread; None takes what `use` has
-    installed. The function returned puts back what was there; the end of `use` does not."""
+    """Set `cuda.core.Device(i).memory_resource` in the calling thread.
+
+    Parameters
+    ----------
+    allocators : Allocator, list of Allocator, or dict of int to Allocator, optional
+        None is what `bfc.use` has installed.
+
+    Returns
+    -------
+    callable
+        It puts back what was there; the end of `bfc.use` does not.
+
+    Raises
+    ------
+    ValueError
+        If it is None, and nothing is in use.
+    """
     if allocators is None and not _in_use:
         raise ValueError("nothing is in use: bfc.use(allocator, 'cuda_core') first")
     pools = by_device(_in_use if allocators is None else allocators)
@@ -68,7 +107,18 @@ def install_in_thread(allocators: OneOrMore | None = None) -> Callable[[], None]
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """`install_in_thread` here, and for what other threads take."""
+    """Call `install_in_thread`, and offer the same allocators to other threads that call it.
+
+    Parameters
+    ----------
+    allocators : dict of int to Allocator
+        By device.
+
+    Returns
+    -------
+    callable
+        It undoes both.
+    """
     with ExitStack() as undo:
         undo.callback(install_in_thread(allocators))
         _in_use.update(allocators)

@@ -19,20 +19,43 @@ INSTALL = "cupy-cuda13x   (cupy-cuda12x for CUDA 12)"
 
 
 def lookups(cupy: Any) -> tuple[Callable[[], int], Callable[[], Any]]:
-    """What tells CuPy's current device, and its current stream."""
+    """The functions that return CuPy's current device and current stream.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy.
+
+    Returns
+    -------
+    tuple of (callable, callable)
+        For the device and the stream.
+    """
     return cupy.cuda.device.get_device_id, cupy.cuda.get_current_stream
 
 
 def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
-    """What `cupy.cuda.using_allocator` and `set_allocator` take: bytes in, a `MemoryPointer` out.
+    """Make what `cupy.cuda.using_allocator` and `cupy.cuda.set_allocator` take.
 
-    Memory is for CuPy's current stream, on its current device, and goes back when the last array on
-    it dies, behind what that stream has queued then. Use on another stream needs
-    `a.record_stream(array.data.ptr, stream)`. The stream object is kept until then; the owner of an
-    `ExternalStream` must keep it.
+    Parameters
+    ----------
+    allocators : Allocator, list of Allocator, or dict of int to Allocator
+        One, or one for each device.
 
-    It raises what `Allocator.allocate` does, and DeviceUnavailableError for a device without an
-    allocator. Cost: as `allocate` and two small objects of CuPy's. Source: `cupy.cuda.memory`.
+    Returns
+    -------
+    callable
+        It takes bytes and returns a `MemoryPointer`, and raises what `Allocator.allocate` does, or
+        DeviceUnavailableError if the device has no allocator.
+
+    Notes
+    -----
+    The memory is for CuPy's current stream, on its current device. It is freed when the last array
+    on it is collected, and reused after what that stream has queued then. If another stream uses
+    it, call `allocator.record_stream(array.data.ptr, stream)`. The stream object is kept until
+    then; the owner of an `ExternalStream` must keep it.
+
+    Cost: as `allocate`, and two small objects of CuPy. Source: `cupy.cuda.memory`.
     """
     pools = by_device(allocators)
     cupy = client("cupy", INSTALL)
@@ -52,8 +75,18 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Makes it CuPy's allocator. The function returned puts the one before it back, unless another
-    was set meanwhile."""
+    """Make it CuPy's allocator.
+
+    Parameters
+    ----------
+    allocators : dict of int to Allocator
+        By device.
+
+    Returns
+    -------
+    callable
+        It puts the one before back, unless another was set meanwhile.
+    """
     ours = allocator(allocators)
     cuda = client("cupy", INSTALL).cuda
     before = _for_all_threads(lambda: _swap(cuda, ours))

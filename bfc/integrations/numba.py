@@ -36,7 +36,18 @@ allocator = _numba_default.allocator
 
 
 def drivers() -> list[Any]:
-    """The driver module of each numba that is installed. Raises DeviceUnavailableError for none."""
+    """The driver module of each numba that is installed.
+
+    Returns
+    -------
+    list of module
+        Of numba-cuda, numba-cuda-mlir, or both.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If neither is installed.
+    """
     names = [name for name in DRIVERS if importlib.util.find_spec(name.partition(".")[0])]
     return [client(name, INSTALL) for name in names or DRIVERS[:1]]
 
@@ -48,14 +59,29 @@ def manager(
     managed: OneOrMore | None = None,
     fenced: bool = True,
 ) -> type:
-    """The class that `numba.cuda.set_memory_manager` takes.
+    """Make the class that `numba.cuda.set_memory_manager` takes.
 
-    `driver_module` is numba's `cudadrv.driver`, of numba-cuda where it is None. `managed` are
-    allocators of kind "managed" for `cuda.managed_array`, which otherwise asks the driver, as do
-    pinned and mapped arrays. `fenced=False` spares two driver calls a free, for programs that use
-    no stream but the default one.
+    Parameters
+    ----------
+    allocators : Allocator, list of Allocator, or dict of int to Allocator
+        One, or one for each device.
+    driver_module : module, optional
+        numba's `cudadrv.driver`; None is that of numba-cuda.
+    managed : Allocator, list of Allocator, or dict of int to Allocator, optional
+        Allocators of managed memory, for `cuda.managed_array`. Without them it asks the driver, as
+        pinned and mapped arrays do.
+    fenced : bool, optional
+        False saves two driver calls a free, for programs that use the default stream only.
 
-    Raises as `bfc.use` does. Allocations raise what `Allocator.allocate` does.
+    Returns
+    -------
+    type
+        The class.
+
+    Raises
+    ------
+    ValueError
+        If an allocator is not of the right kind of memory.
     """
     pools = by_device(allocators)
     given = pools if managed is None else by_device(managed)
@@ -70,8 +96,18 @@ def manager(
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Installs it in every numba that is here, and in the contexts that they have. The function
-    returned puts the managers before it back, unless others were set meanwhile."""
+    """Install it in every numba that is there, and in the contexts that they have.
+
+    Parameters
+    ----------
+    allocators : dict of int to Allocator
+        By device.
+
+    Returns
+    -------
+    callable
+        It puts the managers before back, unless others were set meanwhile.
+    """
     with ExitStack() as undo:
         for driver in drivers():
             undo.callback(install_in(driver, manager(allocators, driver)))

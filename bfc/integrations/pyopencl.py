@@ -28,18 +28,41 @@ _held: dict[int, Buffer] = {}
 
 
 def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int], Any]:
-    """What `pyopencl.array` takes as `allocator=`: bytes in, a `pyopencl.Buffer` out, or with SVM
-    a `pyopencl.SVM`; None for 0 bytes. The block goes back when the last array on it dies, or with
-    `array.base_data.release()`.
+    """Make what `pyopencl.array` takes as `allocator=`.
 
-    `queue` is the one that the arrays work on. pyopencl does not tell it, so it must be right: what
-    is freed may be used again at once on that queue. None is the pool's own: its `stream=`, or the
-    source's `queue`. Where its work runs in any order, or is not the pool's own, memory comes back
-    behind a marker. Further queues need `pool.record_stream(array.base_data.block, queue)`.
+    Parameters
+    ----------
+    pool : Allocator
+        Over OpenCL memory.
+    queue : pyopencl.CommandQueue, optional
+        The queue that the arrays work on. pyopencl does not tell it, so it must be right: what is
+        freed may be reused at once on it. None is the pool's own: its `stream`, or the source's
+        `queue`.
 
-    Raises ValueError for a pool over other memory, ClosedError, DeviceUnavailableError where
-    pyopencl is missing; when called, what `Allocator.allocate` does. Cost of an array's memory:
-    `python -m bench.opencl`.
+    Returns
+    -------
+    callable
+        It takes bytes and returns a `pyopencl.Buffer`, with SVM a `pyopencl.SVM`, and None for 0
+        bytes. It raises what `Allocator.allocate` does.
+
+    Raises
+    ------
+    ValueError
+        If the pool is over other memory.
+    TypeError
+        If `pool` is not an allocator.
+    ClosedError
+        If the pool is closed.
+    DeviceUnavailableError
+        If pyopencl is missing.
+
+    Notes
+    -----
+    The block is freed when the last array on it is collected, or by `array.base_data.release()`. If
+    the queue runs its work in any order, or is not the pool's own, the memory comes back behind a
+    marker. Other queues need `pool.record_stream(array.base_data.block, queue)`.
+
+    Cost of an array's memory: `python -m bench.opencl`.
     """
     source = _source_of(pool)
     client("pyopencl", INSTALL)
@@ -60,14 +83,32 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
 
 
 def mem(buffer: Buffer) -> Any:
-    """The OpenCL object of a buffer or a view, for kernels and copies: a new `pyopencl.Buffer` of
-    its bytes, or a `pyopencl.SVM`. None for 0 bytes.
+    """The OpenCL object of a buffer or a view, for kernels and copies.
 
-    It keeps the buffer from being collected, not from `buffer.free()`: after that others may get
-    the same memory, and what is queued with this object, or will be, writes into theirs.
+    Parameters
+    ----------
+    buffer : Buffer
+        A buffer, or a view of one.
 
-    Raises ValueError for memory of another kind, ClosedError for a buffer that was freed. One
-    driver call.
+    Returns
+    -------
+    pyopencl.Buffer, pyopencl.SVM or None
+        A new one of its bytes; None for 0 bytes. It keeps the buffer from being collected, but not
+        from `buffer.free()`: after that others may get the same memory, and whatever is queued with
+        this object writes into theirs.
+
+    Raises
+    ------
+    TypeError
+        If `buffer` is not a buffer of an allocator.
+    ValueError
+        If it is memory of another kind.
+    ClosedError
+        If the buffer was freed.
+
+    Notes
+    -----
+    Cost: one driver call.
     """
     pool = getattr(buffer, "allocator", None)
     if not isinstance(pool, Allocator):

@@ -21,11 +21,27 @@ INSTALL = "rmm-cu13   (rmm-cu12 for CUDA 12)"
 
 
 def resource(allocator: OneOrMore) -> Any:
-    """An `rmm.mr.CallbackMemoryResource` over an allocator of one device.
+    """Make an `rmm.mr.CallbackMemoryResource` over an allocator.
 
-    A free is ordered on the stream that RMM passes to it. Out of memory is RMM's MemoryError there,
-    with our text in it, since it passes through C++. RMM takes the GIL for each call. Raises
-    DeviceUnavailableError where RMM is missing.
+    Parameters
+    ----------
+    allocator : Allocator
+        Of one device.
+
+    Returns
+    -------
+    rmm.mr.CallbackMemoryResource
+        A free is ordered on the stream that RMM passes to it.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If RMM is missing.
+
+    Notes
+    -----
+    Out of memory is RMM's own MemoryError, with our text in it, as it passes through C++. Cost: RMM
+    takes the GIL for each call.
     """
     [pool] = by_device(allocator).values()
     blocks = Blocks(pool)
@@ -33,8 +49,18 @@ def resource(allocator: OneOrMore) -> Any:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Makes it the current resource of each device. The function returned puts back what was there,
-    unless another was set meanwhile."""
+    """Make it the current resource of each device.
+
+    Parameters
+    ----------
+    allocators : dict of int to Allocator
+        By device.
+
+    Returns
+    -------
+    callable
+        It puts back what was there, unless another was set meanwhile.
+    """
     with ExitStack() as undo:
         for ordinal, pool in allocators.items():
             undo.callback(_install_on(client("rmm", INSTALL).mr, ordinal, resource(pool)))
@@ -53,11 +79,25 @@ def _install_on(mr: Any, ordinal: int, ours: Any) -> Callable[[], None]:
 
 
 class RMMSubAllocator(CUDASubAllocator):
-    """Regions from an RMM resource (any `rmm.mr.DeviceMemoryResource`) of one device.
+    """Regions from an RMM resource of one device.
 
-    RMM's memory is ordered on a stream, and an allocator's is not bound to one: after each region
-    this waits for RMM's default stream, and before it gives one back for all work on the device.
-    Raises as `CUDASubAllocator` does.
+    Parameters
+    ----------
+    mr : rmm.mr.DeviceMemoryResource
+        Where they come from.
+    device : int, optional
+        The device's ordinal.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If there is no driver or no such device, or a package is missing.
+
+    Notes
+    -----
+    RMM's memory is ordered on a stream, and that of an allocator is not bound to one. So this waits
+    for RMM's default stream after it takes a region, and for all work on the device before it gives
+    one back.
     """
 
     def __init__(self, mr: Any, device: SupportsIndex = 0) -> None:

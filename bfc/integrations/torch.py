@@ -44,12 +44,34 @@ def _pluggable(torch: Any, alloc: str, free: str) -> Any:
 
 
 def mem_pool(allocator: Allocator, **options: Any) -> Any:
-    """A new `torch.cuda.MemPool` whose segments come from the allocator; `options` are MemPool's.
+    """Make a `torch.cuda.MemPool` whose segments come from an allocator.
 
-    Use it with `torch.cuda.use_mem_pool(pool)`, in each thread that is to allocate from it. A
-    segment is 2 MiB, 20 MiB or a multiple of 2 MiB, and comes back when PyTorch empties its cache;
-    ours waits for the device then, as cudaFree does. Memory that has run out is PyTorch's own
-    error. Up to 32 allocators may serve pools in one process; each is kept for as long.
+    Use it with `torch.cuda.use_mem_pool(pool)`, in each thread that is to allocate from it.
+
+    Parameters
+    ----------
+    allocator : Allocator
+        Over CUDA memory. It is kept alive.
+    **options : object
+        Arguments of `torch.cuda.MemPool`.
+
+    Returns
+    -------
+    torch.cuda.MemPool
+        A new one.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If PyTorch is missing, or sees no CUDA device.
+    ValueError
+        If 32 allocators serve pools in this process already, or this one is not over memory of a
+        CUDA device.
+
+    Notes
+    -----
+    A segment is 2 MiB, 20 MiB or a multiple of 2 MiB. It is freed when PyTorch empties its cache,
+    which waits for the device, as cudaFree does. Out of memory is PyTorch's own error.
     """
     torch = _torch_with_cuda()
     number = _torch.serve_pool(allocator)
@@ -60,13 +82,27 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
 
 
 def replace(allocators: OneOrMore) -> None:
-    """Lets every tensor of this process come from ours, for good: one allocator for each device.
+    """Let every tensor of this process come from allocators, for good.
 
-    Raises what `bfc.use` does for what is no such allocator, and RuntimeError where PyTorch has
-    used CUDA already, or another allocator serves a device. An allocation on a stream that is not
-    the allocator's makes that stream wait for the allocator's, and its free the reverse: two driver
-    calls each. On the allocator's own stream there are none. Memory that has run out is a
-    RuntimeError or MemoryError of PyTorch's with our figures in its text.
+    Parameters
+    ----------
+    allocators : Allocator, list of Allocator, or dict of int to Allocator
+        One for each device.
+
+    Raises
+    ------
+    ValueError
+        If the memory is not that of CUDA devices, one allocator for each.
+    DeviceUnavailableError
+        If PyTorch is missing, or sees no CUDA device.
+    RuntimeError
+        If PyTorch has used CUDA already, or another allocator serves a device.
+
+    Notes
+    -----
+    On the allocator's own stream an allocation makes no driver call. On another stream, that stream
+    waits for the allocator's at an allocation, and the reverse at a free: two driver calls each.
+    Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text.
     """
     torch = _torch_with_cuda()
     with ExitStack() as undo:
@@ -79,7 +115,18 @@ def replace(allocators: OneOrMore) -> None:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Enters a memory pool for each device in this thread. Returns what leaves them again."""
+    """Enter a memory pool for each device in this thread.
+
+    Parameters
+    ----------
+    allocators : dict of int to Allocator
+        By device.
+
+    Returns
+    -------
+    callable
+        It leaves them again.
+    """
     torch = _torch_with_cuda()
     with ExitStack() as entered:
         for ordinal, allocator in allocators.items():

@@ -76,14 +76,46 @@ _PLAIN_REAL = re.compile(rf"-?(?:inf|nan|{_DECIMAL})", re.ASCII | re.IGNORECASE)
 
 @dataclass(frozen=True)
 class CachingSettings:
-    """The settings in force. `apply` and `with_options` make them from what a user writes.
+    """The settings of PyTorch's caching policy. `apply` and `with_options` make them.
 
-    Sizes are bytes, and whole MiB. `text` is the last text applied. `max_split_size` is None where
-    it is unlimited. `roundup_power2_divisions` has 16 entries, for [1, 2) MiB up to 32 GiB and
-    above. The last six change nothing in this allocator. However they are made, all fields are
-    checked as in a text: SettingsError says which one is wrong and what is allowed, TypeError is
-    raised for a wrong type.
+    Attributes
+    ----------
+    text : str
+        The last text that was applied.
+    max_split_size : int or None
+        In bytes. Larger chunks are not split; None is unlimited.
+    max_non_split_rounding : int
+        In bytes. How much larger than the request an unsplit chunk may be.
+    garbage_collection_threshold : float
+        The fraction of the limit above which cached memory is given back; 0 is never.
+    roundup_power2_divisions : tuple of int
+        16 entries: the divisions for sizes in [1, 2) MiB, [2, 4) MiB, ..., and from 32 GiB on.
+    large_segment_size : int
+        In bytes, of the segments for medium requests.
+    per_process_memory_fraction : float
+        The limit as a fraction of the device's total.
+    release_lock_on_cudamalloc : bool
+        This one and those below are checked, but change nothing in this allocator.
+    graph_capture_record_stream_reuse : bool
+        No effect.
+    pinned_use_cuda_host_register : bool
+        No effect here; see `PinnedSettings`.
+    pinned_num_register_threads : int
+        No effect here; see `PinnedSettings`.
+    pinned_use_background_threads : bool
+        No effect.
+    pinned_reserve_segment_size : int
+        No effect here; see `PinnedSettings`.
 
+    Raises
+    ------
+    SettingsError
+        If a field is not what a text could set. Its text says which one, and what is allowed.
+    TypeError
+        If a field has the wrong type.
+
+    Examples
+    --------
     >>> settings = CachingSettings().apply("max_split_size_mb:40, roundup_power2_divisions:4")
     >>> settings.max_split_size, settings.round_size(84 << 20) >> 20
     (41943040, 96)
@@ -114,8 +146,27 @@ class CachingSettings:
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, strict: bool = False
     ) -> CachingSettings:
-        """The settings that the variable BFC_ALLOC_CONF holds; the defaults where it is not set.
+        """The settings in the environment variable BFC_ALLOC_CONF; the defaults if it is not set.
 
+        Parameters
+        ----------
+        environ : mapping of str to str, optional
+            The environment.
+        strict : bool, optional
+            As in `apply`.
+
+        Returns
+        -------
+        CachingSettings
+            New ones.
+
+        Raises
+        ------
+        SettingsError
+            If the variable's text is malformed or out of range.
+
+        Examples
+        --------
         >>> CachingSettings.from_environment({"BFC_ALLOC_CONF": "large_segment_size_mb:64"}).text
         'large_segment_size_mb:64'
         """
@@ -125,17 +176,37 @@ class CachingSettings:
             raise error.found_in(VARIABLE) from None
 
     def apply(self, text: str, strict: bool = False) -> CachingSettings:
-        """The settings after this text, as PyTorch 2.11 reads it (spec 2.18).
+        """The settings after a text, as PyTorch 2.11 reads it.
 
-        max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold and
-        roundup_power2_divisions go back to their defaults where the text does not name them; the
-        rest stays as it is. Raises SettingsError for what is unknown, malformed, repeated or out of
-        range, and changes nothing then; linear in the text.
+        Parameters
+        ----------
+        text : str
+            What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF. max_split_size_mb,
+            max_non_split_rounding_mb, garbage_collection_threshold and roundup_power2_divisions
+            return to their defaults unless the text names them; the rest stays.
+        strict : bool, optional
+            Accept all that PyTorch 2.11 accepts: the start of a text counts as its number
+            (`40abc`), `-1` wraps, the last of repeated keys counts, and any token separates. What
+            bfc cannot do (`expandable_segments:True`) is refused all the same.
 
-        With `strict` all is accepted that PyTorch 2.11 accepts: a number is read as far as it goes
-        (`40abc`), `-1` wraps, the last of repeated keys counts, and any token separates. What bfc
-        cannot do (`expandable_segments:True`) is refused all the same.
+        Returns
+        -------
+        CachingSettings
+            New ones.
 
+        Raises
+        ------
+        SettingsError
+            If something is unknown, malformed, repeated or out of range.
+        TypeError
+            If `text` is not a str.
+
+        Notes
+        -----
+        Cost: O(n) in the text. Source: spec 2.18.
+
+        Examples
+        --------
         >>> CachingSettings().apply("max_split_size_mb:2")
         Traceback (most recent call last):
         bfc.errors.SettingsError: max_split_size_mb: '2' is too small
@@ -159,13 +230,51 @@ class CachingSettings:
         pinned_use_background_threads: bool | None = None,
         pinned_reserve_segment_size_mb: SupportsIndex | None = None,
     ) -> CachingSettings:
-        """These settings but for the options given, under the names and checks of the text.
+        """These settings with some of them changed, by the names and with the checks of the text.
 
-        None leaves a setting as it is: nothing is reset. A non-split rounding that equals the large
-        segment size moves with it. `roundup_power2_divisions` is a number of divisions for all
-        sizes, or {MiB: divisions, ">": divisions}. The new `text` is that of `as_text`. Raises
-        SettingsError for a value that the text would not allow, TypeError for a wrong type.
+        A setting that is None stays as it is: nothing is reset.
 
+        Parameters
+        ----------
+        max_split_size_mb : int, optional
+            In MiB.
+        max_non_split_rounding_mb : int, optional
+            In MiB.
+        garbage_collection_threshold : float, optional
+            Between 0 and 1.
+        roundup_power2_divisions : int or mapping, optional
+            A number of divisions for all sizes, or {MiB: divisions, ">": divisions}.
+        large_segment_size_mb : int, optional
+            In MiB. `max_non_split_rounding` changes with it if the two were equal.
+        per_process_memory_fraction : float, optional
+            From 0 to 1.
+        release_lock_on_cudamalloc : bool, optional
+            No effect in this allocator.
+        graph_capture_record_stream_reuse : bool, optional
+            No effect in this allocator.
+        pinned_use_cuda_host_register : bool, optional
+            No effect in this allocator.
+        pinned_num_register_threads : int, optional
+            No effect in this allocator.
+        pinned_use_background_threads : bool, optional
+            No effect in this allocator.
+        pinned_reserve_segment_size_mb : int, optional
+            In MiB. No effect in this allocator.
+
+        Returns
+        -------
+        CachingSettings
+            New ones, whose `text` is what `as_text` returns.
+
+        Raises
+        ------
+        SettingsError
+            If the text would not allow a value.
+        TypeError
+            If a value has the wrong type.
+
+        Examples
+        --------
         >>> CachingSettings().with_options(roundup_power2_divisions={64: 8, ">": 1}).as_text()
         'roundup_power2_divisions:[64:8,>:1]'
         """
@@ -181,14 +290,32 @@ class CachingSettings:
     def as_text(self) -> str:
         """A text that gives these settings to an allocator that has the defaults.
 
+        Returns
+        -------
+        str
+            What differs from the defaults.
+
+        Examples
+        --------
         >>> CachingSettings().apply("large_segment_size_mb : 0030").as_text()
         'large_segment_size_mb:30'
         """
         return ",".join(f"{key}:{_rendered(value)}" for key, value in self._items())
 
     def as_torch(self) -> dict[str, Any]:
-        """The `allocator_settings` of PyTorch's snapshots (spec 3.4).
+        """The `allocator_settings` of PyTorch's snapshots.
 
+        Returns
+        -------
+        dict
+            Under PyTorch's keys.
+
+        Notes
+        -----
+        Source: spec 3.4.
+
+        Examples
+        --------
         >>> CachingSettings().apply("max_split_size_mb:40").as_torch()["max_split_size"]
         41943040
         """
@@ -209,24 +336,72 @@ class CachingSettings:
         }
 
     def divisions_for(self, size: int) -> int:
-        """The divisions for a request of so many bytes (spec 2.2).
+        """How many sizes a request is rounded to between two powers of two.
 
+        Parameters
+        ----------
+        size : int
+            The request in bytes.
+
+        Returns
+        -------
+        int
+            The divisions; 0 or 1 if its size is only rounded to 512.
+
+        Notes
+        -----
+        Source: spec 2.2.
+
+        Examples
+        --------
         >>> CachingSettings().apply("roundup_power2_divisions:[64:8]").divisions_for(3 << 20)
         8
         """
         return self.roundup_power2_divisions[_entry(size >> 20)]
 
     def round_size(self, size: int) -> int:
-        """The bytes of the block for a request of so many bytes (spec 2.2).
+        """The size of the chunk for a request.
 
+        Parameters
+        ----------
+        size : int
+            The request in bytes.
+
+        Returns
+        -------
+        int
+            In bytes.
+
+        Notes
+        -----
+        Source: spec 2.2.
+
+        Examples
+        --------
         >>> CachingSettings().round_size(513)
         1024
         """
         return _up(max(size, MIN_BLOCK), self.step_for(size))
 
     def step_for(self, size: int) -> int:
-        """What a request of so many bytes is rounded up to a multiple of (spec 2.2).
+        """What a request is rounded up to a multiple of.
 
+        Parameters
+        ----------
+        size : int
+            The request in bytes.
+
+        Returns
+        -------
+        int
+            In bytes.
+
+        Notes
+        -----
+        Source: spec 2.2.
+
+        Examples
+        --------
         >>> CachingSettings().apply("roundup_power2_divisions:8").step_for(9 << 20) >> 20
         1
         """
@@ -238,9 +413,24 @@ class CachingSettings:
         return MIN_BLOCK
 
     def segment_size(self, size: int) -> int:
-        """The bytes of the segment that is taken for a request of so many bytes where nothing is
-        free (spec 2.4).
+        """The size of the segment that is taken for a request if nothing is free.
 
+        Parameters
+        ----------
+        size : int
+            The request in bytes.
+
+        Returns
+        -------
+        int
+            In bytes.
+
+        Notes
+        -----
+        Source: spec 2.4.
+
+        Examples
+        --------
         >>> [CachingSettings().segment_size(size << 20) >> 20 for size in (1, 5, 11)]
         [2, 20, 12]
         """
@@ -261,11 +451,27 @@ class CachingSettings:
 
 @dataclass(frozen=True)
 class PinnedSettings:
-    """What the pinned_* keys of PyTorch's text say, as a `PinnedAllocator` takes them.
+    """The pinned_* settings of PyTorch, as a `PinnedAllocator` takes them.
 
-    Sizes are bytes; None is unlimited. `text` is the last text applied. One text may serve both
-    allocators: the keys of `CachingSettings` are read and checked here, too, and change nothing.
+    One text can serve both allocators: the keys of `CachingSettings` are checked here, and ignored.
 
+    Attributes
+    ----------
+    text : str
+        The last text that was applied.
+    pinned_use_cuda_host_register : bool
+        Pin pages of the operating system (cuMemHostRegister) rather than ask for pinned ones.
+    pinned_num_register_threads : int
+        How many threads touch such pages before they are pinned.
+    pinned_reserve_segment_size : int
+        In bytes. A block that is taken first, and small requests are cut from.
+    pinned_max_round_threshold : int or None
+        In bytes. Larger requests are not rounded; None is unlimited.
+    pinned_max_cached_size : int or None
+        In bytes. Larger blocks are not kept; None is unlimited.
+
+    Examples
+    --------
     >>> settings = PinnedSettings().apply("pinned_max_round_threshold_mb:128, max_split_size_mb:40")
     >>> settings.round_size(40_960), settings.round_size(150 << 20) >> 20
     (65536, 150)
@@ -279,19 +485,38 @@ class PinnedSettings:
     pinned_max_cached_size: int | None = None
 
     def apply(self, text: str, strict: bool = False) -> PinnedSettings:
-        """The settings after this text. What it does not name stays as it is.
+        """The settings after a text. Those that it does not name stay.
 
-        pinned_max_round_threshold_mb and pinned_max_cached_size_mb are of a later PyTorch than
-        2.11. Raises SettingsError as `CachingSettings.apply` does, also for
-        pinned_use_background_threads:True and pinned_free_catch_all:True, which bfc does not do.
+        Parameters
+        ----------
+        text : str
+            What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF. pinned_max_round_threshold_mb and
+            pinned_max_cached_size_mb are from a later PyTorch than 2.11.
+        strict : bool, optional
+            As in `CachingSettings.apply`.
+
+        Returns
+        -------
+        PinnedSettings
+            New ones.
+
+        Raises
+        ------
+        SettingsError
+            If something is unknown, malformed, repeated or out of range, or asks for what bfc does
+            not do: pinned_use_background_threads:True or pinned_free_catch_all:True.
+        TypeError
+            If `text` is not a str.
+
+        Notes
+        -----
         Source: spec 4.5.
 
-        >>> PinnedSettings().apply("pinned_use_background_threads:True")
+        Examples
+        --------
+        >>> PinnedSettings().apply("pinned_use_background_threads:True")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        bfc.errors.SettingsError: pinned_use_background_threads: True is not possible: bfc starts \
-no threads; each allocation asks the oldest event itself
-          allowed: False, which is the same as to leave the setting out
-          try: larger or fewer requests, if asking an event shows in a profile
+        bfc.errors.SettingsError: pinned_use_background_threads: True is not possible: ...
         """
         read = _read(CachingSettings(), text, strict, _PINNED)
         own = {field.name for field in dataclasses.fields(self)}
@@ -299,9 +524,20 @@ no threads; each allocation asks the oldest event itself
         return dataclasses.replace(self, **changes, text=text)
 
     def round_size(self, nbytes: int) -> int:
-        """The bytes of the block for a request of so many bytes, 1 or more: the next power of two;
-        above either limit just as many.
+        """The size of the block for a request.
 
+        Parameters
+        ----------
+        nbytes : int
+            The request in bytes, at least 1.
+
+        Returns
+        -------
+        int
+            The next power of two; `nbytes` itself above either limit.
+
+        Examples
+        --------
         >>> PinnedSettings().round_size(81_920)
         131072
         """

@@ -41,13 +41,22 @@ HEADER_BYTES = 4096
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to. Sizes are bytes, and peaks are over the replay alone.
+    """The result of a replay. Sizes are bytes, and peaks are those of the replay alone.
 
-    `addresses` holds one for each event: 0 at a free, at a refused allocation and at one of 0
-    bytes. `failed` counts the allocations that were refused for want of memory. `seconds` is the
-    time in the compiled loop, with what the sub-allocator took and without `progress`.
-    `peak_bytes_live` is of what the trace asked for; `peak_bytes_in_use` (whole chunks) and
-    `peak_bytes_reserved` (regions) are the allocator's, with what else lives in it.
+    Attributes
+    ----------
+    addresses : numpy.ndarray of uint64, shape (events,)
+        One for each event: 0 for a free, a refused allocation, and one of 0 bytes.
+    failed : int
+        The allocations that were refused for lack of memory.
+    seconds : float
+        The time in the compiled loop, including the sub-allocator but not `progress`.
+    peak_bytes_live : int
+        The most that the trace had asked for and not freed.
+    peak_bytes_in_use : int
+        The most in use in the allocator, in whole chunks; other users of it count too.
+    peak_bytes_reserved : int
+        The most that the allocator held in regions; other users of it count too.
     """
 
     addresses: NDArray[np.uint64]
@@ -59,23 +68,49 @@ class Replay:
 
     @property
     def events(self) -> int:
-        """How many events were replayed."""
+        """The number of events that were replayed."""
         return len(self.addresses)
 
     @property
     def ns_per_event(self) -> float:
-        """Nanoseconds an event; 0 of an empty trace."""
+        """Nanoseconds per event; 0 for an empty trace."""
         return self.seconds * 1e9 / self.events if self.events else 0.0
 
 
 class Trace:
-    """An allocation history.
+    """An allocation history, as arrays of one length.
 
-    Arrays of one length: `op` (0 allocates, 1 frees), `id` (the allocation's number), `size`
-    (bytes; 0 at a free) and `stream` (ordinal of the owning stream; None: all 0). An id may be used
-    again once it is freed; ids never freed are live at the end. `meta` is any JSON value. Raises
-    TraceError where the events make no sense. The arrays are copied, and cannot be changed.
+    Parameters
+    ----------
+    op : array_like of int
+        0 allocates, 1 frees.
+    id : array_like of int
+        The number of the allocation. It may be used again after its free; what is never freed is
+        live at the end.
+    size : array_like of int
+        The bytes that are asked for; at a free, anything.
+    stream : array_like of int, optional
+        The ordinal of the stream that owns the allocation; None is 0 for all.
+    meta : JSON value, optional
+        Anything that JSON can hold.
 
+    Attributes
+    ----------
+    meta : JSON value
+        As given.
+
+    Raises
+    ------
+    TraceError
+        If the events are not a history: a free of what is not live, an id that is live already, or
+        arrays of different lengths or types.
+
+    Notes
+    -----
+    The arrays are copied, and cannot be changed.
+
+    Examples
+    --------
     >>> import bfc
     >>> trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[1000, 300, 0])
     >>> result = trace.replay(bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB")))
@@ -113,22 +148,22 @@ class Trace:
 
     @property
     def op(self) -> NDArray[np.uint8]:
-        """0 where an event allocates, 1 where it frees. Read-only, as are the others."""
+        """0 if an event allocates, 1 if it frees. A read-only uint8 array."""
         return self._op
 
     @property
     def id(self) -> NDArray[np.uint32]:
-        """The number of the allocation that an event makes or frees."""
+        """The number of the allocation that an event makes or frees. A read-only uint32 array."""
         return self._id
 
     @property
     def size(self) -> NDArray[np.uint64]:
-        """The bytes that an event asks for; at a free, whatever was given there."""
+        """The bytes that an event asks for; at a free, as given. A read-only uint64 array."""
         return self._size
 
     @property
     def stream(self) -> NDArray[np.uint16]:
-        """The ordinal of the stream that owns the allocation."""
+        """The ordinal of the stream that owns the allocation. A read-only uint16 array."""
         return self._stream
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -142,7 +177,7 @@ class Trace:
         return f"<bfc.Trace, {len(self)} events>"
 
     def __getitem__(self, events: slice) -> Trace:
-        """The first events: `trace[:n]`. Another part would free what it does not allocate."""
+        """The first events, as in `trace[:n]`. No other part would be a history."""
         if (
             not isinstance(events, slice)
             or events.start not in (None, 0)
@@ -154,7 +189,13 @@ class Trace:
         )
 
     def fullest_event(self) -> int:
-        """The event after which most bytes are live, as asked for; -1 of an empty trace."""
+        """The event after which the most bytes are live, as asked for.
+
+        Returns
+        -------
+        int
+            Its index; -1 for an empty trace.
+        """
         import numpy as np
 
         if len(self) == 0:
@@ -168,14 +209,33 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Reads an `.npz` with these arrays, of any integer type that holds their numbers, and a
-        JSON text `meta` if it has one. An array `torch_addresses` becomes the list
-        `meta["torch"]["addresses"]`. Nothing in it is executed.
+        """Read a trace from an `.npz` file.
 
-        Raises TraceError, in one line that names the file and the fault, and OSError where it
-        cannot be opened. What is no regular file (a FIFO, a device), and files of more than 2**28
-        events, or that unpack to more than some 4 GiB, are refused before they are unpacked. Cost:
-        O(n), and while it reads about twice the memory of the arrays.
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A file that `save` has written, or with the arrays `op`, `id`, `size` and perhaps
+            `stream`, of any integer type that holds their numbers, a JSON text `meta`, and an array
+            `torch_addresses`, which becomes the list `meta["torch"]["addresses"]`.
+
+        Returns
+        -------
+        Trace
+            The trace.
+
+        Raises
+        ------
+        TraceError
+            If it is not such a file; the text names the file and the fault in one line. Also if it
+            is not a regular file (a FIFO, a device), holds more than 2**28 events, or would unpack
+            to more than about 4 GiB, which is found out before anything is unpacked.
+        OSError
+            If it cannot be opened or read.
+
+        Notes
+        -----
+        Nothing in the file is executed. Cost: O(n), and while it reads about twice the memory of
+        the arrays.
         """
         try:
             with open_regular(path) as raw:
@@ -200,38 +260,65 @@ class Trace:
     def from_torch(
         cls, source: str | os.PathLike[str] | IO[bytes], *, device: int | None = None
     ) -> Trace:
-        """Reads a memory snapshot of PyTorch: what `torch.cuda.memory._dump_snapshot`, or
-        `Snapshot.dump`, wrote to a path or a binary file. `device` is needed where the file holds
-        the history of several.
+        """Read a memory snapshot of PyTorch.
 
-        Nothing in the file is executed, whatever it holds: it is not given to Python's unpickler,
-        and all but numbers, texts, lists and dicts of text keys is refused. Raises TraceError, in
-        one line that names the fault and where it stands, and OSError. What is no regular file
-        (a FIFO, a device), files of more than 1 GiB, or 2**25 events of a device, are refused, and
-        files whose lists stand for more entries, segments and blocks than one for 12 bytes (they
-        share them, which PyTorch does not do).
-        Cost: O(n log n) steps, each with a look at what is live, and for a recording some 7
-        times the file's size in memory; no file takes 100 times its size and 32 MiB.
+        Parameters
+        ----------
+        source : str, os.PathLike or binary file
+            What `torch.cuda.memory._dump_snapshot` or `Snapshot.dump` has written.
+        device : int, optional
+            The device; needed if the file holds the history of several.
 
-        First come events that rebuild what was live before the history began: for each segment,
-        every block and every hole between them is allocated by address, and then the holes are
-        freed. The history follows: an allocation with the bytes asked for, and a free where it was
-        completed (an allocation whose free still waits at the end stays live). Streams are
-        numbered by their first use, and 0 stays 0. At the end just what the file says is live.
+        Returns
+        -------
+        Trace
+            It begins with events that rebuild what was live before the history: in each segment,
+            every block and every gap between blocks is allocated by address, and then the gaps are
+            freed. The history follows, with each allocation by the bytes asked for, and each free
+            where it was completed. Streams are numbered by their first use, and 0 stays 0. What is
+            live at the end is what the file says is live.
 
-        `meta["torch"]` says what else is known: "device"; "streams", the handles by their number;
-        "settings", the allocator's; "first_recorded_event", the number of events made up before
-        the history; "addresses", where the recorded run placed each allocation (0 at a free);
-        "segments" and "segment_events", [event, address, size] of each segment taken, and
-        [action, event, address, size, stream] of each entry about one, by the event before which
-        it came; "oom", [event, size, free bytes of the device]; "waiting_at_the_end";
-        "frees_completed_later", the blocks that waited for another stream;
-        "private_pool_allocations", whose pool a trace cannot name; "segments_not_exact", of the
-        segments whose layout no requests give; "blocks_of_unsure_size", of the blocks before the
-        history that may have been up to 1 MiB larger, which the file does not say; "repairs", how
-        often something was added or left out because the history contradicts itself (none in a
-        whole recording); and "unknown_actions".
+        Raises
+        ------
+        TraceError
+            If the file is not such a snapshot; the text names the fault and where it is in one
+            line. Also if it is not a regular file, is above 1 GiB, has more than 2**25 events of a
+            device, or expands to more than one entry, segment or block for each 12 bytes (by lists
+            that share them, which PyTorch does not write).
+        OSError
+            If it cannot be opened or read.
 
+        Notes
+        -----
+        Nothing in the file is executed: it is not given to Python's unpickler, and everything but
+        numbers, texts, lists and dicts with text keys is refused.
+
+        Cost: O(n log n) steps, each with a search in what is live. Memory: about 7 times the file's
+        size for a recording, and at most 100 times its size and 32 MiB for any file.
+
+        `meta["torch"]` holds what else is known:
+
+        - "device": its number.
+        - "streams": the handles of the streams, by their number.
+        - "settings": the allocator's.
+        - "first_recorded_event": how many events rebuild the start.
+        - "addresses": where the recorded run placed each allocation; 0 for a free.
+        - "segments": [event, address, size] of each segment that was taken.
+        - "segment_events": [action, event, address, size, stream] of each entry about a segment;
+          the event is the one before which it came.
+        - "oom": [event, size, free bytes of the device] of each refusal.
+        - "waiting_at_the_end": the blocks whose free was not completed; they stay live.
+        - "frees_completed_later": the blocks whose free waited for another stream.
+        - "private_pool_allocations": how many were in private pools, which a trace does not record.
+        - "segments_not_exact": the segments whose layout no sequence of requests gives.
+        - "blocks_of_unsure_size": the blocks from before the history that may have been up to 1 MiB
+          larger, which the file does not say.
+        - "repairs": how often something was added or left out because the history contradicts
+          itself; 0 in a whole recording.
+        - "unknown_actions": actions that are not known.
+
+        Examples
+        --------
         >>> import io, pickle, bfc
         >>> block = {"size": 2097152, "requested_size": 0, "state": "inactive"}
         >>> segment = {"address": 1 << 40, "total_size": 2097152, "blocks": [block]}
@@ -250,15 +337,32 @@ class Trace:
         return read(source, device)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an `.npz` that `load`, or any NumPy, reads: compressed, and at `path` as it is
-        given, with no ending added.
+        """Write the trace as a compressed `.npz` file, which `load` and NumPy read.
 
-        `meta["torch"]["addresses"]` is written as an array. Raises TypeError or ValueError where
-        `meta` is no JSON, TraceError where `load` would refuse the file for its size (2**28 events,
-        2**26 addresses, or 2**24 characters of other `meta`), and OSError. A file that was there is
-        replaced once the new one is whole, which is written to the same folder: after an error it
-        is as it was.
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file, with no ending added. One that exists is replaced once the new one is whole,
+            which is first written to another file in the same folder.
 
+        Raises
+        ------
+        TypeError
+            If `meta` is not a JSON value.
+        ValueError
+            If `meta` contains itself.
+        TraceError
+            If `load` would refuse the file for its size: 2**28 events, 2**26 addresses, or 2**24
+            characters of other `meta`.
+        OSError
+            If it cannot be written. A file that existed is unchanged then.
+
+        Notes
+        -----
+        `meta["torch"]["addresses"]` is written as an array.
+
+        Examples
+        --------
         >>> import pathlib, tempfile, bfc
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "run.npz")
@@ -293,9 +397,21 @@ class Trace:
             )
 
     def closed(self) -> Trace:
-        """This trace, and behind it a free of everything that it leaves live, the oldest first: it
-        can be replayed again and again. Cost: O(n), and a copy of the arrays.
+        """This trace, followed by a free of everything that it leaves live, the oldest first.
 
+        Such a trace can be replayed again and again.
+
+        Returns
+        -------
+        Trace
+            A new one.
+
+        Notes
+        -----
+        Cost: O(n), and a copy of the arrays.
+
+        Examples
+        --------
         >>> import bfc
         >>> trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[1000, 300, 0])
         >>> trace.closed().op.tolist(), trace.closed().id.tolist()
@@ -318,21 +434,40 @@ class Trace:
     def replay(
         self, allocator: Allocator, *, progress: Callable[[int], None] | None = None
     ) -> Replay:
-        """Runs every event through an allocator, in one compiled loop with the GIL released.
+        """Run every event through an allocator, in one compiled loop without the GIL.
 
-        A refused allocation counts as failed, without a wait for `retry_seconds`, and its free is
-        passed over. What the trace leaves live stays live: `closed()` frees it. `progress` is
-        called now and then with the number of events done.
+        Parameters
+        ----------
+        allocator : Allocator
+            What the trace leaves live stays live in it; `closed()` frees that.
+        progress : callable, optional
+            Called now and then with the number of events done.
+
+        Returns
+        -------
+        Replay
+            Addresses, time and peaks. A refused allocation counts as failed, without waiting for
+            `retry_seconds`, and its free is skipped.
+
+        Raises
+        ------
+        ClosedError
+            If the allocator is closed, or becomes so meanwhile.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        MemoryError
+            If the host has no memory for the bookkeeping.
+
+        Notes
+        -----
+        After an error, also one from `progress` or a Ctrl-C, all that the replay has allocated is
+        freed.
 
         Other threads may use the allocator: their calls and the replay take turns, and a turn of
-        the replay is some 1000s of events. What they allocate counts in the peaks of chunks and
-        regions. For those the peaks of `allocator.stats()` start again with the replay; at its end
-        they are put back, or stay where the replay went higher. Two replays at once on one
-        allocator mix up each other's peaks.
-
-        Raises ClosedError (also where it is closed meanwhile), SubAllocatorError, MemoryError where
-        the host has no room for the bookkeeping, KeyboardInterrupt, and what `progress` raises:
-        what the replay has allocated is freed then.
+        the replay is some thousand events. What they allocate counts in the peaks of chunks and
+        regions. These peaks of `allocator.stats()` restart with the replay; afterwards they are the
+        larger of the old and the new. Two replays at once in one allocator get each other's peaks
+        wrong.
         """
         import numpy as np
 
