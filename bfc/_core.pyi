@@ -25,7 +25,9 @@ class SharedCounter:
         """
 
 class Growth:
-    """How large the next region is, before the limit has its say: doubling from a first size (spec 2.4)."""
+    """How large the next region is, before the limit has its say: doubling from a first size (TensorFlow's behaviour,
+    2.4).
+    """
 
     def __init__(self, first_size: int) -> None: ...
     @property

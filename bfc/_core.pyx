@@ -114,7 +114,8 @@ cdef class SharedCounter:
 
 
 cdef class Growth:
-    """How large the next region is, before the limit has its say: doubling from a first size (spec 2.4)."""
+    """How large the next region is, before the limit has its say: doubling from a first size (TensorFlow's behaviour,
+    2.4)."""
 
     def __cinit__(self, uint64_t first_size):
         self.first_size = round_up(first_size, MINIMUM_SIZE)
@@ -247,8 +248,8 @@ cdef class Pool:
                                            uint64_t stream, uint64_t freed_before, cbool indexed) noexcept nogil:
         """The best fit of `rounded` bytes, split where the policy says so. NO_CHUNK, or NO_HOST_MEMORY.
 
-        `freed_before` > 0 passes over chunks that were freed later (spec 2.9). `indexed` makes its address known to
-        handle_of; who keeps the handle can do without.
+        `freed_before` > 0 passes over chunks that were freed later (TensorFlow's behaviour, 2.9). `indexed` makes its
+        address known to handle_of; who keeps the handle can do without.
         """
         return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL)
 
@@ -772,7 +773,7 @@ cdef class Pool:
 
     cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil:
         """Coalesces what was freed before the safe frontier; with `required` > 0 also what was freed after it, until a
-        chunk of that size exists (spec 2.9, with upstream's exceptions: see there who stays queued)."""
+        chunk of that size exists (TensorFlow's behaviour, 2.9, which says who stays queued)."""
         cdef vector[ChunkHandle] queued, to_merge
         cdef ChunkHandle handle
         cdef Chunk* chunk

@@ -1,4 +1,7 @@
-"""A slow and plain model of PyTorch's caching host allocator, over a simulated source (spec 4)."""
+"""A slow and plain model of PyTorch's caching host allocator, over a simulated source.
+
+It follows PyTorch's behaviour, 4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows 85 to 93 of PyTorch's corner cases (spec 7.7), for any source of host memory.
+"""PyTorch's corner cases 85 to 93 (PyTorch's behaviour, 7.7), for any source of host memory.
 
 Each row takes a lane: its source; `stream()`, a new stream; `hold(stream)`, after which what is
 queued there stays unfinished until `finish(stream)`. Row 93 needs a source that registers memory.

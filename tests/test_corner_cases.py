@@ -1,4 +1,4 @@
-"""The specification's corner cases, CC-01 to CC-56, by number.
+"""The corner cases of TensorFlow's behaviour, CC-01 to CC-56, by number.
 
 Offsets are from 2**40, where the simulated device starts. `strict` is on unless the case is one
 where TensorFlow hangs, aborts or corrupts itself. TensorFlow's handles are not public: what their

@@ -131,7 +131,8 @@ def random_options(rng: random.Random) -> dict[str, Any]:
 
 
 def is_a_hazard(options: dict[str, Any]) -> bool:
-    """Where upstream hangs or corrupts itself (spec CC-39, 2.7): nothing to compare."""
+    """Where upstream hangs or corrupts itself (TensorFlow's behaviour, CC-39 and 2.7): nothing
+    to compare."""
     small_slack = 0 < options["fragmentation_fraction"] * options["memory_limit"] < 256
     collects_stamped = options["timing_counter"] and options["garbage_collection"]
     return small_slack or collects_stamped

@@ -1,5 +1,5 @@
-"""The settings of PyTorch's caching policy. "(row 9)" is a number among the corner cases of its
-description."""
+"""The settings of PyTorch's caching policy. "(row 9)" is a number among the corner cases of
+docs/behaviour/pytorch.md."""
 
 from __future__ import annotations
 

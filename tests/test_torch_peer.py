@@ -1,7 +1,7 @@
-"""PyTorch 2.11's compiled caching allocator does what our description of it says.
+"""PyTorch 2.11's compiled caching allocator does what docs/behaviour/pytorch.md says.
 
 This holds the peer, not ours: that it is the real thing, and driven right. "(row 9)" is a number
-among the corner cases of that description.
+among the corner cases there.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from bench.peers.torch import ACTIONS, DEFAULT_POOL, Pool
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Upstream goes through streams and private pools in the order of a hash table, which for these is
-#: the order of their numbers (spec 2.14).
+#: the order of their numbers (PyTorch's behaviour, 2.14).
 STREAMS = (0, 2, 4, 6)
 POOLS: tuple[Pool, ...] = ((0, 2), (0, 4), (0, 6), (0, 8))
 UNKNOWN_POOL = (0, 9)
@@ -182,7 +182,7 @@ def random_divisions(rng: random.Random) -> str:
 def random_settings(rng: random.Random, keys: Sequence[str], large: int) -> tuple[str, int]:
     """A text that is accepted, and the size of a large segment then in force, in MiB.
 
-    Where a text is refused, upstream is left with a part of it (spec 2.18).
+    Where a text is refused, upstream is left with a part of it (PyTorch's behaviour, 2.18).
     """
     chosen = [key for key in keys if len(keys) == 1 or rng.random() < 0.5]
     words = []
@@ -302,7 +302,7 @@ class Writer:
 
     def must_stay(self, slot: int) -> bool:
         """Upstream records the events of what was freed in a scope in the hash order of its
-        records' addresses (spec 2.15), so that there is one at most."""
+        records' addresses (PyTorch's behaviour, 2.15), so that there is one at most."""
         return slot in self.recorded and self.in_scope and self.deferred
 
     def free_slot(self, slot: int) -> None:
@@ -435,7 +435,7 @@ class Writer:
         state = self.pools[pool]
         if state.references == 1:
             # A scope of a pool that nobody refers to, and a lender that is gone, are internal
-            # errors upstream (spec 2.14).
+            # errors upstream (PyTorch's behaviour, 2.14).
             self.close_scope(pool)
             if state.lends:
                 state.lends = False

@@ -86,7 +86,8 @@ class Allocator(Frees):
 
         Notes
         -----
-        Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`, spec 2.2.
+        Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`,
+        TensorFlow's behaviour, 2.2.
 
         Examples
         --------
@@ -208,8 +209,8 @@ class Allocator(Frees):
 
         Notes
         -----
-        If regions grow, the next one starts small again. Source: spec 2.7 (`DeallocateFreeRegions`),
-        which upstream runs only when memory has run out.
+        If regions grow, the next one starts small again. Source: `BFCAllocator::DeallocateFreeRegions`,
+        TensorFlow's behaviour, 2.7, which upstream runs only when memory has run out.
 
         Examples
         --------

@@ -255,7 +255,8 @@ cdef class Allocator(Frees):
 
         Notes
         -----
-        Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`, spec 2.2.
+        Cost: O(log n) in the free chunks, no device call on a hit. Source: `BFCAllocator::AllocateRaw`,
+        TensorFlow's behaviour, 2.2.
 
         Examples
         --------
@@ -422,8 +423,9 @@ cdef class Allocator(Frees):
         self.lock.release()
 
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
-        """Tries again after each free until `retry_seconds` have passed, and once more then (spec 2.8). `seen` is the
-        count of frees before the first attempt: upstream misses a free between that and the wait."""
+        """Tries again after each free until `retry_seconds` have passed, and once more then (TensorFlow's behaviour,
+        2.8). `seen` is the count of frees before the first attempt: upstream misses a free between that and
+        the wait."""
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
@@ -860,8 +862,8 @@ cdef class Allocator(Frees):
 
         Notes
         -----
-        If regions grow, the next one starts small again. Source: spec 2.7 (`DeallocateFreeRegions`),
-        which upstream runs only when memory has run out.
+        If regions grow, the next one starts small again. Source: `BFCAllocator::DeallocateFreeRegions`,
+        TensorFlow's behaviour, 2.7, which upstream runs only when memory has run out.
 
         Examples
         --------

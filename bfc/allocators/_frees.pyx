@@ -118,7 +118,7 @@ cdef class Frees(Ledger):
         have finished with it; a CachingAllocator looks for that at its next allocation.
 
         Cost: O(log n). No device call for memory that one stream alone has used, otherwise one or two
-        for each other stream. Source: `BFCAllocator::DeallocateRaw`, spec 2.5.
+        for each other stream. Source: `BFCAllocator::DeallocateRaw`, TensorFlow's behaviour, 2.5.
         """
         cdef uint64_t address = address_from(ptr)
         if address == 0:

@@ -76,7 +76,7 @@ def is_pinned(address: SupportsIndex) -> bool:
     Notes
     -----
     Cost: asks the driver (cuPointerGetAttribute), unless a `PinnedAllocator` holds the address. It
-    makes no context on any device. Source: spec 4.3.
+    makes no context on any device. Source: PyTorch's behaviour, 4.3.
 
     Examples
     --------

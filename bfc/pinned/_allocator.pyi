@@ -41,7 +41,7 @@ class PinnedAllocator(PinnedBooks):
     oldest that has not finished holds back those behind it, those of other streams too.
 
     Any thread may use it. Peaks are true peaks; PyTorch's are sums of the peaks of each size.
-    Source: `CachingHostAllocatorImpl`, spec 4.
+    Source: `CachingHostAllocatorImpl`, PyTorch's behaviour, 4.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class PinnedAllocator(PinnedBooks):
         Notes
         -----
         Cost: asks the device about the oldest event, if there is one; no other driver call on a hit.
-        Source: `CachingHostAllocatorImpl::allocate`, spec 4.2.
+        Source: `CachingHostAllocatorImpl::allocate`, PyTorch's behaviour, 4.2.
         """
 
     def allocate(self, nbytes: SupportsIndex | str, stream: StreamLike | None = None) -> Buffer:
@@ -191,7 +191,7 @@ class PinnedAllocator(PinnedBooks):
         Notes
         -----
         After an error the allocation is still live. Cost: an event for each stream that was recorded.
-        Source: `CachingHostAllocatorImpl::free`, spec 4.3.
+        Source: `CachingHostAllocatorImpl::free`, PyTorch's behaviour, 4.3.
         """
 
     def record_event(
@@ -232,7 +232,7 @@ class PinnedAllocator(PinnedBooks):
 
         Notes
         -----
-        Cost: no driver call. Source: `CachingHostAllocatorImpl::record_event`, spec 4.3.
+        Cost: no driver call. Source: `CachingHostAllocatorImpl::record_event`, PyTorch's behaviour, 4.3.
 
         Examples
         --------
@@ -324,7 +324,7 @@ class PinnedAllocator(PinnedBooks):
 
         Notes
         -----
-        Source: `CachingHostAllocatorImpl::empty_cache`, spec 4.4.
+        Source: `CachingHostAllocatorImpl::empty_cache`, PyTorch's behaviour, 4.4.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""The caching host allocator: PyTorch's policy for pinned memory (spec 4). Rules of this room:
+"""The caching host allocator: PyTorch's policy for pinned memory (PyTorch's behaviour, 4). Rules of this room:
 
 - what changes the books runs no Python and makes no call of a driver, so the GIL alone keeps it whole: no other thread,
   collector or finaliser comes in between;
@@ -137,7 +137,7 @@ cdef class PinnedAllocator(PinnedBooks):
     oldest that has not finished holds back those behind it, those of other streams too.
 
     Any thread may use it. Peaks are true peaks; PyTorch's are sums of the peaks of each size.
-    Source: `CachingHostAllocatorImpl`, spec 4.
+    Source: `CachingHostAllocatorImpl`, PyTorch's behaviour, 4.
 
     Examples
     --------
@@ -290,7 +290,7 @@ cdef class PinnedAllocator(PinnedBooks):
         Notes
         -----
         Cost: asks the device about the oldest event, if there is one; no other driver call on a hit.
-        Source: `CachingHostAllocatorImpl::allocate`, spec 4.2.
+        Source: `CachingHostAllocatorImpl::allocate`, PyTorch's behaviour, 4.2.
         """
         cdef uint32_t handle = self.take(size_from(nbytes))
         if handle == NO_BLOCK:
@@ -540,7 +540,7 @@ cdef class PinnedAllocator(PinnedBooks):
         Notes
         -----
         After an error the allocation is still live. Cost: an event for each stream that was recorded.
-        Source: `CachingHostAllocatorImpl::free`, spec 4.3.
+        Source: `CachingHostAllocatorImpl::free`, PyTorch's behaviour, 4.3.
         """
         cdef uint64_t address = address_from(ptr)
         if address == 0:
@@ -790,7 +790,7 @@ cdef class PinnedAllocator(PinnedBooks):
 
         Notes
         -----
-        Cost: no driver call. Source: `CachingHostAllocatorImpl::record_event`, spec 4.3.
+        Cost: no driver call. Source: `CachingHostAllocatorImpl::record_event`, PyTorch's behaviour, 4.3.
 
         Examples
         --------
@@ -920,7 +920,7 @@ cdef class PinnedAllocator(PinnedBooks):
 
         Notes
         -----
-        Source: `CachingHostAllocatorImpl::empty_cache`, spec 4.4.
+        Source: `CachingHostAllocatorImpl::empty_cache`, PyTorch's behaviour, 4.4.
 
         Examples
         --------

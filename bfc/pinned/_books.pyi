@@ -113,7 +113,7 @@ class PinnedBooks(Owner):
 
         Notes
         -----
-        Cost: O(1), no device call. Source: spec 4.7.
+        Cost: O(1), no device call. Source: PyTorch's behaviour, 4.7.
 
         Examples
         --------

@@ -101,7 +101,8 @@ class BFCAllocator(Allocator):
 
         Notes
         -----
-        Cost: each allocation then looks through the frees that are not merged yet, O(n) in those. Source: spec 2.9.
+        Cost: each allocation then looks through the frees that are not merged yet, O(n) in those.
+        Source: TensorFlow's behaviour, 2.9.
 
         Examples
         --------

@@ -121,7 +121,8 @@ cdef class BFCAllocator(Allocator):
 
         Notes
         -----
-        Cost: each allocation then looks through the frees that are not merged yet, O(n) in those. Source: spec 2.9.
+        Cost: each allocation then looks through the frees that are not merged yet, O(n) in those.
+        Source: TensorFlow's behaviour, 2.9.
 
         Examples
         --------
@@ -176,7 +177,8 @@ cdef class BFCAllocator(Allocator):
                                         request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
-        """The order of attempts is upstream's (spec 2.2): extend; merge what is not safe yet; collect and extend."""
+        """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
+        behaviour, 2.2)."""
         self.extend(request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
             self.merge_and_find(request, placed)
@@ -198,8 +200,8 @@ cdef class BFCAllocator(Allocator):
         return self.limit - taken if taken < self.limit else 0
 
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
-        """Adds a region of at least the rounded request, asking for less after each refusal (spec 2.4), and places the
-        request there. `placed` stays as it is where there is no such region."""
+        """Adds a region of at least the rounded request, asking for less after each refusal (TensorFlow's
+        behaviour, 2.4), and places the request there. `placed` stays as it is where there is no such region."""
         cdef uint64_t rounded = request.rounded
         cdef cbool grew = False
         cdef uint64_t size = 0
@@ -246,7 +248,8 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef int release_for(self, Request* request) except -1 nogil:
-        """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (spec 2.7)."""
+        """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (TensorFlow's
+        behaviour, 2.7)."""
         cdef vector[Region] regions
         cdef Region region
         cdef uint64_t total = 0, kept

@@ -127,7 +127,7 @@ class CachingAllocator(Recorded):
 
         Notes
         -----
-        Source: spec 2.18.
+        Source: PyTorch's behaviour, 2.18.
 
         Examples
         --------
@@ -156,7 +156,7 @@ class CachingAllocator(Recorded):
 
         Notes
         -----
-        Source: spec 2.14.
+        Source: PyTorch's behaviour, 2.14.
         """
 
     @property
@@ -187,7 +187,7 @@ class CachingAllocator(Recorded):
 
         Notes
         -----
-        Source: spec 2.13 (`empty_cache`).
+        Source: `empty_cache`, PyTorch's behaviour, 2.13.
 
         Examples
         --------

@@ -209,7 +209,7 @@ cdef class CachingAllocator(Recorded):
 
         Notes
         -----
-        Source: spec 2.18.
+        Source: PyTorch's behaviour, 2.18.
 
         Examples
         --------
@@ -265,7 +265,7 @@ cdef class CachingAllocator(Recorded):
 
         Notes
         -----
-        Source: spec 2.14.
+        Source: PyTorch's behaviour, 2.14.
         """
         if not isinstance(fraction, float):
             raise TypeError(f"a memory fraction is a float, not {type(fraction).__name__}")
@@ -371,7 +371,8 @@ cdef class CachingAllocator(Recorded):
         return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
 
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
-        """A new region serves the request that it was taken for, whatever else would fit by now (spec 2.9)."""
+        """A new region serves the request that it was taken for, whatever else would fit by now (PyTorch's
+        behaviour, 2.9)."""
         cdef ChunkHandle handle = self.pool.regions[region.end].first
         if self.pool.chunks[handle].size < request.rounded:
             return NO_CHUNK     # the sub-allocator gave less
@@ -388,7 +389,7 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
-        """The order of attempts is upstream's (spec 2.5)."""
+        """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
         if request.nbytes >= TOO_LARGE:
             return 0
         if self.has_callbacks and not request.without_gil and self.run_callbacks():
@@ -423,7 +424,8 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
 
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
-        """Adds a region, if the limit and the sub-allocator let it, and places the request there (spec 2.9)."""
+        """Adds a region, if the limit and the sub-allocator let it, and places the request there (PyTorch's
+        behaviour, 2.9)."""
         cdef uint64_t size = self.pool.sizes.segment_for(request.rounded)
         cdef uint64_t taken, lasting
         cdef Region block
@@ -444,7 +446,7 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil:
-        """Looks in the pools that lend to requests which would be refused (spec 2.14)."""
+        """Looks in the pools that lend to requests which would be refused (PyTorch's behaviour, 2.14)."""
         cdef PoolId pool
         cdef Lane lane
         cdef uint32_t found
@@ -465,14 +467,15 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
 
     cdef cbool is_gated(self) noexcept nogil:
-        """In 2.11 an open scope keeps events from being looked at, on every thread and stream (spec 0.3). Without
-        `strict` that ends where a request would be refused, or a user asks for memory to be given back."""
+        """In 2.11 an open scope keeps events from being looked at, on every thread and stream (PyTorch's behaviour,
+        0.3). Without `strict` that ends where a request would be refused, or a user asks for memory to be given
+        back."""
         return self.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
 
     cdef int collect(self, Request* request) except -1 nogil:
-        """Gives back the oldest free regions where more than the threshold is taken (spec 2.8)."""
+        """Gives back the oldest free regions where more than the threshold is taken (PyTorch's behaviour, 2.8)."""
         cdef vector[ChunkHandle] candidates
         cdef vector[Region] regions
         cdef uint64_t taken
@@ -509,7 +512,8 @@ cdef class CachingAllocator(Recorded):
             left = kept
 
     cdef int release_oversize(self, Request* request) except -1 nogil:
-        """Gives oversize regions of the stream back, so that a new one fits (spec 2.13). Whether enough went."""
+        """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Whether
+        enough went."""
         cdef vector[Region] regions
         cdef cbool enough, limited
         self.acquire()
@@ -546,7 +550,7 @@ cdef class CachingAllocator(Recorded):
         return released >= wanted
 
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil:
-        """Waits for other streams, gives cached regions back, and asks once more (spec 2.5, step 7)."""
+        """Waits for other streams, gives cached regions back, and asks once more (PyTorch's behaviour, 2.5, step 7)."""
         cdef cbool asked = False
         if not request.without_gil:
             self.wait_for_all()
@@ -623,7 +627,7 @@ cdef class CachingAllocator(Recorded):
 
         Notes
         -----
-        Source: spec 2.13 (`empty_cache`).
+        Source: `empty_cache`, PyTorch's behaviour, 2.13.
 
         Examples
         --------
@@ -714,7 +718,7 @@ cdef class CachingAllocator(Recorded):
     # -- streams ------------------------------------------------------------------------------------------------------
 
     cdef int catch_up(self) except -1:
-        """Fences are asked at an allocation only (spec 2.12)."""
+        """Fences are asked at an allocation only (PyTorch's behaviour, 2.12)."""
         if self.orphans.some() or self.strandings.get():
             faults = []
             self.free_put_off(faults)

@@ -24,7 +24,7 @@ class Recorded(Allocator):
 
         Notes
         -----
-        Cost: O(1), no device call. Source: spec 3.1.
+        Cost: O(1), no device call. Source: PyTorch's behaviour, 3.1.
 
         Examples
         --------
@@ -51,7 +51,7 @@ class Recorded(Allocator):
 
         Notes
         -----
-        Source: spec 3.2.
+        Source: PyTorch's behaviour, 3.2.
 
         Examples
         --------
@@ -99,7 +99,7 @@ class Recorded(Allocator):
 
         Notes
         -----
-        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: spec 3.4.
+        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: PyTorch's behaviour, 3.4.
 
         Examples
         --------
@@ -150,7 +150,7 @@ class Recorded(Allocator):
 
         Notes
         -----
-        Source: spec 2.7.
+        Source: PyTorch's behaviour, 2.7.
         """
 
     def remove_free_memory_callback(self, callback: Callable[[], object]) -> None:
@@ -185,7 +185,7 @@ class Recorded(Allocator):
 
         Notes
         -----
-        Source: spec 2.17.
+        Source: PyTorch's behaviour, 2.17.
         """
 
     def detach_oom_observer(self, observer: Callable[[int, int, int, int], object]) -> None:

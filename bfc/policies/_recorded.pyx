@@ -102,7 +102,7 @@ cdef class Recorded(Allocator):
 
         Notes
         -----
-        Cost: O(1), no device call. Source: spec 3.1.
+        Cost: O(1), no device call. Source: PyTorch's behaviour, 3.1.
 
         Examples
         --------
@@ -149,7 +149,7 @@ cdef class Recorded(Allocator):
 
         Notes
         -----
-        Source: spec 3.2.
+        Source: PyTorch's behaviour, 3.2.
 
         Examples
         --------
@@ -198,7 +198,7 @@ cdef class Recorded(Allocator):
 
         Notes
         -----
-        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: spec 3.4.
+        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: PyTorch's behaviour, 3.4.
 
         Examples
         --------
@@ -415,7 +415,7 @@ cdef class Recorded(Allocator):
 
         Notes
         -----
-        Source: spec 2.7.
+        Source: PyTorch's behaviour, 2.7.
         """
         attach(self.callbacks, callback, "a free-memory callback")
         self.has_callbacks = True
@@ -469,7 +469,7 @@ cdef class Recorded(Allocator):
 
         Notes
         -----
-        Source: spec 2.17.
+        Source: PyTorch's behaviour, 2.17.
         """
         attach(self.observers, observer, "an out-of-memory observer")
 

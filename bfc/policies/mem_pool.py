@@ -42,7 +42,7 @@ class MemPool:
     -----
     The pool is released by `release()`, or when it is collected. What it caches is given back at
     once; what is live is given back after it was freed, when memory runs out or `empty_cache()` is
-    called. Source: `torch.cuda.MemPool` of PyTorch 2.11, spec 2.14.
+    called. Source: `torch.cuda.MemPool` of PyTorch 2.11, PyTorch's behaviour, 2.14.
 
     Examples
     --------

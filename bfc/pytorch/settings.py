@@ -1,4 +1,6 @@
-"""The settings of PyTorch's caching policy, and the text that they are written in (spec 2.18).
+"""The settings of PyTorch's caching policy, and the text that they are written in.
+
+They are described in PyTorch's behaviour, 2.18.
 
 The text is the one that PyTorch 2.11 takes in PYTORCH_CUDA_ALLOC_CONF. Keys of that version which
 have no bearing on this allocator are read, checked and kept, so that a text can be moved over as
@@ -203,7 +205,7 @@ class CachingSettings:
 
         Notes
         -----
-        Cost: O(n) in the text. Source: spec 2.18.
+        Cost: O(n) in the text. Source: PyTorch's behaviour, 2.18.
 
         Examples
         --------
@@ -312,7 +314,7 @@ class CachingSettings:
 
         Notes
         -----
-        Source: spec 3.4.
+        Source: PyTorch's behaviour, 3.4.
 
         Examples
         --------
@@ -350,7 +352,7 @@ class CachingSettings:
 
         Notes
         -----
-        Source: spec 2.2.
+        Source: PyTorch's behaviour, 2.2.
 
         Examples
         --------
@@ -374,7 +376,7 @@ class CachingSettings:
 
         Notes
         -----
-        Source: spec 2.2.
+        Source: PyTorch's behaviour, 2.2.
 
         Examples
         --------
@@ -398,7 +400,7 @@ class CachingSettings:
 
         Notes
         -----
-        Source: spec 2.2.
+        Source: PyTorch's behaviour, 2.2.
 
         Examples
         --------
@@ -427,7 +429,7 @@ class CachingSettings:
 
         Notes
         -----
-        Source: spec 2.4.
+        Source: PyTorch's behaviour, 2.4.
 
         Examples
         --------
@@ -510,7 +512,7 @@ class PinnedSettings:
 
         Notes
         -----
-        Source: spec 4.5.
+        Source: PyTorch's behaviour, 4.5.
 
         Examples
         --------

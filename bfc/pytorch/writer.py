@@ -1,7 +1,8 @@
 """A snapshot as PyTorch writes it: the dict of `torch.cuda.memory._snapshot()`, and its pickle.
 
-Fields, states and actions are those of PyTorch 2.11 (section 3.4 of its description), and the
-pickle holds what the viewers at pytorch.org/memory_viz and in `torch.cuda._memory_viz` take (3.5).
+Fields, states and actions are those of PyTorch 2.11 (PyTorch's behaviour, 3.4), and the
+pickle holds what the viewers at pytorch.org/memory_viz and in `torch.cuda._memory_viz` take
+(PyTorch's behaviour, 3.5).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def summary(stats: Mapping[str, int], device: str | int, abbreviated: bool = Fal
     "Active" is what is handed out or waits for a stream, "free in splits" what cannot be given back
     for its neighbours. `device` is its name, or its number.
     The total in a column chooses the unit, in which the rows below it are written too; what does
-    not fill a unit is cut off (spec 3.2). A figure that is missing counts as 0.
+    not fill a unit is cut off (PyTorch's behaviour, 3.2). A figure that is missing counts as 0.
 
     >>> print("\\n".join(summary({"num_ooms": 2}, "simulated:0").splitlines()[:4]))
     |===========================================================================|

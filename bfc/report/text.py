@@ -17,7 +17,7 @@ def occupancy(snapshot: Snapshot, width: int = 100) -> str:
     """One line over all regions end to end; what was asked for wins a cell over slack, slack over
     free memory.
 
-    Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (spec 2.13).
+    Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (TensorFlow's behaviour, 2.13).
     """
     return _cells(snapshot.regions, width) or "The allocator contains no memory."
 

@@ -15,8 +15,9 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
     """Calls `source.alloc`, or another call of the source with the same contract. Whether a block came; whatever is
     neither a block nor "no room" becomes SubAllocatorError.
 
-    `strict` takes a block that is smaller than was asked for, as TensorFlow does (spec CC-36). No signal's handler runs
-    until the block is in the caller's hands: it is for the caller to `run_handlers` when the block is in its books.
+    `strict` takes a block that is smaller than was asked for, as TensorFlow does (TensorFlow's behaviour, CC-36). No
+    signal's handler runs until the block is in the caller's hands: it is for the caller to `run_handlers` when the
+    block is in its books.
     `rejected` takes what is no block by the contract, and what the source did not take back: see `offer_again`.
     """
     cdef Deferral deferral

@@ -15,7 +15,8 @@ MIB = 1 << 20
 COMPUTE_CAPABILITY_MAJOR = 75  # numbers of CUdevice_attribute
 CONCURRENT_MANAGED_ACCESS = 89
 
-#: What TensorFlow leaves to the driver and others, by compute capability (spec tf_bfc.md 2.19).
+#: What TensorFlow leaves to the driver and others, by compute capability (TensorFlow's behaviour,
+#: 2.19).
 RESERVE_BELOW_2_GIB = 225 * MIB
 RESERVES = {7: 1050 * MIB, 8: 1536 * MIB}
 OLDEST_RESERVE, NEWEST_RESERVE = 500 * MIB, 1800 * MIB

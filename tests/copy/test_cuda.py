@@ -116,7 +116,8 @@ def test_between_cuda_and_opencl_by_way_of_the_host(emulated, opencl):
 
 
 PEER = "cuMemcpyPeerAsync"  # what a pool gave as a temporary belongs to no context
-#: (destination, source, calls when blocking, calls when not), by the rows of spec 5.3 and 5.5.
+#: (destination, source, calls when blocking, calls when not), by the rows of
+#: PyTorch's behaviour, 5.3 and 5.5.
 TABLE = [
     (packed, values, [H2D, SYNC], [H2D]),
     (values, packed, [D2H, SYNC], [D2H]),
@@ -152,7 +153,7 @@ def test_host_and_device_by_the_table(emulated, row: int):
 
 
 #: (destination on device 1, source on device 0, calls with peer access, calls without: blocking,
-#: non-blocking), by spec 5.3 and 5.4.
+#: non-blocking), by PyTorch's behaviour, 5.3 and 5.4.
 BETWEEN = [
     (there, packed, [*ORDER, H2D, *ORDER], [*ORDER, H2D, *ORDER], [*ORDER, H2D, *ORDER]),
     (
