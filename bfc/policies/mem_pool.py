@@ -38,6 +38,7 @@ class MemPool:
     ------
     TypeError
         If `allocator` is not a CachingAllocator.
+
     Notes
     -----
     The pool is released by `release()`, or when it is collected. What it caches is given back at
