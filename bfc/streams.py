@@ -18,9 +18,11 @@ class SupportsIntPtr(Protocol):
     """An object such as a `pyopencl.CommandQueue`."""
 
     @property
-    def int_ptr(self) -> int: ...
+    def int_ptr(self) -> int:
+        """The handle of the queue."""
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Wait for all that is queued."""
 
 
 StreamLike = SupportsIndex | SupportsCudaStream | SupportsIntPtr

@@ -98,12 +98,6 @@ cdef class Allocator(Frees):
 
     Attributes
     ----------
-    sub_allocator : SubAllocator
-        Where the regions come from.
-    device : Device
-        Where the memory lies.
-    host_accessible : bool
-        True if the host can read and write the memory at the same addresses.
     strict : bool
         True if the allocator refuses whatever the original would refuse.
     retry_seconds : float

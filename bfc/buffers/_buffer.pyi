@@ -8,7 +8,17 @@ from typing_extensions import CapsuleType
 from bfc.suballocators.base import Device, SubAllocator
 
 class Owner:
-    """What a buffer belongs to: the base class of every allocator."""
+    """What a buffer belongs to: the base class of every allocator.
+
+    Attributes
+    ----------
+    sub_allocator : SubAllocator
+        Where the memory comes from.
+    device : Device
+        Where it lies.
+    host_accessible : bool
+        True if the host can read and write it at the same addresses.
+    """
 
     @property
     def sub_allocator(self) -> SubAllocator: ...

@@ -102,7 +102,17 @@ cdef uint64_t address_of(array) except? 0:
 
 
 cdef class Owner:
-    """What a buffer belongs to: the base class of every allocator."""
+    """What a buffer belongs to: the base class of every allocator.
+
+    Attributes
+    ----------
+    sub_allocator : SubAllocator
+        Where the memory comes from.
+    device : Device
+        Where it lies.
+    host_accessible : bool
+        True if the host can read and write it at the same addresses.
+    """
     __signature__ = SignatureOfStub()
 
     cdef int require_set_up(self) except -1:

@@ -44,24 +44,29 @@ def are_apart(blocks: list[Block]) -> bool:
 
 
 class SubAllocatorContract:
-    """What every source of memory must do. A test class derives from it and says what to test.
+    """The contract of `bfc.SubAllocator`, as a class of tests to derive from.
 
-    `make` returns a fresh source each time. One that has `alloc`, `free` and `total_bytes`, and
-    does with them what `bfc.SubAllocator` asks for, passes. Give it a small `total_bytes`, of 64
-    MiB say (8 MiB at least): the tests fill it. Where `allocation_limit` says less, they fill that.
+    A source passes with `alloc`, `free` and `total_bytes` alone. The attributes declare what it
+    cannot do; the tests of that are skipped. Give it a small `total_bytes`, between 8 and 64 MiB or
+    so: the tests fill it, or as much of it as `allocation_limit` says.
 
-    What a source cannot do it declares, and the tests that ask for it are skipped:
+    Attributes
+    ----------
+    bounded : bool
+        False if `alloc` does not refuse when all is live, as for memory that can move from a GPU to
+        the host.
+    knows_its_blocks : bool
+        False if `free` cannot tell whether a block is live, as C's `free`.
+    threads : bool
+        False if only one thread can use it.
 
-    bounded
-        `alloc` refuses once that much is live. False: it gives what there is, as memory that
-        can move from a GPU to the host does.
-    knows_its_blocks
-        `free` raises for what is no block that is live. False: it cannot tell, as C's `free`.
-    threads
-        It may be called by several threads at once. False: only one thread will ever use it.
+    Notes
+    -----
+    If the source has an attribute `live_bytes`, it is compared with what is handed out. Needs
+    pytest.
 
-    If the source has an attribute `live_bytes`, it is held to what is handed out. Needs pytest.
-
+    Examples
+    --------
     >>> import bfc
     >>> class TestMine(SubAllocatorContract):
     ...     def make(self):
@@ -73,30 +78,66 @@ class SubAllocatorContract:
     threads: bool = True
 
     def make(self) -> SubAllocator:
-        """A fresh source."""
+        """Make the source that is tested: a subclass defines this.
+
+        Returns
+        -------
+        SubAllocator
+            A fresh one each time.
+
+        Raises
+        ------
+        NotImplementedError
+            If the subclass does not define it.
+        """
         raise NotImplementedError("define make(self), which returns a fresh bfc.SubAllocator")
 
     @pytest.fixture
     def source(self) -> Iterator[SubAllocator]:
-        """The source of one test. After it nothing may be live there."""
+        """A pytest fixture: the source of one test. Afterwards nothing may be live there.
+
+        Yields
+        ------
+        SubAllocator
+            From `make`.
+        """
         source = self.make()
         yield source
         self.account(source, [])
 
     def account(self, source: SubAllocator, blocks: list[Block]) -> None:
-        """These blocks are what is live, if the source counts it."""
+        """Check that these blocks are what is live, if the source counts it.
+
+        Parameters
+        ----------
+        source : SubAllocator
+            The source.
+        blocks : list of (int, int)
+            Addresses and sizes in bytes.
+        """
         live_bytes = getattr(source, "live_bytes", None)
         if live_bytes is not None:
             held = sum(received for _, received in blocks)
             assert live_bytes == held, f"{live_bytes} bytes are live, of which {held} are held"
 
     def odd_sizes(self, source: SubAllocator) -> list[int]:
-        """Sizes on both sides of what matters, the largest an eighth of all."""
+        """Sizes on both sides of what matters.
+
+        Parameters
+        ----------
+        source : SubAllocator
+            The source.
+
+        Returns
+        -------
+        list of int
+            In bytes; the largest is an eighth of what there is.
+        """
         share = min(source.allocation_limit() // 8, 5 * MIB)
         return [*SIZES, share // 5, share // 2, share - 77]
 
     def needs_a_bound(self) -> None:
-        """Skips the test where the source has none."""
+        """Skip the test if the source has no bound."""
         if not self.bounded:
             pytest.skip("the source declares that it is not bounded")
 

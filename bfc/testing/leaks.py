@@ -22,8 +22,20 @@ MOST_SHOWN = 10
 
 @dataclass(frozen=True)
 class Leak:
-    """An allocation that is live. `frames` are innermost first; none where it was not made from
-    Python, by a replay say."""
+    """An allocation that is live.
+
+    Attributes
+    ----------
+    ptr : int
+        Its address.
+    nbytes : int
+        The bytes that were asked for.
+    stream : int
+        The stream that it was allocated for.
+    frames : tuple of Frame
+        The lines that allocated it, innermost first; empty if that was not Python, but a replay,
+        say.
+    """
 
     ptr: int
     nbytes: int
@@ -32,7 +44,20 @@ class Leak:
 
 
 class LeakError(AssertionError):
-    """Memory is live that was to be freed. `leaks` says what, and where it was allocated."""
+    """Memory is live that should have been freed.
+
+    Parameters
+    ----------
+    allocator : Allocator
+        Whose memory it is.
+    leaks : list of Leak
+        What is live.
+
+    Attributes
+    ----------
+    leaks : list of Leak
+        As given.
+    """
 
     def __init__(self, allocator: Allocator, leaks: list[Leak]) -> None:
         self.leaks = leaks
@@ -40,15 +65,32 @@ class LeakError(AssertionError):
 
 
 class leak_check:  # noqa: N801 - used as a function is
-    """Finds what was allocated within a `with` block and is live at its end. Raises LeakError
-    there, which names the lines that allocated it.
+    """A context manager that finds what was allocated within it and is live at its end.
 
-    Python's garbage is collected first. What waits for a stream counts as freed, and so does all
-    that an allocator held which was closed. An error that leaves the block comes through as it is.
-    Of each allocation up to `depth` frames are kept, from the innermost out to the block: some
-    microseconds; where no check is on, nothing is kept and nothing paid. Checks of one allocator
-    may be nested. `found()` asks at any time. It is for a `BFCAllocator` or a `CachingAllocator`.
+    Parameters
+    ----------
+    allocator : Allocator
+        A `BFCAllocator` or a `CachingAllocator`.
+    depth : int, optional
+        How many frames of each allocation to keep, from the innermost out to the `with` block.
 
+    Raises
+    ------
+    LeakError
+        If something is live at the end of the block. It names the lines that allocated it.
+    TypeError
+        If `allocator` is not an allocator.
+
+    Notes
+    -----
+    Garbage is collected first. What waits for a stream counts as freed, and so does everything of
+    an allocator that was closed. If an exception leaves the block, nothing is checked. Checks of
+    one allocator can be nested.
+
+    Cost: some microseconds for each allocation; nothing while no check is on.
+
+    Examples
+    --------
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     >>> with leak_check(allocator):
@@ -93,7 +135,13 @@ class leak_check:  # noqa: N801 - used as a function is
             raise LeakError(self._allocator, leaks)
 
     def found(self) -> list[Leak]:
-        """What was allocated since the check began and is live now, in address order."""
+        """What was allocated since the check began and is live now.
+
+        Returns
+        -------
+        list of Leak
+            In address order.
+        """
         gc.collect()
         return [
             Leak(chunk.ptr, chunk.requested_size, chunk.stream, self._frames_of(chunk))

@@ -28,39 +28,44 @@ def _has_streams(machine: Any) -> bool:
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Hypothesis makes up histories for an allocator, looks at everything after each step, and
-    shrinks what fails to a few lines that repeat it.
+    """A Hypothesis state machine that fuzzes an allocator. Everything is checked after each step.
 
-    A subclass defines `make`, which returns a fresh allocator: one of `bfc`'s over a source of your
-    own, or a policy of your own, which is any object with `allocate_raw(nbytes)` and
-    `deallocate_raw(ptr)`. `bfc.testing.Twins` says what it is held to: where it is a fresh
-    `BFCAllocator` or `CachingAllocator`, also to the slow model of TensorFlow or PyTorch.
+    A subclass defines `make`. The attributes below can be set in it, and more rules can be added,
+    which take their steps through `self.twins`.
 
+    Attributes
+    ----------
+    sizes : hypothesis.strategies.SearchStrategy of int
+        The sizes.
+    streams : sequence of int
+        The streams that are allocated on. With more than one, blocks are also used on others, and
+        the source, if it has `hold` and `finish`, holds work there.
+    model : bool
+        Compare with the slow model of TensorFlow or PyTorch. It must be False if a `BFCAllocator`
+        is used on other streams.
+    alignment : int or None
+        What addresses must be multiples of, in bytes. None is 256 for bfc's allocators, and 1 for
+        others.
+    expects : tuple of exception types
+        Errors that a step may raise, because the source does. Such a step has not happened.
+    save_failure : str, os.PathLike or None
+        Where to save `self.twins.trace()` if a step fails. When Hypothesis is done, the file holds
+        the smallest failure.
+    twins : Twins
+        The allocator, its model, and the steps.
+
+    Notes
+    -----
+    `TestMine.settings` is Hypothesis' `settings(max_examples=..., stateful_step_count=...)`. A
+    failure shrinks to a few lines that repeat it.
+
+    Examples
+    --------
     >>> import bfc
     >>> class Mine(AllocatorMachine):
     ...     def make(self):
     ...         return bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"), allow_growth=True)
     >>> TestMine = Mine.TestCase  # which pytest and unittest run
-
-    What may be set in the subclass:
-
-    sizes
-        The strategy for sizes.
-    streams
-        The streams that are allocated on. With more than one, blocks are also used on others, and
-        the source, if it has `hold` and `finish`, holds work there.
-    model
-        Whether the slow model is asked. It knows no streams of a `BFCAllocator`.
-    alignment
-        What addresses must be multiples of, in bytes; None: 256 of ours, else 1.
-    expects
-        Errors that a step may raise, as where the source does. Such a step has not happened.
-    save_failure
-        A path: where a step fails, `self.twins.trace()` is saved there. The last one saved, when
-        Hypothesis is done, is the smallest.
-
-    More rules, with `self.twins` for the steps, make it yours. `TestMine.settings` is Hypothesis'
-    `settings(max_examples=..., stateful_step_count=...)`. Needs Hypothesis.
     """
 
     sizes: st.SearchStrategy[int] = sizes(smallest=0)
@@ -73,7 +78,20 @@ class AllocatorMachine(RuleBasedStateMachine):
     twins: Twins
 
     def make(self) -> Any:
-        """A fresh allocator."""
+        """Make the allocator that is tested: a subclass defines this.
+
+        Returns
+        -------
+        object
+            A fresh one: an allocator of bfc over a source of your own, or any object with
+            `allocate_raw(nbytes)` and `deallocate_raw(ptr)`. `bfc.testing.Twins` says what it is
+            held to.
+
+        Raises
+        ------
+        NotImplementedError
+            If the subclass does not define it.
+        """
         raise NotImplementedError("define make(self), which returns a fresh allocator")
 
     @initialize()
@@ -81,7 +99,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.begin(self.make())
 
     def begin(self, allocator: Any) -> None:
-        """The allocator of this history. For a machine that starts in another way than `make`."""
+        """Start a history with an allocator: for a machine that does not use `make`.
+
+        Parameters
+        ----------
+        allocator : object
+            As from `make`.
+        """
         knows = not _has_streams(self) or isinstance(allocator, CachingAllocator)
         model = self.model and knows
         self.twins = Twins(allocator, model=model, alignment=self.alignment, expects=self.expects)

@@ -18,24 +18,36 @@ def round_up(size: int, granule: int = 256) -> int:
 
 
 class IntegerSource(SubAllocator):
-    """A device of integers with every habit that a correct source may have.
+    """A device of integers with every habit that a correct source may have. For one thread.
 
     Parameters
     ----------
-    capacity, max_bytes
-        What may be live, and what one call may get, in bytes.
-    gap, alignment
-        Blocks start at multiples of `alignment`, at least `gap` bytes apart.
-    supports_coalescing
-        Whether a run of blocks may be freed at once.
-    granule
-        What a request is rounded up to: an allocator gets more than it asks for.
-    reuses
-        Whether freed addresses are handed out again, lowest first. Else addresses rise.
+    capacity : int, optional
+        How many bytes can be live at once.
+    max_bytes : int, optional
+        Refuse any one call above this.
+    gap : int, optional
+        Bytes that are left out between two blocks.
+    alignment : int, optional
+        A power of two, in bytes, that addresses are rounded up to.
+    supports_coalescing : bool, optional
+        Accept a run of neighbouring blocks in `free`.
+    granule : int, optional
+        What a request is rounded up to, in bytes: an allocator then gets more than it asks for.
+    reuses : bool, optional
+        Hand freed addresses out again, the lowest first. Otherwise addresses rise.
+    base : int, optional
+        The first address.
 
-    `calls` is the log, as `bfc.SimulatedSubAllocator` has it, and `live` the blocks. It is for one
-    thread.
+    Attributes
+    ----------
+    calls : list of (str, int, int or None)
+        The log, as that of `bfc.SimulatedSubAllocator`.
+    live : dict of int to int
+        The bytes of each live block, by address.
 
+    Examples
+    --------
     >>> source = IntegerSource(1 << 20, granule=4096)
     >>> source.alloc(256, 1000)
     (1099511627776, 4096)
@@ -71,7 +83,13 @@ class IntegerSource(SubAllocator):
         return sum(self.live.values())
 
     def fail_at(self, n: int) -> None:
-        """Refuse the n-th alloc from now (1 is the next), however small. 0 takes that back."""
+        """Refuse one of the next allocations, however small it is.
+
+        Parameters
+        ----------
+        n : int
+            Which one: 1 is the next. 0 cancels it.
+        """
         self._fail_in = n
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
@@ -112,8 +130,7 @@ class IntegerSource(SubAllocator):
 
 
 class HeldFence:
-    """Done once its stream's `finish` has been called, or once somebody has waited for it; and
-    only when what is queued below it is done, too."""
+    """The fence of `Misbehaving`: done once its stream is let go, and the fence of `inner` is."""
 
     def __init__(self, source: Misbehaving, stream: int, below: Fence | None) -> None:
         self._source = source
@@ -144,10 +161,24 @@ Fault = Callable[[], Any]
 class Misbehaving(SubAllocator):
     """Any source, and what can go wrong with one: it refuses, lies, raises or is slow when told to.
 
-    Calls are counted from 1, the next one. Whatever no fault was ordered for goes to `inner`.
-    `live` holds the blocks that are handed out, by address, so that a test can tell that nothing
-    was lost.
+    Calls are counted from 1, which is the next one. Everything else is passed to `inner`.
 
+    Parameters
+    ----------
+    inner : SubAllocator
+        The source that does the work.
+
+    Attributes
+    ----------
+    inner : SubAllocator
+        As given.
+    live : dict of int to int
+        The bytes of each block that is handed out, by address.
+    seconds : float
+        How long each call takes at least.
+
+    Examples
+    --------
     >>> import bfc
     >>> source = Misbehaving(bfc.SimulatedSubAllocator("1 GiB"))
     >>> source.raise_at(2, OSError("unplugged"))
@@ -186,19 +217,57 @@ class Misbehaving(SubAllocator):
     # -- what is to go wrong ----------------------------------------------------------------------
 
     def fail_at(self, n: int) -> None:
-        """Refuse the n-th alloc from now, however small. 0 takes back all that was ordered."""
+        """Refuse one of the next allocations, however small it is.
+
+        Parameters
+        ----------
+        n : int
+            Which one: 1 is the next. 0 cancels every fault of `alloc`.
+
+        Raises
+        ------
+        ValueError
+            If `n` is negative.
+        """
         if n == 0:
             self._faults["alloc"].clear()
             return
         self._order("alloc", n, lambda: None)
 
     def lie_at(self, n: int, answer: object) -> None:
-        """Answer the n-th alloc from now with this, whatever it is, and ask nobody."""
+        """Answer one of the next allocations with anything, without asking `inner`.
+
+        Parameters
+        ----------
+        n : int
+            Which one: 1 is the next.
+        answer : object
+            What `alloc` returns.
+
+        Raises
+        ------
+        ValueError
+            If `n` is below 1.
+        """
         self._order("alloc", n, lambda: answer)
 
     def raise_at(self, n: int, error: BaseException, call: str = "alloc") -> None:
-        """Raise this from the n-th "alloc", "free" or "fence" from now, which then does nothing: a
-        source that raises has kept nothing, and has taken nothing back. A BaseException will do."""
+        """Raise an error from one of the next calls, which then does nothing.
+
+        Parameters
+        ----------
+        n : int
+            Which one: 1 is the next.
+        error : BaseException
+            What is raised.
+        call : {"alloc", "free", "fence"}, optional
+            Which calls are counted.
+
+        Raises
+        ------
+        ValueError
+            If `call` is none of the three, or `n` is below 1.
+        """
         if call not in self._counts:
             raise ValueError(f"call is 'alloc', 'free' or 'fence', not {call!r}")
 
@@ -208,7 +277,13 @@ class Misbehaving(SubAllocator):
         self._order(call, n, fault)
 
     def slow(self, seconds: float) -> None:
-        """Let every alloc, free and fence take so long at least."""
+        """Make every alloc, free and fence slow.
+
+        Parameters
+        ----------
+        seconds : float
+            How long each takes at least.
+        """
         self.seconds = seconds
 
     def _order(self, call: str, n: int, fault: Fault) -> None:
@@ -263,14 +338,27 @@ class Misbehaving(SubAllocator):
 
     @property
     def asynchronous(self) -> bool:  # type: ignore[override]
+        """True while a stream is held, or if `inner` is asynchronous."""
         return bool(self._held) or self.inner.asynchronous
 
     def hold(self, stream: StreamLike) -> None:
-        """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""
+        """Leave what is queued on a stream from now on unfinished, until `finish` or a wait for it.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            Which one.
+        """
         self._held.add(stream_handle(stream))
 
     def finish(self, stream: StreamLike) -> None:
-        """Everything queued on the stream has finished, and nothing more is held there."""
+        """Let everything queued on a stream finish, and hold it no longer.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            Which one.
+        """
         handle = stream_handle(stream)
         self._held.discard(handle)
         self._rounds[handle] += 1

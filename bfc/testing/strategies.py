@@ -22,9 +22,28 @@ SETTINGS = (
 
 
 def sizes(smallest: int = 1, largest: int = 64 * MIB) -> st.SearchStrategy[int]:
-    """Sizes in bytes: small ones, those near powers of two and near what the policies treat apart,
-    and any. They shrink towards `smallest`.
+    """Sizes in bytes.
 
+    Parameters
+    ----------
+    smallest : int, optional
+        The smallest; sizes shrink towards it.
+    largest : int, optional
+        The largest.
+
+    Returns
+    -------
+    hypothesis.strategies.SearchStrategy of int
+        Small sizes, sizes near powers of two and near the borders that matter to the policies, and
+        any.
+
+    Raises
+    ------
+    ValueError
+        If `smallest` is negative, or above `largest`.
+
+    Examples
+    --------
     >>> from hypothesis import find
     >>> find(sizes(), lambda nbytes: nbytes > 1 << 20)
     1048577
@@ -45,7 +64,15 @@ def sizes(smallest: int = 1, largest: int = 64 * MIB) -> st.SearchStrategy[int]:
 
 
 class Asked(NamedTuple):
-    """A request: bytes, and the stream that it is for."""
+    """A request.
+
+    Attributes
+    ----------
+    nbytes : int
+        The bytes that are asked for.
+    stream : int
+        The stream that they are for.
+    """
 
     nbytes: int
     stream: int = 0
@@ -54,8 +81,22 @@ class Asked(NamedTuple):
 def requests(
     sizes: st.SearchStrategy[int] | None = None, streams: Sequence[int] = (0,)
 ) -> st.SearchStrategy[Asked]:
-    """Requests of such sizes (`bfc.testing.sizes()`) for such streams.
+    """Requests for memory.
 
+    Parameters
+    ----------
+    sizes : hypothesis.strategies.SearchStrategy of int, optional
+        Their sizes in bytes; None is `bfc.testing.sizes()`.
+    streams : sequence of int, optional
+        Their streams.
+
+    Returns
+    -------
+    hypothesis.strategies.SearchStrategy of Asked
+        With `nbytes` and `stream`.
+
+    Examples
+    --------
     >>> from hypothesis import find
     >>> find(requests(streams=(0, 2)), lambda request: request.stream)
     Asked(nbytes=1, stream=2)
@@ -71,21 +112,33 @@ def traces(
     max_events: int = 100,
     frees_all: bool = False,
 ) -> st.SearchStrategy[Trace]:
-    """Whole histories, as a `bfc.Trace` of at most so many events that are valid in themselves.
+    """Whole histories, each valid in itself.
 
     Parameters
     ----------
-    sizes
-        What is asked for (`bfc.testing.sizes()`).
-    streams
+    sizes : hypothesis.strategies.SearchStrategy of int, optional
+        The sizes in bytes; None is `bfc.testing.sizes()`.
+    streams : int, optional
         How many streams, numbered from 0.
-    min_events, max_events
-        How many events; where it must free all, the frees at the end come on top of the least.
-    frees_all
-        Whether nothing is live at the end.
+    min_events : int, optional
+        The fewest events. With `frees_all` the frees at the end may come on top.
+    max_events : int, optional
+        The most events.
+    frees_all : bool, optional
+        Free everything before the end.
 
-    A history shrinks to few events of small sizes: what is not needed to fail is left out.
+    Returns
+    -------
+    hypothesis.strategies.SearchStrategy of bfc.Trace
+        They shrink to few events of small sizes.
 
+    Raises
+    ------
+    ValueError
+        If the numbers of events are negative or the wrong way round, or there is no stream.
+
+    Examples
+    --------
     >>> from hypothesis import find
     >>> trace = find(traces(), lambda trace: int(trace.size.sum()) > 5000)
     >>> int(trace.size.sum())
@@ -137,8 +190,25 @@ def _history(chosen: list[Asked | int], frees_all: bool) -> Columns:
 
 
 def settings(keys: Sequence[str] = SETTINGS) -> st.SearchStrategy[str]:
-    """Texts of settings that `bfc.CachingAllocator` takes, of these keys; they shrink towards "".
+    """Texts of settings that `bfc.CachingAllocator` takes.
 
+    Parameters
+    ----------
+    keys : sequence of str, optional
+        The settings that may appear.
+
+    Returns
+    -------
+    hypothesis.strategies.SearchStrategy of str
+        They shrink towards "".
+
+    Raises
+    ------
+    ValueError
+        If a key is unknown.
+
+    Examples
+    --------
     >>> from hypothesis import find
     >>> find(settings(), lambda text: "roundup" in text)
     'roundup_power2_divisions:1'
@@ -168,28 +238,40 @@ def _settings(draw: st.DrawFn, keys: Sequence[str]) -> str:
 
 
 class Hold(NamedTuple):
-    """What is queued on the stream from now on stays unfinished."""
+    """An event: what is queued on the stream from now on stays unfinished."""
 
     stream: int
 
 
 class Finish(NamedTuple):
-    """Everything on the stream has finished."""
+    """An event: everything on the stream has finished."""
 
     stream: int
 
 
 class Use(NamedTuple):
-    """A live block, by its number among them, is used on the stream too."""
+    """An event: a live block is used on another stream too."""
 
     block: int
     stream: int
 
 
 def stream_events(streams: Sequence[int] = (0, 2)) -> st.SearchStrategy[Hold | Finish | Use]:
-    """What happens on streams beside allocating and freeing there: blocks are used on others too
-    (`record_stream`), and work is held and finishes (`hold` and `finish` of a source).
+    """What can happen on streams, apart from allocating and freeing.
 
+    Parameters
+    ----------
+    streams : sequence of int, optional
+        Which streams.
+
+    Returns
+    -------
+    hypothesis.strategies.SearchStrategy of Hold, Finish or Use
+        Work is held and finishes (`hold` and `finish` of a source), and blocks are used on other
+        streams (`record_stream`).
+
+    Examples
+    --------
     >>> from hypothesis import find
     >>> find(stream_events((0, 2)), lambda event: event.stream == 2)
     Hold(stream=2)

@@ -18,20 +18,43 @@ Errors = tuple[type[BaseException], ...]
 
 
 class Twins:
-    """An allocator, and its slow model where it has one: both take every step.
+    """An allocator beside its slow model, if it has one: both take every step.
 
-    `allocator` is any object with `allocate_raw(nbytes)` and `deallocate_raw(ptr)`, which raises
-    MemoryError where there is no room. Of each allocator these are held to: addresses are multiples
-    of `alignment`, blocks do not overlap and lie in memory that the source has given, and after
-    `close` the source has all of it back. Of one of ours also: its own `check()`, what it says of
-    each block, its statistics and its snapshot; and where it is a `BFCAllocator` or a
-    `CachingAllocator`, fresh and of no subclass, that it places, refuses, counts and calls its
-    source as the model of TensorFlow or PyTorch does. The models know no use of a `BFCAllocator`
-    on other streams: pass `model=False` for that.
+    Parameters
+    ----------
+    allocator : object
+        Any object with `allocate_raw(nbytes)` and `deallocate_raw(ptr)`, which raises MemoryError
+        if there is no room.
+    model : bool, optional
+        Compare with the slow model of TensorFlow or PyTorch, if `allocator` is a fresh
+        `BFCAllocator` or `CachingAllocator` and no subclass. The models do not know how a
+        `BFCAllocator` treats other streams: pass False for that.
+    alignment : int, optional
+        What addresses must be multiples of, in bytes. None is 256 for bfc's allocators, and 1 for
+        others.
+    expects : tuple of exception types, optional
+        Errors that the source may raise. A step that raises one has not happened, and the
+        comparison with the model ends.
 
-    What goes wrong is an AssertionError. `expects` names errors that a source may raise: a step
-    that raises one has not happened, and the model is left behind. `trace()` is what was done.
+    Attributes
+    ----------
+    allocator : object
+        As given.
+    live : list of int
+        The addresses of the live blocks, oldest first.
+    sizes : dict of int to int
+        The bytes of each live block, by address.
 
+    Notes
+    -----
+    Every allocator is held to this: addresses are multiples of `alignment`, blocks do not overlap
+    and lie in memory that the source gave, and after `close` the source has all of it back. An
+    allocator of bfc is also held to its own `check()`, and to what it says of each block, its
+    statistics and its snapshot; one with a model places, refuses, counts and calls its source
+    exactly as the model. A violation is an AssertionError.
+
+    Examples
+    --------
     >>> import bfc
     >>> twins = Twins(bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), allow_growth=True))
     >>> hex(twins.allocate(1000))
@@ -96,13 +119,35 @@ class Twins:
         return None
 
     def leave_model(self) -> None:
-        """From here on only what holds of every allocator is looked at."""
+        """From here on, check only what holds of every allocator."""
         self.beside = None
         if self.tape is not None:
             self.tape.forget()
 
     def allocate(self, nbytes: int, stream: int = 0, freed_before: int = 0) -> int | None:
-        """Its address; None where it was refused. 0 bytes have the address 0."""
+        """Allocate from both.
+
+        Parameters
+        ----------
+        nbytes : int
+            The size in bytes.
+        stream : int, optional
+            The stream.
+        freed_before : int, optional
+            As in `Allocator.allocate_raw`.
+
+        Returns
+        -------
+        int or None
+            The address; 0 for 0 bytes, None if it was refused.
+
+        Raises
+        ------
+        ValueError
+            If the model does not know other streams than 0.
+        AssertionError
+            If something does not hold.
+        """
         ptr: int | None = None
         with self._step():
             number = self._write(0, nbytes, stream)
@@ -140,7 +185,13 @@ class Twins:
             raise Differs(f"allocate({nbytes}): the allocator {places[0]}, the model {places[1]}")
 
     def free(self, index: int) -> None:
-        """The index-th live block goes, counted from the oldest and around."""
+        """Free a live block.
+
+        Parameters
+        ----------
+        index : int
+            Which one, counted from the oldest; indices wrap around.
+        """
         ptr = self.live[index % len(self.live)]
         with self._step():
             self.allocator.deallocate_raw(ptr)
@@ -151,7 +202,18 @@ class Twins:
             self.frees += 1
 
     def free_wrongly(self, index: int) -> None:
-        """Frees what is no live block of its, which must raise and change nothing. Ours alone."""
+        """Free addresses where no block starts, which must raise. For bfc's allocators.
+
+        Parameters
+        ----------
+        index : int
+            The live block near which two of the addresses are.
+
+        Raises
+        ------
+        AssertionError
+            If one was accepted.
+        """
         ptr = self.live[index % len(self.live)]
         for wrong in (ptr + 1, ptr + self.alignment // 2, 12345):
             try:
@@ -162,22 +224,48 @@ class Twins:
             raise AssertionError(f"deallocate_raw({wrong:#x}), which is no block, was taken")
 
     def record_stream(self, index: int, stream: int) -> None:
-        """The index-th live block is used on that stream too."""
+        """Use a live block on another stream too.
+
+        Parameters
+        ----------
+        index : int
+            Which one, as in `free`.
+        stream : int
+            The stream.
+        """
         ptr = self.live[index % len(self.live)]
         with self._step():
             self.allocator.record_stream(ptr, stream)
             self._tell(lambda model: model.record_stream(ptr, stream))
 
     def hold(self, stream: int) -> None:
-        """What is queued on the stream stays unfinished, if the source can do that."""
+        """Leave what is queued on a stream unfinished, if the source can do that.
+
+        Parameters
+        ----------
+        stream : int
+            The stream.
+        """
         self._steer("hold", stream)
 
     def finish(self, stream: int) -> None:
-        """Everything on the stream has finished."""
+        """Let everything on a stream finish, if the source can do that.
+
+        Parameters
+        ----------
+        stream : int
+            The stream.
+        """
         self._steer("finish", stream)
 
     def fail_at(self, number: int) -> None:
-        """The source refuses that call from now, if it can do that."""
+        """Let the source refuse one of its next calls, if it can do that.
+
+        Parameters
+        ----------
+        number : int
+            Which one: 1 is the next.
+        """
         self._steer("fail_at", number)
 
     def _steer(self, name: str, argument: int) -> None:
@@ -185,7 +273,13 @@ class Twins:
             getattr(self.source, name)(argument)
 
     def release_free_regions(self) -> None:
-        """What is cached goes back to the source."""
+        """Give what is cached back to the source.
+
+        Raises
+        ------
+        AssertionError
+            If the number of bytes that it returns is wrong.
+        """
         with self._step():
             before = self.held_bytes
             released = self.allocator.release_free_regions()
@@ -197,7 +291,7 @@ class Twins:
                 )
 
     def clear_stats(self) -> None:
-        """Counts start anew. Ours alone."""
+        """Restart the counts. For bfc's allocators."""
         with self._step():
             self._tell(lambda model: model.clear_stats())
             if hasattr(self.allocator, "clear_stats"):
@@ -205,7 +299,7 @@ class Twins:
 
     @property
     def limit(self) -> int:
-        """What the allocator may take, as far as it says so."""
+        """The most bytes that the allocator may take, if it says so; otherwise 64 MiB."""
         limit = getattr(self.allocator, "memory_limit", None)
         return limit if isinstance(limit, int) else 64 << 20
 
@@ -213,7 +307,7 @@ class Twins:
 
     @property
     def held_bytes(self) -> int:
-        """What the source has given, and has not back."""
+        """The bytes that the source has given, and does not have back."""
         return 0 if self.tape is None else sum(self.tape.live.values())
 
     def _check_block(self, ptr: int, nbytes: int) -> None:
@@ -227,7 +321,13 @@ class Twins:
                 raise AssertionError(f"{ptr:#x} was asked for with {nbytes} bytes, and has {said}")
 
     def check(self) -> None:
-        """Everything that can be looked at between two steps."""
+        """Check everything that can be looked at between two steps.
+
+        Raises
+        ------
+        AssertionError
+            If something does not hold.
+        """
         with self._step():
             check_apart(self.sizes)
             if self.tape is not None:
@@ -254,7 +354,13 @@ class Twins:
             )
 
     def close(self) -> None:
-        """Frees all, one by one, closes, and looks whether the source has everything back."""
+        """Free everything, one by one, close, and check that the source has all its memory back.
+
+        Raises
+        ------
+        AssertionError
+            If something does not hold.
+        """
         while self.live:
             self.free(-1)
         self.check()
@@ -267,7 +373,7 @@ class Twins:
         self.stop()
 
     def stop(self) -> None:
-        """Lets the source be as it was."""
+        """Stop watching the source."""
         self.leave_model()
         if self.tape is not None:
             self.tape.stop()
@@ -282,8 +388,13 @@ class Twins:
         return number
 
     def trace(self) -> Trace:
-        """What was allocated and freed until now, refused requests included, for `replay` and
-        `save`. It knows nothing of what streams and the source were told to do."""
+        """What was allocated and freed until now, refused requests included.
+
+        Returns
+        -------
+        bfc.Trace
+            For `replay` and `save`. What streams and the source were told to do is not in it.
+        """
         op, number, size, stream = zip(*self._events, strict=True) if self._events else ((),) * 4
         return Trace(op, number, size, stream)
 

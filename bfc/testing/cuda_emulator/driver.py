@@ -73,7 +73,23 @@ class _Living(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the driver, in the order in which the calls ended."""
+    """One call of the driver. Calls are logged in the order in which they end.
+
+    Attributes
+    ----------
+    name : str
+        The function, without a suffix such as _v2.
+    thread : int
+        The thread, as by `threading.get_native_id()`.
+    result : int
+        The CUresult.
+    nbytes : int or None
+        The bytes that it was about, if any.
+    address : int or None
+        The address that it was about, if any.
+    stream : int or None
+        The stream, as the caller named it, if any.
+    """
 
     name: str  # without a suffix such as _v2
     thread: int  # as threading.get_native_id() says
@@ -85,6 +101,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Allocation:
+    """A live allocation.
+
+    Attributes
+    ----------
+    address : int
+        Its first byte.
+    nbytes : int
+        Its size in bytes.
+    kind : str
+        One of KINDS.
+    device : int
+        The device.
+    """
+
     address: int
     nbytes: int
     kind: str  # one of KINDS
@@ -96,11 +126,20 @@ _loading = threading.Lock()
 
 
 def load() -> Driver:
-    """The emulated driver of this process. To be called before anything calls CUDA.
+    """The emulated driver of this process. Call it before anything calls CUDA.
 
-    Raises DeviceUnavailableError where another libcuda is loaded already, where there is no C
-    compiler to make it with, and on other systems than Linux.
+    Returns
+    -------
+    Driver
+        The same one each time.
 
+    Raises
+    ------
+    DeviceUnavailableError
+        If another libcuda is loaded already, there is no C compiler, or this is not Linux.
+
+    Examples
+    --------
     >>> driver = load()
     >>> driver.reset(devices=1, total=1 << 30)
     >>> import bfc
@@ -118,14 +157,32 @@ def load() -> Driver:
 
 
 def preamble() -> str:
-    """A line for the top of a script that is run by ``python -c``: it loads the emulator."""
+    """A line that loads the emulator, for the top of a script that ``python -c`` runs.
+
+    Returns
+    -------
+    str
+        Python code.
+    """
     find = f"import sys; sys.path.insert(0, {str(HERE.parents[2])!r})"
     return f"{find}; from bfc.testing import cuda_emulator; cuda_emulator.load()"
 
 
 def script(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program that has loaded the emulator, in a process of its own, which finds the modules
-    that this one finds."""
+    """Run a program under the emulator, in a process of its own.
+
+    Parameters
+    ----------
+    text : str
+        The program. It finds the modules that this process finds.
+    **environment : str
+        Variables of its environment, on top of those of this process.
+
+    Returns
+    -------
+    subprocess.CompletedProcess of str
+        Its status and its output.
+    """
     path = os.pathsep.join(sys.path)
     return subprocess.run(
         [sys.executable, "-c", f"{preamble()}\n{text}"],
@@ -138,7 +195,20 @@ def script(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 class Driver:
-    """The controls. There is one machine in a process, so there is one of these."""
+    """The controls of the emulated driver, from `load`. There is one machine in a process.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+        The emulator.
+
+    Attributes
+    ----------
+    library : ctypes.CDLL
+        As given.
+    totals : list of int
+        The bytes of each device, as of the last `reset`.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -187,9 +257,28 @@ class Driver:
         host: int = 1 << 40,
         patience: float = 10.0,
     ) -> None:
-        """Makes a new machine: nothing is allocated, retained, logged, held or to fail.
+        """Make a new machine, on which nothing is allocated, logged, held or to fail.
 
-        Handles of primary contexts and default pools stay good, since libraries keep them.
+        Handles of primary contexts and default pools stay valid, since libraries keep them.
+
+        Parameters
+        ----------
+        devices : int, optional
+            How many devices.
+        total : int or sequence of int, optional
+            The bytes of each device.
+        driver_version : int, optional
+            What cuDriverGetVersion says.
+        capability : tuple of (int, int), optional
+            The compute capability.
+        concurrent_managed : bool, optional
+            Let the host use managed memory while the device does.
+        peers : bool, optional
+            Let devices access each other's memory.
+        host : int, optional
+            The bytes of the host that can be pinned.
+        patience : float, optional
+            As in `set_patience`.
         """
         totals = [total] * devices if isinstance(total, int) else list(total)
         self.totals = totals
@@ -203,23 +292,55 @@ class Driver:
             self.set_attribute(device, 89, int(concurrent_managed))
 
     def clear(self) -> None:
-        """Forgets calls, complaints and faults, and releases what is held."""
+        """Forget calls, complaints and faults, and release what is held."""
         self.library.emu_clear()
 
     def set_patience(self, seconds: float) -> None:
-        """How long a call may block before it complains and fails."""
+        """Limit how long a call may block before it complains and fails.
+
+        Parameters
+        ----------
+        seconds : float
+            The limit.
+        """
         self.library.emu_set_patience(seconds)
 
     def set_attribute(self, device: int, attribute: int, value: int) -> None:
-        """Sets a CU_DEVICE_ATTRIBUTE."""
+        """Set a CU_DEVICE_ATTRIBUTE.
+
+        Parameters
+        ----------
+        device : int
+            The device.
+        attribute : int
+            The number of the attribute.
+        value : int
+            Its value.
+        """
         self.library.emu_set_attribute(device, int(attribute), value)
 
     def set_others(self, device: int, nbytes: int) -> None:
-        """How much of the device's memory other processes use."""
+        """Say how much of a device's memory other processes use.
+
+        Parameters
+        ----------
+        device : int
+            The device.
+        nbytes : int
+            In bytes.
+        """
         self.library.emu_set_others(device, nbytes)
 
     def set_free(self, device: int, nbytes: int) -> None:
-        """Lets others use so much that this is free now."""
+        """Let other processes use as much as leaves this free now.
+
+        Parameters
+        ----------
+        device : int
+            The device.
+        nbytes : int
+            In bytes.
+        """
         self.library.emu_set_free(device, nbytes)
 
     def _log(self, start: int = 0) -> list[Call]:
@@ -237,17 +358,35 @@ class Driver:
 
     @property
     def calls(self) -> list[Call]:
+        """Every call since the last `reset` or `clear`, oldest first."""
         return self._log()
 
     def count(self, name: str | None = None) -> int:
-        """How many calls of that function, or of any, there were."""
+        """How many calls there were.
+
+        Parameters
+        ----------
+        name : str, optional
+            The function; None counts all.
+
+        Returns
+        -------
+        int
+            Since the last `reset` or `clear`.
+        """
         if name is None:
             return int(self.library.emu_log_length())
         return sum(call.name == name for call in self._log())
 
     @contextmanager
     def counting(self) -> Iterator[Counter[str]]:
-        """Counts the calls inside of the block, by name; to be read after its end."""
+        """Count the calls within a `with` block.
+
+        Yields
+        ------
+        collections.Counter of str
+            By name; read it after the block.
+        """
         counts: Counter[str] = Counter()
         start = self.library.emu_log_length()
         try:
@@ -264,10 +403,25 @@ class Driver:
         times: int | None = 0,
         above: int | None = None,
     ) -> None:
-        """Lets the at-th call from now of that function fail, and times - 1 more; None: for ever.
+        """Let calls of a function fail.
 
-        With ``above`` only the calls that ask for more bytes than that are counted. Without
-        ``times`` one call fails, or with ``above`` every one.
+        Parameters
+        ----------
+        name : str
+            The function.
+        error : str or int, optional
+            What it returns.
+        at : int, optional
+            The first call that fails: 1 is the next.
+        times : int, optional
+            How many fail; None is all from there on. By default one, or with `above` all.
+        above : int, optional
+            Count only the calls that ask for more bytes than this.
+
+        Raises
+        ------
+        RuntimeError
+            If there are too many faults at once.
         """
         code = ERRORS[error] if isinstance(error, str) else int(error)
         if times == 0:
@@ -278,19 +432,33 @@ class Driver:
             raise RuntimeError("too many faults")
 
     def hide(self, name: str) -> None:
-        """Lets cuGetProcAddress find no such function, as with an old driver.
+        """Let cuGetProcAddress not find a function, as with an old driver.
 
-        cuda-python looks everything up at its first call and never again, so this belongs to the
-        start of a fresh process, and no reset takes it back.
+        cuda-python looks everything up at its first call and never again. So call this at the start
+        of a fresh process; no `reset` cancels it.
+
+        Parameters
+        ----------
+        name : str
+            The function.
+
+        Raises
+        ------
+        RuntimeError
+            If too many are hidden.
         """
         if not self.library.emu_hide(name.encode()):
             raise RuntimeError("too many hidden functions")
 
     def hide_newer(self, version: int) -> None:
-        """Hides every function that a driver of that version (such as 11040) does not have.
+        """Hide every function that a driver of some version does not have. See `hide`.
 
-        The same holds for this as for :meth:`hide`. ``reset(driver_version=...)`` alone changes
-        only what cuDriverGetVersion says.
+        `reset(driver_version=...)` only changes what cuDriverGetVersion says.
+
+        Parameters
+        ----------
+        version : int
+            Such as 11040.
         """
         self.library.emu_hide_newer(version)
 
@@ -299,15 +467,42 @@ class Driver:
             raise ValueError(f"{stream!r} is no stream of device {device}")
 
     def hold(self, stream: object, device: int = 0) -> None:
-        """Lets nothing run on the stream. 0 and 1 name the legacy stream of the device."""
+        """Let nothing run on a stream.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            0 and 1 are the legacy stream of the device.
+        device : int, optional
+            The device.
+        """
         self._hold(stream, device, True)
 
     def release(self, stream: object, device: int = 0) -> None:
-        """Lets the stream go on: all that is ready runs at once."""
+        """Let a stream go on: all that is ready runs at once.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            As in `hold`.
+        device : int, optional
+            The device.
+        """
         self._hold(stream, device, False)
 
     def release_once_waited_for(self, stream: object) -> threading.Thread:
-        """Lets the stream go on when a thread is blocked in a call. To be joined."""
+        """Let a stream go on as soon as a thread is blocked in a call.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            As in `hold`.
+
+        Returns
+        -------
+        threading.Thread
+            The one that watches; join it.
+        """
 
         def watch() -> None:
             end = time.monotonic() + 60
@@ -320,10 +515,11 @@ class Driver:
         return thread
 
     def hold_all(self) -> None:
-        """Holds every stream that there is now."""
+        """Hold every stream that there is now."""
         self.library.emu_hold_all(True)
 
     def release_all(self) -> None:
+        """Let every stream go on."""
         self.library.emu_hold_all(False)
 
     @property
@@ -332,6 +528,18 @@ class Driver:
         return int(self.library.emu_pending())
 
     def allocations(self, device: int | None = None) -> list[Allocation]:
+        """What is allocated.
+
+        Parameters
+        ----------
+        device : int, optional
+            The device; None is all.
+
+        Returns
+        -------
+        list of Allocation
+            Of every kind.
+        """
         room = self.library.emu_live(None, 0)
         found = (_Living * max(room, 1))()
         count = min(self.library.emu_live(found, room), room)
@@ -342,41 +550,112 @@ class Driver:
         ]
 
     def live(self, device: int | None = None) -> dict[int, int]:
-        """Addresses and sizes of what is allocated, of every kind."""
+        """What is allocated, as addresses and sizes.
+
+        Parameters
+        ----------
+        device : int, optional
+            The device; None is all.
+
+        Returns
+        -------
+        dict of int to int
+            The bytes, by address, of every kind.
+        """
         return {it.address: it.nbytes for it in self.allocations(device)}
 
     def live_bytes(self, device: int | None = None) -> int:
+        """How much is allocated.
+
+        Parameters
+        ----------
+        device : int, optional
+            The device; None is all.
+
+        Returns
+        -------
+        int
+            In bytes, of every kind.
+        """
         return sum(self.live(device).values())
 
     def reservations(self) -> dict[int, int]:
-        """Addresses and sizes of what cuMemAddressReserve has given."""
+        """What cuMemAddressReserve has given.
+
+        Returns
+        -------
+        dict of int to int
+            The bytes, by address.
+        """
         room = self.library.emu_reservations(None, 0)
         found = (_Living * max(room, 1))()
         count = min(self.library.emu_reservations(found, room), room)
         return {it.address: it.nbytes for it in found[:count]}
 
     def live_handles(self) -> int:
-        """How many pieces of memory from cuMemCreate have a handle that is not released."""
+        """How many pieces of memory from cuMemCreate have a handle that is not released.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return int(self.library.emu_live_handles())
 
     def live_events(self) -> int:
+        """How many events were created and not destroyed.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return int(self.library.emu_live_events())
 
     def live_streams(self) -> int:
+        """How many streams were created and not destroyed.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return int(self.library.emu_live_streams())
 
     def retained(self, device: int) -> int:
-        """How often the primary context is retained."""
+        """How often the primary context of a device is retained.
+
+        Parameters
+        ----------
+        device : int
+            The device.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return int(self.library.emu_retained(device))
 
     def device_of(self, address: int) -> int | None:
-        """The device whose own memory has that address; no other kind belongs to one."""
+        """The device that an address of device memory belongs to.
+
+        Parameters
+        ----------
+        address : int
+            Any address.
+
+        Returns
+        -------
+        int or None
+            None for memory of another kind, or none at all.
+        """
         device = self.library.emu_device_of(address)
         return None if device < 0 else device
 
     @property
     def complaints(self) -> list[str]:
-        """What a real driver would have punished, with an error or without."""
+        """What a real driver would have punished, with an error or without, as a list of texts."""
         room = self.library.emu_complaints(None, 0) + 4096
         text = ctypes.create_string_buffer(room)
         length = self.library.emu_complaints(text, room)

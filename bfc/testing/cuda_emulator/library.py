@@ -64,10 +64,19 @@ def refuse_elsewhere() -> None:
 
 
 def build() -> Path:
-    """The library, compiled where it is not kept yet. Many processes may do this at a time.
+    """The emulator's library, compiled if it is not in the user's cache yet.
 
-    Raises DeviceUnavailableError where this is not Linux, or there is no compiler, and RuntimeError
-    where it does not compile or cannot be kept.
+    Returns
+    -------
+    pathlib.Path
+        Where it is. Many processes may call this at the same time.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If this is not Linux, or there is no C compiler.
+    RuntimeError
+        If it does not compile, or the cache cannot be written.
     """
     refuse_elsewhere()
     target = path()
