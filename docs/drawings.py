@@ -7,6 +7,7 @@ text, one a line: `sender > receiver: message`, and `-- heading --` for a line a
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from html import escape
@@ -24,6 +25,7 @@ IMPORT = re.compile(
 )
 HEADER = re.compile(r'^ *(?:#include|cdef extern from) +"([\w/]+\.hp?p?)"', re.MULTILINE)
 WIDTH = 860
+MOST_IN_A_ROW = 4
 
 
 # -- what imports what -----------------------------------------------------------------------------
@@ -103,25 +105,38 @@ def svg(height: float, parts: Iterable[str], described: str) -> str:
 
 
 def draw_layers() -> str:
-    """A row for each floor, the highest on top, and a box for each room."""
+    """A row for each floor, the highest on top, and a box for each room with its own words."""
     parts, y = [], 4.0
     for number, rooms in reversed(list(enumerate(floors()))):
         parts.append(text(4, y + 19, str(number), "floor"))
-        x = 34.0
-        for room in rooms:
-            name = "bfc: the public names" if room == "__init__" else room
-            name += "/" if (PACKAGE / room).is_dir() else ""
-            width = 7.4 * len(name) + 18
-            if x + width > WIDTH - 4:
-                x, y = 34.0, y + 34
-            box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="28" rx="4"/>'
-            title = f"<title>{escape(words_of(room))}</title>"
-            parts.append(f"<g>{title}{box}{text(x + 9, y + 19, name)}</g>")
-            x += width + 8
-        y += 44
+        for start in range(0, len(rooms), MOST_IN_A_ROW):
+            row = rooms[start : start + MOST_IN_A_ROW]
+            width = (WIDTH - 34) / max(2, len(row)) - 8
+            said = [wrap(words_of(room), int((width - 18) / 6.1), max_lines=4) for room in row]
+            height = 32 + 13 * max(map(len, said))
+            for index, (room, lines) in enumerate(zip(row, said, strict=True)):
+                x = 34 + index * (width + 8)
+                box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"/>'
+                parts += [box, text(x + 9, y + 18, name_of(room), "room")]
+                parts += [
+                    text(x + 9, y + 34 + 13 * i, line, "words") for i, line in enumerate(lines)
+                ]
+            y += height + 8
+        y += 8
         if number:
             parts.append(f'<line x1="4" x2="{WIDTH - 4}" y1="{y - 8:g}" y2="{y - 8:g}"/>')
     return svg(y, parts, "The rooms of bfc/ by floors; each one imports only from floors below")
+
+
+def name_of(room: str) -> str:
+    if room == "__init__":
+        return "bfc: the public names"
+    return f"{room}/" if (PACKAGE / room).is_dir() else room
+
+
+def wrap(said: str, columns: int, max_lines: int) -> list[str]:
+    said = said.replace("`", "")
+    return textwrap.wrap(said, columns, max_lines=max_lines, placeholder=" …")
 
 
 MESSAGE = re.compile(r"^(?P<sender>[\w ]+?) *> *(?P<receiver>[\w ]+?): *(?P<said>.+)$")
