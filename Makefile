@@ -86,7 +86,7 @@ lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/mypy
 
 docs: $(VENV)/writers $(VENV)/built ## build the site in build/docs; what Sphinx warns of is an error
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/docs-parsed docs build/docs
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/docs-parsed docs build/docs
 	@echo build/docs/index.html
 
 clean: ## remove what was built; the virtual environments too

@@ -190,7 +190,6 @@ def draw_way(lines: Iterable[str]) -> str:
 
 class Layers(Directive):  # type: ignore[misc]
     def run(self) -> list[nodes.Node]:
-        self.state.document.settings.env.note_dependency(__file__)
         return [nodes.raw("", draw_layers(), format="html")]
 
 
@@ -201,13 +200,7 @@ class Way(Directive):  # type: ignore[misc]
         return [nodes.raw("", draw_way(self.content), format="html")]
 
 
-def pages_with_layers(app: Sphinx, env: object, *changes: object) -> list[str]:
-    """The page with that drawing is read anew each time: any file of bfc/ may have changed it."""
-    return ["design"]
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("layers", Layers)
     app.add_directive("way", Way)
-    app.connect("env-get-outdated", pages_with_layers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
