@@ -185,7 +185,7 @@ class Allocator(Frees):
         """
 
     def _swap_noter(self, noter: Callable[[int], object] | None) -> Callable[[int], object] | None:
-        """From now on `noter(allocation_id)` is told each allocation. Returns whom was told before; None: nobody."""
+        """From now on `noter(allocation_id)` is called after each allocation. Returns the noter before, or None."""
 
     def release_free_regions(self) -> int:
         """Give every region without a live allocation back to the sub-allocator.

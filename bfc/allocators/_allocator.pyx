@@ -2,7 +2,7 @@
 
 - the lock is held only around calls into the pool, which run no Python and call no device;
 - a sub-allocator is called with no lock held, after the bytes asked for have been set aside from the limit;
-- what is `nogil` takes the GIL only to call a sub-allocator in Python, and never where `without_gil` says so.
+- a `nogil` method takes the GIL only to call a sub-allocator that is Python, and never if `without_gil` is set.
 """
 
 import gc
@@ -58,8 +58,8 @@ cdef enum:
 
 
 cdef void forget_calls_of_others(Allocator allocator) noexcept nogil:
-    """With the lock held, in a forked child and where the interpreter ends: no other thread goes on with what it has
-    under way. This one may be inside its own sub-allocator, where it forks."""
+    """Forgets the calls to the sub-allocator that other threads are in. In a forked child, and when the interpreter
+    shuts down, they never return. This thread's own calls stay: its sub-allocator may be what forks. Needs the lock."""
     cdef Call call
     cdef vector[Call] own
     allocator.set_aside = allocator.unreturned_bytes
@@ -78,7 +78,7 @@ cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded,
 
 
 cdef inline object owned(PyObject* made):
-    """An object from the one reference that a function of C gave."""
+    """The object of a new reference, as C functions return it."""
     found = <object>made
     Py_DECREF(found)
     return found
@@ -335,7 +335,7 @@ cdef class Allocator(Frees):
         return 0
 
     cdef int take_back(self, Placement* placed) except -1:
-        """Frees what nobody will know the address of, as Python has no memory for an int."""
+        """Frees an allocation whose address cannot be returned: Python has no memory for the int."""
         PyErr_Clear()
         raise self.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
 
@@ -365,12 +365,13 @@ cdef class Allocator(Frees):
         return 0
 
     def _swap_noter(self, noter):
-        """From now on `noter(allocation_id)` is told each allocation. Returns whom was told before; None: nobody."""
+        """From now on `noter(allocation_id)` is called after each allocation. Returns the noter before, or None."""
         noter, self.noter = self.noter, noter
         return noter
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
-        """What helps, or an error. `seen` is the count of frees before the first attempt."""
+        """Tries what may still help, and raises OutOfMemoryError if nothing does. `seen` is the count of frees before
+        the first attempt."""
         if self.live_buffers and not self.strict:
             gc.collect()    # buffers in reference cycles
             self.try_allocate(request, placed)
@@ -384,9 +385,9 @@ cdef class Allocator(Frees):
         return 0
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
-        """Sees to it that memory for another stream is safe to use there, and comes back by a fence.
+        """Makes memory safe to use on a stream other than the home stream, and lets its free wait for a fence there.
 
-        Memory freed on the home stream may still be in use by work that is queued there: a stream that gets it waits.
+        Work that is queued on the home stream may still use the memory, so the other stream waits for that work.
         """
         cdef uint64_t home_frees, stream_id
         try:
@@ -409,7 +410,7 @@ cdef class Allocator(Frees):
         return known != home_frees[0]
 
     cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil:
-        """What is forgotten here, or finds no host memory, is ordered once more than needed."""
+        """If this cannot be remembered (too many streams, no host memory), a stream waits once more than it has to."""
         self.acquire()
         if self.ordered.size() >= _STREAMS_REMEMBERED:
             self.ordered.clear()
@@ -452,7 +453,7 @@ cdef class Allocator(Frees):
         return 0
 
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil:
-        """Notes what the pool has answered, with the lock held."""
+        """Writes the pool's answer into `placed`. Needs the lock."""
         placed.handle = handle
         if handle >= NO_HOST_MEMORY:
             return
@@ -472,7 +473,7 @@ cdef class Allocator(Frees):
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise ClosedError("this allocator is closed")
-            seen = self.changes.get() - request.changes   # what other threads have brought or taken
+            seen = self.changes.get() - request.changes   # of other threads
             self.place_after_miss(request, placed)
             if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
                 break
@@ -595,7 +596,8 @@ cdef class Allocator(Frees):
 
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on) noexcept:
-        """Serves from the i-th on, under one lock, up to one that no free chunk serves: what that one's index is."""
+        """Serves the requests from the i-th on under one lock, while free chunks fit. Returns the index of the first
+        request that none fits."""
         cdef Request request
         cdef Placement placed
         cdef uint64_t clock
@@ -607,7 +609,7 @@ cdef class Allocator(Frees):
                 self.set_request(&request, sizes[i], on)
                 self.fill(self.place(&request), &request, &placed)
                 if placed.handle >= NO_HOST_MEMORY:
-                    self.pool.clock = clock     # who serves it searches again, and that counts
+                    self.pool.clock = clock     # the caller searches again, and that search counts
                     break
                 addresses[i] = placed.ptr
             i += 1
@@ -624,7 +626,7 @@ cdef class Allocator(Frees):
         return result == 0
 
     cdef int hand_over(self, ChunkHandle handle) except -1:
-        """Makes a chunk that was allocated by handle known by its address, and its stream respected."""
+        """Indexes a chunk by its address and records its stream. It was allocated by handle, without either."""
         self.acquire()
         if self.is_closed:
             self.lock.release()
@@ -646,10 +648,10 @@ cdef class Allocator(Frees):
     # -- regions ------------------------------------------------------------------------------------------------------
 
     cdef int ask(self, Request* request, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil:
-        """Asks the sub-allocator for a block, without the lock. Whether it came.
+        """Asks the sub-allocator for a block, without the lock. Returns whether it gave one.
 
-        The bytes are set aside meanwhile, by the caller or here, and those of a block that came until `take_region` has
-        counted them.
+        The bytes are set aside from the limit meanwhile (`is_set_aside`: the caller has done that). Those of a block
+        that was given stay set aside until `take_region` counts them.
         """
         cdef int got = 0
         cdef uint64_t received
@@ -673,8 +675,8 @@ cdef class Allocator(Frees):
         return got
 
     cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil:
-        """Notes that this thread is inside the sub-allocator, and for how many bytes that are set aside. Whether there
-        was memory for the note."""
+        """Lists that this thread calls the sub-allocator, and for how many bytes that are set aside. Returns False if
+        the host has no memory for the list."""
         self.acquire()
         self.set_aside += to_set_aside
         cdef cbool listed = try_push_back(self.calls, Call(PyThread_get_thread_ident(), nbytes))
@@ -682,7 +684,7 @@ cdef class Allocator(Frees):
         return listed
 
     cdef Call* newest_call(self) noexcept nogil:
-        """This thread's, with the lock held; NULL where there was no memory to note one."""
+        """This thread's newest call to the sub-allocator; NULL if it could not be listed. Needs the lock."""
         cdef Call* found = NULL
         cdef size_t i
         for i in range(self.calls.size()):
@@ -701,8 +703,8 @@ cdef class Allocator(Frees):
         self.lock.release()
 
     cdef cbool keep_room(self) noexcept nogil:
-        """Room for one region more among those that were not taken back, before it is asked for: wherever a region is,
-        it can be noted, and a closing allocator can list them all."""
+        """Makes room for one more region in the lists below, before it is asked for: a region that the sub-allocator
+        does not take back can then be listed, and `close` can list them all, without more memory of the host."""
         self.acquire()
         self.on_their_way += 1
         cdef size_t regions = self.pool.regions.size() + self.unreturned.size() + self.on_their_way
@@ -768,7 +770,7 @@ cdef class Allocator(Frees):
         return total
 
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil:
-        """Adds what a sub-allocator did not take back, to try again. With the lock held."""
+        """Adds the regions that the sub-allocator did not take back, to try again. Needs the lock."""
         cdef Region region
         while self.unreturned.size():
             region = self.unreturned.back()
@@ -807,7 +809,7 @@ cdef class Allocator(Frees):
         self.lock.release()
 
     cdef void keep_unreturned(self, Region region) noexcept nogil:
-        """With the lock held. keep_room() has made the room for it."""
+        """Keeps a region for another try. keep_room() has made the room for it. Needs the lock."""
         if try_push_back(self.unreturned, region):
             self.unreturned_bytes += region.end - region.ptr
         self.on_their_way -= 1
@@ -962,10 +964,10 @@ cdef class Allocator(Frees):
     # -- without the GIL ----------------------------------------------------------------------------------------------
 
     cdef cbool allocate_without_gil(self, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
-        """For a caller that must not take the GIL; `native` must be there. Whether it found memory.
+        """Allocates for a caller that must not take the GIL. Needs `native`. Returns whether there was memory.
 
-        Another thread's call to the sub-allocator, which holds the rest of the limit, is waited for only so long: that
-        thread may want the GIL, and the GIL's holder a mutex of our caller's.
+        If another thread's call to the sub-allocator holds the rest of the limit, it is waited for, but not for long:
+        that thread may need the GIL, and the thread that has the GIL a mutex that our caller holds.
 
         No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
         """
@@ -1007,7 +1009,7 @@ cdef class Allocator(Frees):
         return False
 
     cdef cbool free_without_gil(self, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil:
-        """A free on a stream. Whether the address was a live allocation's.
+        """Frees on a stream, without the GIL. Returns whether a live allocation starts at the address.
 
         `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and the
         device is waited for only where record_stream has named others, or where that order cannot be had. Where it does

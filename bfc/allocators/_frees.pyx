@@ -1,4 +1,4 @@
-"""The way back: frees at once, from a finaliser, and when streams have finished. Rules (docs/design.md says why):
+"""Frees: at once, from a finaliser, and after streams have finished. Rules (docs/design.md says why):
 
 - no driver call for memory that one stream alone has used;
 - fences are asked for, and asked, with no lock held;
@@ -48,7 +48,7 @@ cdef bint exiting = False
 
 @atexit.register
 def _leave_memory_alone():
-    """After this frees do nothing: the driver, or half of Python, may be gone already."""
+    """From here on frees do nothing: the driver, or half of Python, may be gone already."""
     global exiting
     exiting = True
 
@@ -63,7 +63,7 @@ cdef void report_unraisable(object error, object doing) noexcept:
 
 
 cdef int report_faults(list faults) except -1:
-    """A device that fails must not fail whoever comes by. But the user's Ctrl-C is no fault of the device."""
+    """Reports errors of the device: they do not belong to the call that happens to find them. A Ctrl-C is raised."""
     interrupt = None
     for fault in faults:
         if isinstance(fault, Exception):
@@ -224,8 +224,9 @@ cdef class Frees(Ledger):
 
     cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
                            size_t i) noexcept:
-        """Frees from the i-th on, under one lock, up to one that needs more: what that one's index is. Another thread
-        may have freed some since they were looked up, and a replay, whose chunks have no address, may hold them."""
+        """Frees the chunks from the i-th on under one lock. Returns the index of the first that needs more than that.
+        Since they were looked up, another thread may have freed them, and a replay, whose chunks are not indexed by
+        address, may have taken them."""
         cdef Chunk* chunk
         if not self.frees_are_plain():
             return i
@@ -248,7 +249,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef object undo_at(self, uint64_t address):
-        """Frees what nobody will know the address of, and answers as `undo`."""
+        """Frees an allocation whose address will not be returned. Returns what `undo` does."""
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
         cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
@@ -276,7 +277,7 @@ cdef class Frees(Ledger):
         return interrupt
 
     cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept:
-        """Leaves a free to a later call. Where the host has no memory for the note, it stands in the chunk itself."""
+        """Leaves a free to a later call. If the host has no memory for the list, a flag of the chunk says so."""
         cdef Orphan orphan = Orphan(handle, allocation_id)
         if among.add(orphan):
             return
@@ -287,7 +288,7 @@ cdef class Frees(Ledger):
         self.orphans.miss()
 
     cdef void mark_left(self, ChunkHandle handle) noexcept nogil:
-        """With the lock held. The caller tells the list by its miss()."""
+        """Sets that flag. Needs the lock; the caller then calls the list's miss()."""
         cdef Chunk* chunk = &self.pool.chunks[handle]
         chunk.state |= LEFT_BEHIND
 
@@ -317,7 +318,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
-        """Marks a chunk as viewed or not, by the count at the moment of the lock. Whether it is live at all."""
+        """Marks a chunk as viewed or not, by the count as it is under the lock. Returns whether the chunk is live."""
         self.acquire()
         cdef bint live = self.is_live_locked(handle, allocation_id)
         if live and exports[0] > 0:
@@ -328,7 +329,7 @@ cdef class Frees(Ledger):
         return live
 
     cdef void last_view_gone(self) noexcept:
-        """A finaliser of this allocator found views of its memory, and left the rest to them."""
+        """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
         if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
@@ -370,8 +371,8 @@ cdef class Frees(Ledger):
             self.lock.release()
 
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        """Marks the streams that use a chunk, whose free may have to wait: they may be destroyed until then. A Ctrl-C
-        that comes meanwhile is raised when the finaliser is over, as nobody would hear of it here."""
+        """Asks for fences on the streams that use a chunk now, as the streams may be destroyed before the chunk is
+        freed. A Ctrl-C that comes meanwhile is raised after the finaliser, which would swallow it."""
         cdef Deferral deferral
         cdef bint marked
         if not self.source_is_python:
@@ -382,7 +383,7 @@ cdef class Frees(Ledger):
         return marked
 
     cdef bint mark_streams(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        """Not so where the device fails: that is reported, and release_free_regions() tries again."""
+        """Returns False if the device fails: that is reported, and release_free_regions() tries again."""
         try:
             streams = self.streams_of.get(allocation_id)
             if streams is not None and self.sub_allocator.asynchronous:
@@ -409,7 +410,8 @@ cdef class Frees(Ledger):
                 report_unraisable(error, PUT_OFF)
 
     cdef int drop_done(self, list fences) except -1:
-        """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
+        """Drops the oldest fences that are done, so that memory which is shared again and again does not collect them.
+        Another thread may do the same meanwhile."""
         while fences:
             oldest = fences[0]
             if not oldest[1].done():
@@ -419,7 +421,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef bint drain(self) noexcept:
-        """Waits until the device has nothing to do. Whether it has."""
+        """Waits until the device has nothing to do. Returns False if it cannot tell."""
         return False
 
     # -- other streams ------------------------------------------------------------------------------------------------
@@ -452,7 +454,7 @@ cdef class Frees(Ledger):
         Cost: O(1), no device call; the free then asks the device about each stream that was recorded.
         """
         cdef uint64_t on = self.stream_of(stream)
-        self.is_unordered(on)   # or what is no stream would show at the free, which could never be made
+        self.is_unordered(on)   # raises if it is not a stream; at the free that would be too late
         cdef uint64_t address = 0
         cdef int64_t allocation_id
         cdef bint elsewhere = False
@@ -487,19 +489,19 @@ cdef class Frees(Ledger):
             self.uses_stream(allocation_id, on, stream)
 
     cdef bint is_unordered(self, uint64_t stream) except -1:
-        """Whether what is freed on a stream may still be in use by work that was queued there before. Raises
-        SubAllocatorError for what is no stream, where there are such."""
+        """Whether memory freed on a stream may still be in use by work that was queued there before, because the
+        stream runs its work in any order. Raises SubAllocatorError if it is not a stream."""
         return False
 
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
-        """Whether a chunk that this stream uses cannot come back in the order of one stream."""
+        """Whether a free of the chunk has to wait for this stream."""
         if self.by_stream:
             return stream != chunk.stream or self.is_of_thread(stream)
-        # what was allocated for another stream was never said to be used on the home stream
+        # a chunk that was allocated for another stream may be used on the home stream only after this call
         return stream != self.home_stream or chunk.stream != self.home_stream
 
     cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1:
-        """Its fence will be asked for at the free. A stream object lives as long."""
+        """Lists a stream, on which the free asks for a fence. A stream object is kept alive until then."""
         self.streams_of.setdefault(allocation_id, {})[on] = stream
         return 0
 
@@ -526,8 +528,8 @@ cdef class Frees(Ledger):
         return on if live else NO_CONSUMER
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
-        """Frees a chunk that other streams use: at once if they are done with it, else when they are. Lets go of the
-        lock. Where the device fails the chunk stays as it was, and can be freed again."""
+        """Frees a chunk that other streams use: at once if they have finished with it, or else when they have.
+        Releases the lock. If the device fails, the chunk stays as it was, and can be freed again."""
         cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id
         self.pool.stop_using(handle)
         self.lock.release()
@@ -556,7 +558,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef bint is_waiting(self, ChunkHandle handle) noexcept:
-        """Whether a chunk is still there after a call out: the allocator may have been closed meanwhile."""
+        """Whether a chunk still waits. While the device was asked, without the lock, the allocator may have closed."""
         return not self.is_closed and self.pool.chunks[handle].state & STATE == WAITING
 
     cdef int finish_waiting(self, ChunkHandle handle) except -1:
@@ -581,7 +583,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef list unfinished_fences(self, int64_t allocation_id):
-        """Those that were marked earlier, and one for each stream that may use the memory to this moment."""
+        """The fences that were asked for earlier, and one for each stream that may use the memory until now."""
         fences = list(self.fenced.get(allocation_id, ()))
         streams = self.streams_of.get(allocation_id, ())
         if self.sub_allocator.asynchronous:
@@ -607,10 +609,10 @@ cdef class Frees(Ledger):
         return fences
 
     cdef int settle(self, bint again=False, bint wait=False) except -1:
-        """Frees what finalisers left behind, and what other streams have finished with, or will (`wait`).
+        """Makes the frees that finalisers left to others, and those that waited for streams which have finished.
 
-        A device that fails here must not fail whoever comes by: what it fails for is put aside as stuck, and reported
-        as errors of finalisers are. `again` tries what is stuck, too.
+        `wait` waits for these streams. If the device fails for a chunk, the chunk is set aside as stuck and the error
+        reported like that of a finaliser, as it does not belong to the caller. `again` tries stuck chunks once more.
         """
         faults = []
         if again:
@@ -644,7 +646,8 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int free_stranded(self) except -1:
-        """What a caller without the GIL could not do: frees that the device was not idle for, and dictionaries."""
+        """Makes the frees that a caller without the GIL could not make, because the device was not idle, or because
+        the chunk's streams stand in a dictionary."""
         cdef vector[Orphan] left
         cdef size_t i = 0
         if not self.strandings.get():
@@ -685,7 +688,8 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int unstrand_left(self) except -1:
-        """The same for what stands in the chunks themselves. Orphans do, too, which then wait for the home stream."""
+        """The same for chunks with a flag, which the list had no room for. Those that finalisers left have the same
+        flag, and wait for the home stream too, which does no harm."""
         cdef ChunkHandle handle = 0
         cdef int64_t allocation_id
         while True:
@@ -737,7 +741,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int free_left(self, list faults) except -1:
-        """The frees that stand in the chunks themselves."""
+        """Frees the chunks with a flag, which the list had no room for."""
         cdef ChunkHandle handle = 0
         cdef Orphan orphan
         cdef bint waits
@@ -758,9 +762,9 @@ cdef class Frees(Ledger):
             handle += 1
 
     cdef int settle_stream(self, stream, list faults, bint wait) except -1:
-        """A stream finishes its fences in their order, so the first that is not done ends the search.
+        """Frees what waited for a stream. A stream reaches its fences in order: the first that is not done is the end.
 
-        An entry names the thread that asks its fence: others, and whoever the fence calls, leave its queue alone.
+        An entry names the thread that asks its fence. Other threads, and code that the fence calls, skip its queue.
         """
         self.forget_dead_askers()
         queue = self.waiting.get(stream)
@@ -785,7 +789,7 @@ cdef class Frees(Ledger):
             try:
                 if fault is not None:
                     faults.append(fault)
-                    done = isinstance(fault, Exception)     # the user's Ctrl-C is no answer
+                    done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
                 if not done or self.waiting.get(stream) is not queue:
                     return 0    # or the allocator was closed meanwhile
                 if fault is not None:       # before it leaves its queue: the host may have no memory
@@ -800,7 +804,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int forget_dead_askers(self) except -1:
-        """Where the others have ended, of the threads that asked a fence only the one that is left goes on."""
+        """After a fork, the other threads that were asking fences are gone: their entries name nobody any more."""
         if self.era_seen == era():
             return 0
         self.era_seen = era()
@@ -811,7 +815,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int wait_for_entry(self, stream, list entry) except -1:
-        """Waits for one entry, wherever it stands in its stream's queue. Where another thread asks it, for that too."""
+        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is asking its fence."""
         cdef unsigned long me = PyThread_get_thread_ident()
         self.forget_dead_askers()
         while entry[2] not in (0, me):
@@ -843,7 +847,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int forget_frees(self) except -1:
-        """What was put off has no memory to come back to: the allocator has closed."""
+        """Drops all frees that wait: the allocator has closed, and has given their memory back."""
         cdef vector[Orphan] nothing
         self.orphans.take(nothing)
         nothing.clear()

@@ -1,4 +1,4 @@
-"""What can be read from a pool: addresses, statistics, snapshots, and errors that say what an address is."""
+"""What can be read from an allocator: facts about an address, statistics, snapshots."""
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
@@ -36,7 +36,7 @@ cdef class Ledger(Owner):
         self.pool = Pool()      # may find no memory, and then this object is finalised without one
 
     cdef void acquire(self) noexcept nogil:
-        """The lock. Callers may hold the GIL or not."""
+        """Takes the lock. Callers may hold the GIL or not."""
         wait_and_acquire(self.lock)
 
     cdef void give_way(self) noexcept nogil:
@@ -47,7 +47,7 @@ cdef class Ledger(Owner):
         return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
 
     cdef int catch_up(self) except -1:
-        """Makes the frees that were put off, so that what is read is what a user has left."""
+        """Makes the frees that are due, so that statistics and snapshots show what the user has freed as free."""
         return 0
 
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:

@@ -195,13 +195,13 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     cdef uint64_t available(self) noexcept nogil:
-        """What the limit leaves. Upstream's difference wraps where a sub-allocator gave more than was asked."""
+        """What is left of the limit. In upstream it wraps around if a sub-allocator gave more than was asked for."""
         cdef uint64_t taken = self.pool.counters.pool_bytes + self.set_aside
         return self.limit - taken if taken < self.limit else 0
 
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
         """Adds a region of at least the rounded request, asking for less after each refusal (TensorFlow's
-        behaviour, 2.4), and places the request there. `placed` stays as it is where there is no such region."""
+        behaviour, 2.4), and places the request there. `placed` does not change if there is no such region."""
         cdef uint64_t rounded = request.rounded
         cdef cbool grew = False
         cdef uint64_t size = 0
@@ -232,7 +232,7 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
-        """Asks for just what is needed, which upstream never does, unless that was asked for last."""
+        """Asks for exactly the rounded request, which upstream never does, unless that was the last size tried."""
         cdef uint64_t rounded = request.rounded
         cdef Region block
         cdef cbool fits

@@ -201,7 +201,7 @@ class CachingAllocator(Recorded):
     def _create_pool(
         self, pool: tuple[int, int], use_on_oom: bool = False, no_split: bool = False
     ) -> None:
-        """Makes a private pool, or adds a reference to it. What it lends, and whether it splits, is remembered."""
+        """Makes a private pool, or adds a reference to it."""
 
     def _begin_pool(self, pool: tuple[int, int], streams: str | int = "thread") -> None:
         """Diverts allocations into a pool, and adds a reference to it: those of this thread ("thread"), on every
@@ -224,7 +224,7 @@ class CachingAllocator(Recorded):
         """Whether a pool's chunks are handed out whole."""
 
     def _empty_pool(self, pool: tuple[int, int], or_later: bool = False) -> int:
-        """Gives back what a released pool caches, after waiting for the streams that use its memory. Nothing happens
-        to one that still has a reference. Returns the bytes given back. `or_later`: where strict's order does not allow
-        it now, the next emptying does it.
+        """Gives back what a released pool caches, after waiting for the streams that use its memory. Does nothing if
+        the pool still has a reference. Returns the bytes given back. `or_later`: if `strict` does not allow it now,
+        leave it to the next `empty_cache`.
         """

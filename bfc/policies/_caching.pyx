@@ -408,7 +408,7 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
-        """A scope no longer gates the retry, and what it has freed in segments that are still in use is looked at."""
+        """Makes the retry that an open scope has suppressed, and then searches what that has freed once more."""
         if request.nbytes >= TOO_LARGE or request.fault:
             return 0
         if not self.strict and self.is_gated():
@@ -467,9 +467,8 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
 
     cdef cbool is_gated(self) noexcept nogil:
-        """In 2.11 an open scope keeps events from being looked at, on every thread and stream (PyTorch's behaviour,
-        0.3). Without `strict` that ends where a request would be refused, or a user asks for memory to be given
-        back."""
+        """In 2.11 no events are looked at while any scope is open, on any thread or stream (PyTorch's behaviour, 0.3).
+        Without `strict` they are, if a request would be refused or a user asks for memory to be given back."""
         return self.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
@@ -536,7 +535,7 @@ cdef class CachingAllocator(Recorded):
         while first < free.size() and self.pool.chunks[free[first]].size < wanted:
             first += 1
         for i in range(first, free.size()):
-            # upstream takes the first, even a piece of a region where the setting was lowered: the driver then fails
+            # upstream takes the first. If the setting was lowered, that may be part of a region, and the driver fails
             if self.pool.is_whole(free[i]):
                 return try_push_region(out, self.pool.region_of(free[i]))
         i = first
@@ -682,7 +681,7 @@ cdef class CachingAllocator(Recorded):
         return True
 
     cdef cbool list_releasable(self, vector[ChunkHandle]& out) noexcept nogil:
-        """What an emptying gives back, in upstream's order. Where the host has no memory, the first part of it."""
+        """What `empty_cache` gives back, in upstream's order. If the host has no memory, only the first part."""
         cdef PrivatePool pool
         if not (self.strict and self.is_gated()):
             if not self.list_whole(DEFAULT_POOL, LARGE, out) or not self.list_whole(DEFAULT_POOL, SMALL, out):
@@ -757,8 +756,9 @@ cdef class CachingAllocator(Recorded):
         return self.forget_streams(key)
 
     cdef int record_deferred(self, bint again=False) except -1:
-        """Marks the streams of what was freed in a scope of strict. Upstream forgets those that were named inside.
-        What the device fails for is reported, and put aside until it is tried `again`."""
+        """Asks for the fences of chunks that were freed in a scope with `strict`. Upstream forgets the streams that
+        were recorded inside of the scope. Chunks for which the device fails are set aside until they are tried
+        `again`, and the error is reported."""
         faults = []
         while again and self.stuck_deferred:
             self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
@@ -775,7 +775,7 @@ cdef class CachingAllocator(Recorded):
         return report_faults(faults)
 
     cdef int put_aside(self, entry, bint is_stuck) except -1:
-        """The user's Ctrl-C does not make it stuck."""
+        """A Ctrl-C does not make it stuck."""
         try:
             (self.stuck_deferred if is_stuck else self.deferred).append(entry)
         except MemoryError:
@@ -783,7 +783,7 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     cdef int wait_for_deferred(self, entry) except -1:
-        """All of its fences stand in their queues, or an error comes and the entry is as it was."""
+        """Puts all of its fences into their queues. On error the entry is unchanged."""
         handle, streams, fences = entry
         if self.sub_allocator.asynchronous:
             fences = fences + self.fences_on(streams)
@@ -821,10 +821,10 @@ cdef class CachingAllocator(Recorded):
         return self.tell_observers(self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
 
-    # -- private pools: what `bfc.MemPool` is made of -----------------------------------------------------------------
+    # -- private pools, for `bfc.MemPool` -----------------------------------------------------------------------------
 
     def _create_pool(self, pool, use_on_oom=False, no_split=False):
-        """Makes a private pool, or adds a reference to it. What it lends, and whether it splits, is remembered."""
+        """Makes a private pool, or adds a reference to it."""
         cdef PoolId id = self.id_of(pool)
         self.acquire()
         cdef size_t at = self.find_pool(id)
@@ -935,9 +935,9 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     def _empty_pool(self, pool, or_later=False):
-        """Gives back what a released pool caches, after waiting for the streams that use its memory. Nothing happens
-        to one that still has a reference. Returns the bytes given back. `or_later`: where strict's order does not allow
-        it now, the next emptying does it."""
+        """Gives back what a released pool caches, after waiting for the streams that use its memory. Does nothing if
+        the pool still has a reference. Returns the bytes given back. `or_later`: if `strict` does not allow it now,
+        leave it to the next `empty_cache`."""
         cdef PoolId id = self.id_of(pool)
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
@@ -988,7 +988,7 @@ cdef class CachingAllocator(Recorded):
         return is_same_pool(id, DEFAULT_POOL) or self.find_pool(id) != NO_POOL
 
     cdef cbool add_pool(self, PoolId id, int64_t uses) noexcept nogil:
-        """Lists a private pool by its id: they are emptied in that order. Whether there was memory for it."""
+        """Inserts a private pool by its id: they are emptied in that order. Returns False if there is no memory."""
         cdef size_t at = self.private_pools.size()
         if not try_push_pool(self.private_pools, PrivatePool(id, uses)):
             return False

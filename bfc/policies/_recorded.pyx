@@ -1,4 +1,4 @@
-"""What PyTorch's policy counts and tells: `memory_stats()`, the history, dumps for PyTorch's viewer, observers."""
+"""What PyTorch's policy records: `memory_stats()`, the history, dumps for PyTorch's viewer; and its observers."""
 
 import operator
 import sys
@@ -40,7 +40,7 @@ cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
 
 
 cdef tuple python_frames():
-    """The caller's frames, innermost first. None where there is no room for them: what was allocated stays so."""
+    """The caller's frames, innermost first. Empty if there is no memory for them: the allocation must not fail."""
     frames = []
     try:
         frame = sys._getframe()
@@ -302,7 +302,7 @@ cdef class Recorded(Allocator):
             try:
                 self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
             except MemoryError:
-                pass    # no room for the frames: what was allocated stays so
+                pass    # the allocation succeeds without its frames
             except BaseException as error:
                 raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
@@ -381,7 +381,7 @@ cdef class Recorded(Allocator):
         return 0
 
     cdef int note_refusal(self, uint64_t rounded, uint64_t device_free, uint64_t stream, uint64_t* pool) except -1:
-        """Counts a request that is refused, and writes it down."""
+        """Counts a request that is refused, and adds it to the history."""
         cdef int64_t number = 0
         self.acquire()
         self.num_ooms += 1
