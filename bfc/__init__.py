@@ -1,5 +1,19 @@
-"""A GPU memory allocator that you can use, see into and trust. Importing it calls no driver and no
-NumPy."""
+"""A GPU memory allocator that you can use, see into and trust.
+
+Importing it calls no driver and no NumPy. What stands on a line below imports only from lines above
+it. In order:
+
+    native/, units.py, streams.py, devices.py     words, and structures in C++
+    interpreter/, errors.py
+    _core.pyx, files.py, drivers/                 the engine; all that calls a driver
+    cuda.py, pytorch/, suballocators/             PyTorch's words; where regions come from
+    report/, buffers/
+    allocators/                                   the machine that the policies share
+    policies/, pinned/                            TensorFlow's and PyTorch's
+    trace/, copying/, opencl.py, integrations/
+    cli/, testing/                                use `bfc` as a user does
+    __main__.py
+"""
 
 from importlib.util import find_spec as _find_spec
 

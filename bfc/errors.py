@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 from bfc.units import format_bytes
-
-if TYPE_CHECKING:
-    from bfc.report.snapshot import Stats
 
 
 class OutOfMemoryError(MemoryError):
@@ -230,51 +226,3 @@ def out_of_host_memory() -> MemoryError:
     return MemoryError(
         "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
     )
-
-
-def out_of_memory(
-    requested: int,
-    stats: Stats,
-    total_bytes: int,
-    refused_by: str = "",
-    largest_block: int | None = None,
-) -> OutOfMemoryError:
-    """The error for a request without room, and what to try. The device has `total_bytes`, and
-    gives at most `largest_block` at a time."""
-    not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
-    return OutOfMemoryError(
-        requested,
-        stats.bytes_in_use,
-        stats.pool_bytes,
-        stats.bytes_limit,
-        stats.largest_free_block_bytes,
-        stats.fragmentation,
-        refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
-        advice=_advice(requested, stats, total_bytes, largest_block),
-    )
-
-
-def _advice(
-    requested: int, stats: Stats, total_bytes: int, largest_block: int | None
-) -> tuple[str, ...]:
-    lines = []
-    if largest_block is not None and requested > largest_block:
-        lines.append(
-            f"several smaller requests: one allocation on this device holds at most "
-            f"{format_bytes(largest_block)} ({largest_block} bytes), however much is free"
-        )
-    limit, waiting = format_bytes(stats.bytes_limit), stats.bytes_waiting_for_streams
-    if requested > stats.bytes_limit:
-        lines.append(f"a smaller request: it is above the limit of {limit}")
-    if requested <= stats.pool_bytes - stats.bytes_in_use:
-        lines.append(
-            "less fragmentation: enough is free, but in pieces; "
-            "print(allocator.snapshot()) shows what stands between them"
-        )
-    if stats.bytes_limit < total_bytes:
-        lines.append(f"a higher memory_limit: the device has {format_bytes(total_bytes)}")
-    if waiting:
-        lines.append(f"synchronising: {format_bytes(waiting)} wait for other streams")
-    if not lines:
-        lines.append("freeing something first: print(allocator.snapshot()) shows what is live")
-    return tuple(lines)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 from bfc.allocators._allocator import Allocator
 from bfc.buffers._current import current_stream
 from bfc.cuda import Availability
+from bfc.devices import Device
 from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import (
     ClosedError,
@@ -25,7 +26,6 @@ from bfc.interpreter._forks import ForkSafeLock
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.streams import StreamLike, stream_handle
-from bfc.suballocators.base import Device
 from bfc.suballocators.opencl import OpenCLSubAllocator
 
 Policy = Literal["caching", "bfc"]

@@ -9,7 +9,7 @@ import numpy as np
 from copy_cases import Case, Side
 
 import bfc
-from bfc.copying import cuda_stream
+from bfc.drivers.cuda import calls as driver_calls
 from bfc.testing import cuda_emulator as emulator
 
 ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
@@ -21,9 +21,9 @@ class Memory:
 
     def __init__(self, side: Side, device: int = 0, stream: int | None = None) -> None:
         self.side, self.stream = side, stream
-        self.device = cuda_stream.device(device)
+        self.device = driver_calls.device(device)
         mode = self.device.enter()
-        self.address = int(cuda_stream.call("cuMemAlloc", side.block.nbytes))
+        self.address = int(driver_calls.call("cuMemAlloc", side.block.nbytes))
         self.device.leave(mode)
         self._transfer(self.address, side.block.ctypes.data)
 
@@ -33,8 +33,8 @@ class Memory:
             ctypes.memmove(to, source, self.side.block.nbytes)
             return
         mode = self.device.enter()
-        cuda_stream.call("cuCtxSynchronize")
-        cuda_stream.call("cuMemcpy", to, source, self.side.block.nbytes)
+        driver_calls.call("cuCtxSynchronize")
+        driver_calls.call("cuMemcpy", to, source, self.side.block.nbytes)
         self.device.leave(mode)
 
     @property
@@ -62,7 +62,7 @@ class Memory:
 
     def free(self) -> None:
         mode = self.device.enter()
-        cuda_stream.call("cuMemFree", self.address)
+        driver_calls.call("cuMemFree", self.address)
         self.device.leave(mode)
 
 
@@ -149,9 +149,9 @@ def values(dtype="f4") -> np.ndarray:
 
 
 def new_stream(device: int = 0) -> int:
-    mode = cuda_stream.device(device).enter()
-    stream = int(cuda_stream.call("cuStreamCreate", 1))
-    cuda_stream.device(device).leave(mode)
+    mode = driver_calls.device(device).enter()
+    stream = int(driver_calls.call("cuStreamCreate", 1))
+    driver_calls.device(device).leave(mode)
     return stream
 
 

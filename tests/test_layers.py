@@ -1,7 +1,9 @@
-"""Imports run downward only, and no function or file grows past the house limits."""
+"""Imports run downward only, by the floors that each folder's docstring lists, and no function or
+file grows past the house limits."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -9,71 +11,58 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "bfc"
 
-#: The rank of every file of bfc/: by its own name, or by its folder's. An import may point to a
-#: lower rank, or to another file of the same folder below the top one.
-RANKS = {
-    "native": 0,
-    "errors": 0,
-    "units": 0,
-    "streams": 0,
-    "files": 0,
-    "interpreter": 0.5,
-    "pytorch": 1,
-    "report": 1.5,
-    "drivers": 1,
-    "_core": 1,
-    "suballocators": 2,
-    "cuda": 2,
-    "buffers": 3,
-    "allocators": 6,
-    "policies": 7,
-    "pinned": 6.5,
-    "opencl": 9,
-    "trace": 9,
-    "copying": 9,
-    "integrations": 9,
-    "__init__": 10,
-    "cli": 11,  # uses bfc as a user does
-    "testing": 11,  # uses bfc as a user does
-    "__main__": 12,
-}
-#: Imports within one rank that the table allows.
-SIDEWAYS = {
-    ("pytorch", "report"),
-    ("pytorch", "trace"),
-    ("errors", "units"),
-}
-#: Imports inside functions that may point anywhere: (file's entry, target's entry).
-LAZY = {
-    ("errors", "report"),
-    ("pytorch", "report"),
-    ("pytorch", "trace"),
-}
-
-SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi", ".cpp")
+SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi")
 LONGEST_FUNCTION, MOST_CODE_IN_A_FILE = 60, 750
 
 FILES = sorted(path for path in ROOT.rglob("*") if path.suffix in SUFFIXES)
 READ = [path for path in FILES if path.suffix in (".py", ".pyx", ".pxd")]
+FOLDERS = sorted({path.parent for path in FILES})
+
+#: What uses `bfc` as a user does.
+USERS = {"cli", "testing", "__main__"}
+
+#: A line of the list in a folder's docstring: the entries of one floor, and what they are.
+FLOOR = re.compile(r"^ *(_?\w[\w.]*/?(?:, _?\w[\w.]*/?)*)(?:  .*)?$", re.MULTILINE)
 IMPORT = re.compile(
     r"^(?P<indent>\s*)(?:from\s+(?P<source>[\w.]+)\s+c?import\s+(?P<names>.+)|c?import\s+(?P<modules>.+))$"
 )
-INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+HEADER = re.compile(r'^(?:\s*#include|cdef extern from) "([^"]+\.h(?:pp)?)"', re.MULTILINE)
+TYPING = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)+", re.MULTILINE)
 
 
 def file_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def entry_of(path: Path) -> str:
-    """The line of the table that a file stands in."""
-    parts = path.relative_to(ROOT).parts
-    return parts[0] if len(parts) > 1 else path.stem
+def floors_of(folder: Path) -> dict[str, int]:
+    """The floor of each entry of a folder, by its name without an ending, as its docstring says."""
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()), clean=False)
+    _, _, listed = (docstring or "").rpartition("In order:\n")
+    lines = FLOOR.findall(listed)
+    return {
+        name.rstrip("/").split(".")[0] if folder.name != "native" else name: number
+        for number, line in enumerate(lines)
+        for name in line.split(", ")
+    }
+
+
+FLOORS = {folder: floors_of(folder) for folder in FOLDERS}
+
+
+def entries_of(folder: Path) -> set[str]:
+    """What there is in a folder, by names without endings."""
+    found = {
+        path.name if folder.name == "native" else path.stem
+        for path in folder.iterdir()
+        if path in FOLDERS or path in FILES
+    }
+    return found - {"__init__", "__init__.py"}
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines of code: no comments, no long texts, and what stands in brackets on one line."""
-    text = re.sub(r'(?s)("""|\'\'\').*?\1', '""', text)
+    """The lines of code: no comments, no long texts, nothing for type checkers alone, and what
+    stands in brackets on one line."""
+    text = re.sub(r'(?s)("""|\'\'\').*?\1', '""', TYPING.sub("", text))
     text = re.sub(r"#.*", "", text)
     return re.sub(
         r"\(([^()]*)\)", lambda found: "(" + found[1].replace("\n", " ") + ")", text
@@ -101,31 +90,44 @@ def is_module(dotted: str) -> bool:
     )
 
 
-def entry_of_module(dotted: str) -> str:
-    parts = dotted.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+def path_of(dotted: str) -> Path:
+    """Where a module stands, without an ending; a folder for its `__init__`."""
+    return ROOT.joinpath(*dotted.split(".")[1:])
 
 
-def imports_of(path: Path) -> list[tuple[str, bool]]:
-    """(the target's entry, whether it stands in a function) for each import of ours in a file."""
-    found = []
+def imports_of(path: Path) -> list[Path]:
+    """What a file imports of ours, and the headers that it includes, as paths without an ending."""
+    found = [ROOT / "native" / header for header in HEADER.findall(path.read_text())]
+    if path.suffix in (".hpp", ".h"):
+        return found
+    found = [header for header in found if header.exists()]
     for line in code_lines(path.read_text()):
         match = IMPORT.match(line)
         if match:
-            found += [
-                (entry_of_module(name), bool(match["indent"])) for name in named_modules(match)
-            ]
+            found += map(path_of, named_modules(match))
     return found
 
 
-def is_allowed(source: str, target: str, lazy: bool) -> bool:
-    if source == target or (source, target) in SIDEWAYS or (lazy and (source, target) in LAZY):
+def is_below(target: Path, source: Path) -> bool:
+    """Whether a file may import another: where their ways part, the other stands on a lower floor.
+
+    The `__init__` of a folder stands above all in it, and who imports the folder imports that.
+    """
+    source = source if source.suffix in (".hpp", ".h") else source.with_suffix("")
+    source = source.parent if source.name == "__init__" else source
+    if source == target or source in target.parents:
         return True
-    return RANKS[target] < RANKS[source]
+    if target in source.parents:
+        return target == ROOT and source.relative_to(ROOT).parts[0] in USERS
+    folder = next(parent for parent in source.parents if parent in target.parents)
+    floors = FLOORS[folder]
+    mine, theirs = source.relative_to(folder).parts[0], target.relative_to(folder).parts[0]
+    return floors[theirs] < floors[mine]
 
 
-def test_every_file_stands_in_the_table() -> None:
-    assert [file_name(path) for path in FILES if entry_of(path) not in RANKS] == []
+@pytest.mark.parametrize("folder", FOLDERS, ids=file_name)
+def test_the_docstring_of_a_folder_names_what_is_in_it(folder: Path) -> None:
+    assert set(FLOORS[folder]) == entries_of(folder)
 
 
 def test_no_import_is_relative_or_of_everything() -> None:
@@ -136,32 +138,30 @@ def test_no_import_is_relative_or_of_everything() -> None:
         )
 
 
-@pytest.mark.parametrize("path", READ, ids=file_name)
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix != ".pyi"], ids=file_name)
 def test_imports_point_downwards(path: Path) -> None:
-    source = entry_of(path)
-    wrong = [target for target, lazy in imports_of(path) if not is_allowed(source, target, lazy)]
+    wrong = [file_name(target) for target in imports_of(path) if not is_below(target, path)]
     assert wrong == [], f"{file_name(path)} imports {wrong}"
 
 
-@pytest.mark.parametrize("path", READ, ids=file_name)
-def test_a_header_is_included_from_above(path: Path) -> None:
-    named = re.findall(r'cdef extern from "([^"]+\.h(?:pp)?)"', path.read_text())
-    for header in named + INCLUDE.findall(path.read_text()):
-        if (ROOT / "native" / header).exists():
-            assert is_allowed(entry_of(path), "native", False), header
-
-
 def test_the_reader_of_imports_sees_them_all() -> None:
-    seen = {(entry_of(path), target) for path in READ for target, _ in imports_of(path)}
-    assert {("allocators", "_core"), ("allocators", "suballocators"), ("buffers", "errors")} <= seen
+    seen = {(file_name(path), file_name(target)) for path in READ for target in imports_of(path)}
     assert {
-        ("errors", "units"),
-        ("policies", "report"),
-        ("trace", "allocators"),
-        ("__init__", "trace"),
+        ("allocators/_allocator.pyx", "_core"),
+        ("allocators/_allocator.pxd", "allocators/_frees"),
+        ("buffers/_buffer.pyx", "native/dlpack.h"),
+        ("report/snapshot.py", "report/text"),
+        ("__init__.py", "trace"),
     } <= seen
-    assert not is_allowed("units", "errors", False)
-    assert not is_allowed("report", "trace", True)
+    assert ("report/text.py", "report/snapshot") not in seen, "it is for type checkers alone"
+
+
+def test_an_import_that_points_upwards_is_seen() -> None:
+    assert is_below(ROOT / "units", ROOT / "errors.py")
+    assert not is_below(ROOT / "errors", ROOT / "units.py")
+    assert not is_below(ROOT / "report/snapshot", ROOT / "report/text.py")
+    assert not is_below(ROOT / "drivers/cuda/_driver", ROOT / "drivers/opencl/platform.py")
+    assert not is_below(ROOT, ROOT / "trace/trace.py")
 
 
 FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cp?def)\s(?!class\b)[^=]*?\w+\s*\(")

@@ -27,7 +27,8 @@ from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
-from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory, out_of_memory
+from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
+from bfc.report.refusal import out_of_memory
 from bfc.suballocators.base import SubAllocator, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 

@@ -8,5 +8,6 @@ cdef uint64_t alignment_from(object alignment) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF
+cpdef uint64_t array_address(object array) except? 0
 cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1
 cdef int addresses_from(object ptrs, vector[uint64_t]* found) except -1

@@ -2,11 +2,23 @@
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
 from bfc.errors import InvalidPointerError
 from bfc.streams import stream_handle
 from bfc.units import as_int, parse_bytes
+
+cdef extern from *:
+    """
+    typedef struct {
+        PyObject_HEAD
+        char *data;
+    } bfc_array_head;
+    """
+    ctypedef struct ArrayHead "bfc_array_head":     # of NumPy's arrays, as its ABI has it
+        char* data
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
@@ -71,6 +83,18 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
     if not 0 <= address < 2**64 - 1:
         raise InvalidPointerError(f"{address:#x} is no address")
     return address
+
+
+cpdef uint64_t array_address(object array) except? 0:
+    """Where the first item of a NumPy array lies. Raises TypeError.
+
+    NumPy's own attributes for it take about 1 us, and crash where the host has no memory.
+    """
+    import numpy
+
+    if not isinstance(array, numpy.ndarray):
+        raise TypeError(f"an array of NumPy's is needed, not {type(array).__name__}")
+    return <uintptr_t>(<ArrayHead*><PyObject*>array).data
 
 
 cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1:

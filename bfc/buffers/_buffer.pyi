@@ -5,7 +5,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import CapsuleType
 
-from bfc.suballocators.base import Device, SubAllocator
+from bfc.devices import Device
+from bfc.suballocators.base import SubAllocator
 
 class Owner:
     """What a buffer belongs to: the base class of every allocator.

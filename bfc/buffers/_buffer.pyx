@@ -14,9 +14,11 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 import math
 import operator
 
+from bfc.buffers._arguments cimport array_address
+
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import ClosedError, never_set_up
-from bfc.suballocators.base import DLPACK_DEVICE_TYPES
+from bfc.devices import DLPACK_DEVICE_TYPES
 
 cdef extern from "dlpack.h" nogil:
     ctypedef struct DLDevice:
@@ -88,17 +90,6 @@ _DLPACK_TYPES = {
     "float8_e3m4": (7, 8), "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8),
     "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
 }
-
-
-cdef uint64_t address_of(array) except? 0:
-    """Where the bytes of a C-contiguous array of NumPy's lie. Its own interfaces crash where the host has no memory."""
-    import numpy
-
-    cdef Py_buffer view
-    PyObject_GetBuffer(array.reshape(-1).view(numpy.uint8), &view, PyBUF_SIMPLE)
-    cdef uint64_t address = <uint64_t>view.buf
-    PyBuffer_Release(&view)
-    return address
 
 
 cdef class Owner:
@@ -493,7 +484,7 @@ cdef class Buffer:
             raise ValueError("this view is read-only")
         self.require_bytes("from_host")
         array = self.fitting(array)
-        self.copy_bytes(self.start, address_of(array))
+        self.copy_bytes(self.start, array_address(array))
         return self
 
     def to_host(self):
@@ -527,7 +518,7 @@ cdef class Buffer:
 
         self.require_bytes("to_host")
         array = numpy.empty(self.extents(), self.items().dtype)
-        self.copy_bytes(address_of(array), self.start)
+        self.copy_bytes(array_address(array), self.start)
         return array
 
     # -- other libraries -----------------------------------------------------------------------------------------------
@@ -664,7 +655,7 @@ cdef class Buffer:
             raise BufferError(f"the memory is on device {here}, and goes to {there} only as a copy")
         if not reachable:
             array = self.to_host()
-            return capsule_of(array, address_of(array), self, there, versioned, IS_COPIED)
+            return capsule_of(array, array_address(array), self, there, versioned, IS_COPIED)
         if copy:
             return self.twin().exported(there, consumer, versioned, IS_COPIED)
         if self.read_only and not versioned:

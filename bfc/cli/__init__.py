@@ -1,5 +1,9 @@
-"""The command `bfc`, which is `python -m bfc` too. One file a subcommand, with `add_to(subparsers)`
-and `run(arguments)`; `policies.py` reads what names an allocator."""
+"""The command `bfc`, which is `python -m bfc` too: one file a subcommand, with
+`add_to(subparsers)` and `run(arguments)`. In order:
+
+    policies.py            what names an allocator on the command line
+    devices.py, replay.py
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 import weakref
 from types import TracebackType
@@ -18,60 +17,37 @@ from bfc.copying.launch import launch_by_temporaries, plan
 from bfc.copying.layout import MAX_DIMS, Rows, packed_strides, pieces
 from bfc.copying.views import View
 from bfc.copying.waiting import Waiting
-from bfc.drivers.cuda import _driver
+from bfc.drivers.cuda import calls
+from bfc.drivers.cuda.calls import (
+    CAPTURING,
+    PER_THREAD,
+    TYPE_HOST,
+    TYPE_UNIFIED,
+    Device,
+    belongs,
+    call,
+    context_of,
+    device,
+    driver,
+    failure,
+    is_drivers,
+    is_mapped,
+    is_pinned,
+    peer_access,
+)
+from bfc.drivers.cuda.nvrtc import compiled
 from bfc.errors import (
-    DeviceUnavailableError,
     DriverError,
-    InvalidPointerError,
     OutOfMemoryError,
 )
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.streams import is_queue, stream_handle
 
-OUT_OF_MEMORY, INVALID_CONTEXT, DESTROYED, ALREADY_ENABLED = 2, 201, 709, 704
-CAPTURING = 900
+OUT_OF_MEMORY, NOT_READY = 2, 600
 #: Numbers of CUdevice_attribute.
 MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR, PAGEABLE_ACCESS, MEMORY_POOLS = 11, 16, 75, 76, 88, 115
-#: Of CUpointer_attribute.
-CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
-TYPE_HOST, TYPE_UNIFIED = 1, 4
-PER_THREAD = 2  # the last of the handles that name a default stream
 NO_TIMING = 2  # cuEventCreate
-NON_BLOCKING = 1  # cuStreamCreate
-RELAXED = 2  # CUstreamCaptureMode
-NOT_READY = 600
 THREADS, BLOCKS_EACH = 256, 32
-
-_cu: Any = None
-
-
-def driver() -> Any:
-    """cuda-python's module of the driver's calls. Raises DeviceUnavailableError."""
-    global _cu
-    if _cu is None:
-        _driver.load()
-        from cuda.bindings import driver as module
-
-        _cu = module
-    return _cu
-
-
-def call(name: str, *arguments: Any) -> Any:
-    """What a call gives besides its success. Raises DriverError."""
-    results = getattr(_cu or driver(), name)(*arguments)
-    if results[0]:
-        raise failure(name, int(results[0]))
-    return results[1] if len(results) == 2 else results[1:]
-
-
-def failure(name: str, code: int, hint: str = "") -> DriverError:
-    cu = driver()
-    named, text = (
-        function(cu.CUresult(code))[1] for function in (cu.cuGetErrorName, cu.cuGetErrorString)
-    )
-    if not hint and code < CAPTURING:  # of captures those hints say when to allocate
-        hint = _driver.hint_for(code)
-    return DriverError(name, code, (named or b"").decode(), (text or b"").decode(), hint)
 
 
 def chosen_stream(stream: Any) -> int | None:
@@ -86,178 +62,15 @@ def chosen_stream(stream: Any) -> int | None:
     return stream_handle(stream) or 1
 
 
-# -- addresses and devices -------------------------------------------------------------------------
-
-
-def _attributes(address: int, *numbers: int) -> Any:
-    return call("cuPointerGetAttributes", len(numbers), _named(numbers), address)
-
-
-@functools.cache
-def _named(numbers: tuple[int, ...]) -> list[Any]:
-    return [driver().CUpointer_attribute(number) for number in numbers]
-
-
-def kind_and_ordinal(address: int) -> tuple[str, int]:
-    """Of memory that is known by its address alone. Raises InvalidPointerError for what the driver
-    does not know: it was freed, or belongs to another process."""
-    context, kind, managed, ordinal = _attributes(
-        address, CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL
-    )
-    if not int(kind):
-        raise InvalidPointerError(
-            f"{address:#x} is no memory that the CUDA driver knows: it was freed, or never was"
-        )
-    ordinal = int(ordinal)
-    if managed:
-        return "cuda_managed", max(ordinal, 0)
-    if int(kind) == TYPE_HOST:
-        return "cuda_host", max(ordinal, 0)
-    if int(context) and int(context) != int(device(ordinal).context()):
-        raise InvalidPointerError(
-            f"{address:#x} belongs to another context than the primary one of device {ordinal}, "
-            "which bfc works in"
-        )
-    return "cuda", ordinal
-
-
-def is_pinned(address: int) -> bool:
-    """Whether the driver knows this as host memory of its own."""
-    return int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]) == TYPE_HOST
-
-
-def _is_drivers(address: int) -> bool:
-    """Whether memory is the driver's, pinned or managed, which it uses where it is."""
-    return bool(int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]))
-
-
-def _is_mapped(address: int) -> bool:
-    """Whether memory belongs to no context: mapped piece by piece, or of a pool."""
-    return not int(_attributes(address, CONTEXT, MEMORY_TYPE)[0])
-
-
-@functools.cache
-def _relaxed() -> Any:
-    return driver().CUstreamCaptureMode(RELAXED)
-
-
-class Device:
-    """What is asked of a device once."""
-
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self.handle = call("cuDeviceGet", ordinal)
-        self._retained: Any = None
-        self._follower: int | None = None
-        self._context_id: int | None = None
-        self._known: dict[int, int] = {}
-
-    def context(self) -> Any:
-        if self._retained is None:
-            self._retained = call("cuDevicePrimaryCtxRetain", self.handle)
-        return self._retained
-
-    def enter(self) -> Any:
-        """Makes the context current, in the relaxed capture mode: a graph that another thread
-        captures must not mind. Returns what `leave` takes."""
-        try:
-            call("cuCtxPushCurrent", self.context())
-        except DriverError as error:
-            if error.code not in (INVALID_CONTEXT, DESTROYED):
-                raise
-            self._retained = None  # another library has reset it
-            call("cuCtxPushCurrent", self.context())
-        try:
-            return call("cuThreadExchangeStreamCaptureMode", _relaxed())
-        except BaseException:
-            call("cuCtxPopCurrent")
-            raise
-
-    def leave(self, mode: Any) -> None:
-        try:
-            call("cuThreadExchangeStreamCaptureMode", mode)
-        finally:
-            call("cuCtxPopCurrent")
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """`call`, with the context current for it alone."""
-        mode = self.enter()
-        try:
-            return call(name, *arguments)
-        finally:
-            self.leave(mode)
-
-    def notice_reset(self) -> None:
-        """Forgets what has gone with the context, where another library has reset the device."""
-        try:
-            found = call("cuCtxGetId", self.context())
-        except DriverError as error:
-            if error.code not in (INVALID_CONTEXT, DESTROYED):
-                raise
-            self._retained = None
-            found = call("cuCtxGetId", self.context())
-        if found == self._context_id:
-            return
-        if self._context_id is not None:
-            self._follower = None
-            for pair in [pair for pair in peers if self.ordinal in pair]:
-                peers.pop(pair, None)
-        self._context_id = found
-
-    def follower(self) -> int:
-        """A stream that nothing is queued on but waiting for others."""
-        self.notice_reset()
-        if self._follower is None:
-            self._follower = int(self.call("cuStreamCreate", NON_BLOCKING))
-        return self._follower
-
-    def attribute(self, number: int) -> int:
-        if number not in self._known:
-            attribute = driver().CUdevice_attribute(number)
-            self._known[number] = call("cuDeviceGetAttribute", attribute, self.handle)
-        return self._known[number]
-
-
-_devices: dict[int, Device] = {}
-#: (source, destination): whether the first reaches the memory of the second.
-peers: dict[tuple[int, int], bool] = {}
-
-
-def device(ordinal: int) -> Device:
-    if ordinal not in _devices:
-        _devices[ordinal] = Device(ordinal)
-    return _devices[ordinal]
-
-
-def peer_access(source: int, to: int) -> bool:
-    """Whether kernels of one device reach the memory of another. Asked once a pair and remembered;
-    access is enabled then, in this direction only."""
-    if source == to:
-        return True
-    for end in (source, to):
-        device(end).notice_reset()
-    if (source, to) not in peers:
-        can = bool(call("cuDeviceCanAccessPeer", device(source).handle, device(to).handle))
-        if can:
-            try:
-                device(source).call("cuCtxEnablePeerAccess", device(to).context(), 0)
-            except DriverError as error:
-                if error.code != ALREADY_ENABLED:
-                    raise
-        peers[source, to] = can
-    return peers[source, to]
-
-
 def reaches(source: View, to: View) -> bool:
     """Whether the source's device may write the destination's memory. Enabling peer access does not
     cover memory that belongs to no context."""
-    return peer_access(source.ordinal, to.ordinal) and not _is_mapped(to.address)
+    return peer_access(source.ordinal, to.ordinal) and not is_mapped(to.address)
 
 
 def forget() -> None:
     """Asks everything anew, as after a reset of the devices."""
-    _devices.clear()
-    peers.clear()
+    calls.forget()
     _libraries.clear()
     _waiting.forget()
 
@@ -285,18 +98,6 @@ def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
     return Lane(here, handle or source.stream or 1), Lane(there, to.stream or 1)
 
 
-def belongs(handle: int | None, there: Device) -> bool:
-    """Whether a device can work on a stream: its own, or a default stream, which each has."""
-    if handle is None or handle <= PER_THREAD:
-        return True
-    return _context_of(handle) == int(there.context())
-
-
-def _context_of(handle: int) -> int:
-    found = call("cuStreamGetCtx", handle)
-    return int(found[0] if isinstance(found, tuple) else found)
-
-
 def _refused(handle: int | None, stream: Any) -> int | None:
     """For a stream of a device that has no part in the copy: an error where it was named for this
     copy; where `bfc.use_stream` named it, the answer that none was chosen."""
@@ -313,7 +114,7 @@ def lane_of(stream: int, ordinal: int) -> Lane:
     device where the memory was made."""
     if stream <= PER_THREAD:
         return Lane(device(ordinal), stream)
-    call("cuCtxPushCurrent", _context_of(stream))
+    call("cuCtxPushCurrent", context_of(stream))
     try:
         return Lane(device(int(call("cuCtxGetDevice"))), stream)
     finally:
@@ -491,7 +292,7 @@ class Lane:
         if host.buffer is not None or self.is_capturing():
             return
         in_place = host.kind == "cuda_host" or self.device.attribute(PAGEABLE_ACCESS)
-        if not in_place and (_buffer_under(host.array) or not _is_drivers(host.address)):
+        if not in_place and (_buffer_under(host.array) or not is_drivers(host.address)):
             return
         _waiting.keep(_Event(self._record()), host)
 
@@ -535,7 +336,7 @@ class Lane:
 
     def move_between(self, to: View, source: View, peers: bool, there: Lane) -> None:
         """To another device. Memory that is mapped without access for both needs the peer copy."""
-        if peers or not (_is_mapped(to.address) or _is_mapped(source.address)):
+        if peers or not (is_mapped(to.address) or is_mapped(source.address)):
             self.move(to, source)
         else:
             self._call(
@@ -681,80 +482,3 @@ def library_of(arch: int, source: str, to: str) -> Any:
             name = kernels.kernel_name(source, to).encode()
             _libraries[key] = library, call("cuLibraryGetKernel", library, name)
         return _libraries[key][1]
-
-
-def compiled(text: str, arch: int) -> bytes:
-    """A program for a device of compute capability `arch` (90 for 9.0): its own code, or where
-    NVRTC is older than the device PTX that the driver finishes."""
-    nvrtc = _nvrtc()
-    error, known = nvrtc.nvrtcGetSupportedArchs()
-    _check_nvrtc(error, "nvrtcGetSupportedArchs")
-    older = [number for number in known if number <= arch]
-    if not older:
-        raise DeviceUnavailableError(
-            f"this NVRTC compiles for compute capability {min(known) / 10} and later, and the "
-            f"device has {arch / 10}: install an older one"
-        )
-    exact = arch in known
-    target = f"sm_{arch}" if exact else f"compute_{max(older)}"
-    return compiled_for(text, target)
-
-
-def compiled_for(text: str, target: str) -> bytes:
-    nvrtc = _nvrtc()
-    error, program = nvrtc.nvrtcCreateProgram(text.encode(), b"bfc_copy.cu", 0, [], [])
-    _check_nvrtc(error, "nvrtcCreateProgram")
-    try:
-        options = [f"--gpu-architecture={target}".encode()]
-        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if int(error):
-            length = nvrtc.nvrtcGetProgramLogSize(program)[1]
-            log = b" " * length
-            nvrtc.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"NVRTC does not compile the copy kernel:\n{log.decode()}")
-        size, get = (
-            (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-            if target.startswith("sm_")
-            else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-        )
-        image = bytes(size(program)[1])
-        _check_nvrtc(get(program, image)[0], "nvrtcGetPTX")
-        return image
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def _nvrtc() -> Any:
-    """cuda-python's module of NVRTC's calls. Raises DeviceUnavailableError."""
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
-    except Exception as error:  # cuda-python has a class of its own for a missing library
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DeviceUnavailableError(
-            f"this copy compiles a kernel, and NVRTC was not found ({reason}): "
-            f"{_nvrtc_to_install()}"
-        ) from error
-    return nvrtc
-
-
-def _nvrtc_to_install() -> str:
-    """NVRTC must be of the CUDA that cuda-bindings is for."""
-    if _version_of("cuda-bindings").startswith("12."):
-        return "pip install 'nvidia-cuda-nvrtc-cu12==12.*', which 'bfc-allocator[cuda12]' brings"
-    return "pip install 'nvidia-cuda-nvrtc==13.*', which 'bfc-allocator[cuda]' brings"
-
-
-def _version_of(package: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _check_nvrtc(error: Any, name: str) -> None:
-    if int(error):
-        raise RuntimeError(f"{name}: {error}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from bfc.buffers._arguments import array_address
 from bfc.buffers._buffer import Buffer, BufferView
-from bfc.copying._fast import address_of
 from bfc.copying.layout import expanded_strides, is_packed, packed_strides, span
 from bfc.errors import ClosedError
 from bfc.streams import stream_handle
@@ -139,7 +139,7 @@ def of_array(array: np.ndarray[Any, Any], owner: Any = None) -> View:
     return View(
         "cpu",
         0,
-        address_of(array),
+        array_address(array),
         array.dtype,
         array.shape,
         array.strides,
@@ -286,7 +286,7 @@ def _find_whole(view: View, memory: Any) -> None:
 
 
 def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
-    from bfc.copying import cuda_stream
+    from bfc.drivers.cuda import calls
 
     if not isinstance(interface, dict):
         raise TypeError(
@@ -308,7 +308,7 @@ def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
     view = View("cuda", 0, address, dtype, shape, strides, readonly, owner=thing)
     if not view.items:
         return view
-    view.kind, view.ordinal = cuda_stream.kind_and_ordinal(address)
+    view.kind, view.ordinal = calls.kind_and_ordinal(address)
     view.stream = None if stream is None else stream_handle(stream)
     if view.kind == "cuda_host":
         return _of_memory("cuda_host", view.ordinal, address, view)
@@ -391,13 +391,13 @@ def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> t
     """(capsule, device, what its producer was told: a stream of that device). A stream of another
     device is the other side's, which comes after the default stream of this one. Which device has
     managed memory is known by its address alone: its producers name the device 0."""
-    from bfc.copying import cuda_stream
+    from bfc.drivers.cuda import calls
 
     if managed:
         unordered = _exported(thing, stream=-1)
         address = _tensor_in(unordered)[0].data
-        ordinal = cuda_stream.kind_and_ordinal(address)[1] if address else ordinal
-    if not cuda_stream.belongs(stream, cuda_stream.device(ordinal)):
+        ordinal = calls.kind_and_ordinal(address)[1] if address else ordinal
+    if not calls.belongs(stream, calls.device(ordinal)):
         stream = 1
     return _exported(thing, stream=stream), ordinal, stream
 

@@ -1,1 +1,4 @@
-"""All that calls a driver: one folder a vendor."""
+"""All that calls a driver: one folder a vendor. In order:
+
+cuda/, opencl/
+"""

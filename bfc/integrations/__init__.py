@@ -2,6 +2,15 @@
 
 One file a library, imported when it is first named, and each with the same `install(allocators)`,
 which returns the function that takes it back. No library is imported that was not asked for.
+In order:
+
+    _shared.py, _numba_contexts.py
+    _torch.pyx            calls from PyTorch that must not take the GIL
+    _core_resource.py
+    cuda_core.py
+    _emm.py
+    _numba_default.py     what numba gets where a process names us in its environment
+    cupy.py, numba.py, pyopencl.py, rmm.py, torch.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Pinned host memory: the allocator, and who holds an address."""
+"""Pinned host memory: the allocator, and who holds an address. In order:
+
+_books.pyx        blocks, stacks and figures: integers
+_allocator.pyx    PyTorch's policy for pinned memory
+"""
 
 from __future__ import annotations
 

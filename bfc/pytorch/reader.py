@@ -12,15 +12,12 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from bfc.errors import TraceError
+from bfc.files import open_regular
 from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
 from bfc.pytorch.plain_pickle import loads, shown
-from bfc.trace.files import open_regular
-
-if TYPE_CHECKING:
-    from bfc.trace.trace import Trace
 
 #: The largest file, the longest history, and the most blocks that are read.
 MOST_BYTES = 1 << 30
@@ -41,8 +38,10 @@ _OF_SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _WITHOUT_EFFECT = ("snapshot", "annotate")
 
 
-def read(source: str | os.PathLike[str] | IO[bytes], device: int | None) -> Trace:
-    """The trace of `Trace.from_torch`."""
+def read(
+    source: str | os.PathLike[str] | IO[bytes], device: int | None
+) -> tuple[Columns, dict[str, Any]]:
+    """The events and the `meta` of `Trace.from_torch`."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
     try:
         data = _content(source)
@@ -347,9 +346,7 @@ def _live_before(events: list[_Event], final: dict[int, Block]) -> dict[int, Blo
     return found
 
 
-def _converted(recording: _Recording) -> Trace:
-    from bfc.trace.trace import Trace
-
+def _converted(recording: _Recording) -> tuple[Columns, dict[str, Any]]:
     events = _events(recording)
     spans, wrong = _before(events, recording.spans)
     before = _live_before(events, recording.blocks)
@@ -388,7 +385,7 @@ def _converted(recording: _Recording) -> Trace:
             "unknown_actions": dict(player.unknown.most_common(16)),
         },
     }
-    return Trace(columns.op, columns.id, columns.size, columns.stream, meta=meta)
+    return columns, meta
 
 
 @dataclass

@@ -12,10 +12,16 @@ import pickle
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bfc.files import replacing
-from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot
+
+if TYPE_CHECKING:
+    from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot
+
+    #: Lists of frames by the frames they were made from: equal ones are one list, which keeps a
+    #: long history short in memory and in the file.
+    _Shared = dict[tuple[Frame, ...], list[dict[str, Any]]]
 
 #: The viewer of the web page reads protocols 2 to 4.
 PROTOCOL = 4
@@ -23,10 +29,6 @@ PROTOCOL = 4
 STATES = {"in use": "active_allocated", "waiting": "active_pending_free", "free": "inactive"}
 #: No device has a higher ordinal; `device_traces` gets an empty list for each one below.
 HIGHEST_DEVICE = 1023
-
-#: Lists of frames by the frames they were made from: equal ones are one list, which keeps a long
-#: history short in memory and in the file.
-_Shared = dict[tuple[Frame, ...], list[dict[str, Any]]]
 
 
 def as_torch(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,4 +3,5 @@
 text.py        a snapshot as text: what `print(snapshot)` shows
 summary.py     the table of `memory_stats()`, as PyTorch lays it out
 snapshot.py    a snapshot and statistics as frozen values
+    refusal.py     the error of a request without room, with advice
 """

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from bfc.report.snapshot import RegionInfo, Snapshot
 from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    from bfc.report.snapshot import RegionInfo, Snapshot
 
 FREE, SLACK, ASKED = "_", "x", "*"
 ROWS = 16

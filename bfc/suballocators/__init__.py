@@ -1,6 +1,12 @@
-"""Where regions come from: one file a source, on the contract of `base`."""
+"""Where regions come from: one file a source, on the contract of `base`. In order:
 
-from bfc.suballocators.base import Device, Fence, SubAllocator
+base.py           the contract
+_contract.pyx     the call of a source in Python, and whether its answer is a block
+simulated.py, host.py, cuda.py, opencl.py
+"""
+
+from bfc.devices import Device, Fence
+from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
 from bfc.suballocators.opencl import OpenCLSubAllocator

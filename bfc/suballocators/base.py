@@ -11,47 +11,11 @@ import ctypes
 import math
 import operator
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol, SupportsIndex
+from typing import SupportsIndex
 
+from bfc.devices import Device, Fence
 from bfc.errors import SubAllocatorError
 from bfc.units import parse_bytes
-
-#: DLPack's numbers for the kinds of memory that it knows.
-DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_managed": 13}
-
-
-class Device(NamedTuple):
-    """Where memory lies.
-
-    Attributes
-    ----------
-    kind : str
-        "cpu", "cuda", "cuda_managed", "cuda_host" (pinned), "opencl" or "simulated".
-    ordinal : int
-        The device's number, from 0.
-    """
-
-    kind: str
-    ordinal: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.ordinal}"
-
-
-class Fence(Protocol):
-    """A mark in a stream's queue."""
-
-    def done(self) -> bool:
-        """Whether all that was queued before the mark has finished.
-
-        Returns
-        -------
-        bool
-            At once, without blocking.
-        """
-
-    def wait(self) -> None:
-        """Block until all that was queued before the mark has finished."""
 
 
 class SubAllocator(ABC):

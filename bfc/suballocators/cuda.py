@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Literal, SupportsIndex
 
+from bfc.devices import Device
 from bfc.drivers.cuda import _driver
-from bfc.suballocators.base import Device, SubAllocator
+from bfc.suballocators.base import SubAllocator
 from bfc.units import as_int, format_bytes
 
 Kind = Literal["device", "managed", "pinned", "async"]

@@ -8,9 +8,10 @@ import mmap
 import os
 from typing import SupportsIndex
 
+from bfc.devices import Device
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
-from bfc.suballocators.base import Device, SubAllocator
+from bfc.suballocators.base import SubAllocator
 from bfc.units import format_bytes, parse_bytes
 
 HUGE_PAGE = 2 << 20

@@ -8,10 +8,11 @@ import operator
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from bfc.devices import Device
 from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
-from bfc.suballocators.base import Device, SubAllocator
+from bfc.suballocators.base import SubAllocator
 from bfc.units import as_int, format_bytes, parse_bytes
 
 #: Where made-up addresses start: above every address that a process can have.

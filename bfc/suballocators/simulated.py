@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import SupportsIndex
 
+from bfc.devices import Device
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.streams import StreamLike, stream_handle
-from bfc.suballocators.base import Device, SubAllocator
+from bfc.suballocators.base import SubAllocator
 from bfc.units import format_bytes, parse_bytes
 
 

@@ -11,6 +11,15 @@ pytest: `pip install 'bfc-allocator[testing]'`; all else works without them.
 >>> source.fail_at(1)
 >>> source.alloc(256, 4096) is None
 True
+
+In order:
+
+    torch_words.py, tape.py, leaks.py, sources.py, contract.py, strategies.py, cuda_emulator/
+    tensorflow_model.py, torch_device.py
+    torch_model.py          the slow models of both policies
+    beside.py               a model beside an allocator of ours
+    twins.py                each step on both
+    machine.py              Hypothesis's state machine
 """
 
 from __future__ import annotations

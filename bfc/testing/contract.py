@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from bfc.allocators._allocator import Allocator
+from bfc.devices import Device
 from bfc.errors import SubAllocatorError
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
-from bfc.suballocators.base import Device, SubAllocator
+from bfc.suballocators.base import SubAllocator
 
 KIB, MIB = 1 << 10, 1 << 20
 ALIGNMENT = 256

@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from bfc.devices import Fence
 from bfc.errors import SubAllocatorError
 from bfc.streams import StreamLike, stream_handle
-from bfc.suballocators.base import Fence, SubAllocator
+from bfc.suballocators.base import SubAllocator
 
 
 def round_up(size: int, granule: int = 256) -> int:

@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from bfc.suballocators.base import Fence, SubAllocator
+from bfc.devices import Fence
+from bfc.suballocators.base import SubAllocator
 
 
 class Differs(AssertionError):  # noqa: N818 - what is the case, not what went wrong

@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bfc.devices import Fence
 from bfc.pytorch.settings import CachingSettings
-from bfc.suballocators.base import Fence
 from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_words import (
     ACTIONS,

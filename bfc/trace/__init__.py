@@ -1,4 +1,7 @@
-"""Allocation histories: files of numbers that replay against any allocator."""
+"""Allocation histories: files of numbers that replay against any allocator. In order:
+
+trace.py
+"""
 
 from bfc.trace.trace import Replay, Trace
 

@@ -11,8 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
-from bfc.files import replacing
-from bfc.trace.files import open_regular
+from bfc.files import open_regular, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -334,7 +333,8 @@ class Trace:
         """
         from bfc.pytorch.reader import read
 
-        return read(source, device)
+        columns, meta = read(source, device)
+        return cls(columns.op, columns.id, columns.size, columns.stream, meta=meta)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as a compressed `.npz` file, which `load` and NumPy read.

@@ -34,6 +34,7 @@ from copy_memory import (
 
 import bfc
 from bfc.copying import cuda_stream, engine, kernels
+from bfc.drivers.cuda import calls as driver_calls
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the imaginary part", "ignore:overflow encountered", "ignore:invalid value"
@@ -198,7 +199,7 @@ def test_between_devices_by_the_table(emulated, row: int):
 def test_what_is_asked_for_besides_the_copy_is_done_once(emulated, monkeypatch, peers: bool):
     """Conjugated and negated by one launch, with all the others plain: the driver that is emulated
     runs no kernel, so that the bytes cannot tell."""
-    cuda_stream.peers.update({(0, 1): peers, (1, 0): peers})
+    driver_calls.peers.update({(0, 1): peers, (1, 0): peers})
     launched = []
     launch = cuda_stream.Lane.launch
 
@@ -271,9 +272,9 @@ def test_peer_access_is_asked_once_a_pair_and_enabled_in_one_direction(emulated)
 
 
 def test_another_library_may_have_enabled_peer_access(emulated):
-    mode = cuda_stream.device(0).enter()
-    cuda_stream.call("cuCtxEnablePeerAccess", cuda_stream.device(1).context(), 0)
-    cuda_stream.device(0).leave(mode)
+    mode = driver_calls.device(0).enter()
+    driver_calls.call("cuCtxEnablePeerAccess", driver_calls.device(1).context(), 0)
+    driver_calls.device(0).leave(mode)
     to = there()
     bfc.copy(to, memory())
     assert to.array[1, 0] == 6
@@ -331,7 +332,7 @@ def test_96_pageable_memory_may_be_copied_without_waiting(emulated):
     to, host = memory(), values()
     bfc.copy(to, host, non_blocking=True, stream=stream)
     back = bfc.copy(np.zeros(SHAPE, "f4"), to, non_blocking=True, stream=stream)
-    cuda_stream.Lane(cuda_stream.device(0), stream).synchronize()
+    cuda_stream.Lane(driver_calls.device(0), stream).synchronize()
     assert np.array_equal(back, values())
 
 
@@ -363,11 +364,11 @@ def test_99_work_that_is_queued_on_either_side_comes_first_or_last(emulated):
     fills = [(0, source, 1, first), (1, to, 9, second)]
     for device, side, value, stream in fills:
         emulated.hold(stream, device)
-        cuda_stream.Lane(cuda_stream.device(device), stream)._call(
+        cuda_stream.Lane(driver_calls.device(device), stream)._call(
             "cuMemsetD8Async", side.address, value, 96, stream
         )
     bfc.copy(to, source)
-    cuda_stream.Lane(cuda_stream.device(1), second)._call(
+    cuda_stream.Lane(driver_calls.device(1), second)._call(
         "cuMemsetD8Async", to.address, 5, 4, second
     )
     emulated.release(first)
@@ -381,7 +382,7 @@ def test_100_a_stream_that_nobody_names_is_not_waited_for(emulated):
     other = new_stream(1)
     to = there()
     emulated.hold(other, 1)
-    cuda_stream.Lane(cuda_stream.device(1), other)._call(
+    cuda_stream.Lane(driver_calls.device(1), other)._call(
         "cuMemsetD8Async", to.address, 9, 96, other
     )
     bfc.copy(to, memory())
@@ -430,7 +431,7 @@ def test_103_what_is_conjugated_is_so_after_the_transfer(emulated):
 
 def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated):
     stream = new_stream()
-    lane = cuda_stream.Lane(cuda_stream.device(0), stream)
+    lane = cuda_stream.Lane(driver_calls.device(0), stream)
     to, other, host = memory(), memory(), values()
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         pinned = allocator.allocate(96).view("f4", SHAPE)
@@ -513,7 +514,7 @@ def test_a_cast_by_way_of_the_host_stays_on_the_streams_of_both_sides(emulated):
     """No kernel has arithmetic for the source's dtype."""
     first, second = new_stream(0), new_stream(1)
     for peers in (True, False):
-        cuda_stream.peers[0, 1] = peers
+        driver_calls.peers[0, 1] = peers
         for ends, streams in (
             ((memory("f8"), memory("g")), [first, first]),
             ((memory("f8", 1, stream=second), memory("g")), [first, second]),
@@ -529,7 +530,7 @@ def test_the_stream_that_memory_names_is_waited_for(emulated):
     own, stream = new_stream(), new_stream()
     a = memory(stream=own)
     emulated.hold(own)
-    cuda_stream.Lane(cuda_stream.device(0), own)._call("cuMemsetD8Async", a.address, 7, 96, own)
+    cuda_stream.Lane(driver_calls.device(0), own)._call("cuMemsetD8Async", a.address, 7, 96, own)
     out = memory("u1", shape=(96,))
     whole = SimpleNamespace(
         __cuda_array_interface__={
@@ -594,7 +595,7 @@ def test_memory_that_the_device_reads_in_place_is_kept_until_it_has(emulated):
     to, host = memory(), values()
     references = sys.getrefcount(host)
     emulated.hold(stream)
-    cuda_stream.Lane(cuda_stream.device(0), stream)._call(
+    cuda_stream.Lane(driver_calls.device(0), stream)._call(
         "cuMemsetD8Async", to.address, 9, 96, stream
     )
     bfc.copy(to, host, non_blocking=True, stream=stream)

@@ -32,6 +32,7 @@ from copy_memory import (
 
 import bfc
 from bfc.copying import cuda_stream
+from bfc.drivers.cuda import calls as driver_calls
 
 # -- calls that fail -------------------------------------------------------------------------------
 
@@ -87,8 +88,8 @@ def test_a_call_that_fails_leaves_everything_as_it_was(emulated, way: int, peers
         del caught
         if name == ALLOC:
             assert bytes_of(to) == before, (name, at)
-        assert int(cuda_stream.call("cuCtxGetCurrent")) == 0, (name, at)
-        mode = cuda_stream.call(EXCHANGE, cuda_stream.driver().CUstreamCaptureMode(0))
+        assert int(driver_calls.call("cuCtxGetCurrent")) == 0, (name, at)
+        mode = driver_calls.call(EXCHANGE, driver_calls.driver().CUstreamCaptureMode(0))
         assert int(mode) == 0 or name == EXCHANGE, (name, at)
         if not frees:
             assert emulated.live_events() == events, (name, at)
@@ -150,7 +151,7 @@ def test_what_is_queued_for_pinned_memory_on_another_device_comes_first(emulated
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         source = allocator.allocate(96, stream=own)
         emulated.hold(own)
-        cuda_stream.Lane(cuda_stream.device(0), own)._call(
+        cuda_stream.Lane(driver_calls.device(0), own)._call(
             "cuMemsetD8Async", source.ptr, 7, 96, own
         )
         bfc.copy(to, source.view("f4", SHAPE), non_blocking=True, stream=stream)
@@ -298,14 +299,14 @@ def test_memory_that_was_freed_or_belongs_to_others(emulated):
         with pytest.raises(bfc.ClosedError):
             bfc.copy(np.zeros(SHAPE, "f4"), gone)
     allocator.close()
-    context = cuda_stream.call("cuCtxCreate", None, 0, cuda_stream.device(0).handle)
-    address = int(cuda_stream.call("cuMemAlloc", 96))
+    context = driver_calls.call("cuCtxCreate", None, 0, driver_calls.device(0).handle)
+    address = int(driver_calls.call("cuMemAlloc", 96))
     foreign = memory()
     foreign.address, kept = address, foreign.address
     with pytest.raises(bfc.InvalidPointerError, match="another context"):
         bfc.copy(foreign, values())
-    cuda_stream.call("cuMemFree", address)
-    cuda_stream.call("cuCtxDestroy", context)
+    driver_calls.call("cuMemFree", address)
+    driver_calls.call("cuCtxDestroy", context)
     foreign.address = kept
 
 
@@ -318,7 +319,7 @@ def test_a_device_without_room_for_the_temporary(emulated):
         (False, wide, False),
         (False, wide, True),
     ):
-        cuda_stream.peers[1, 0] = peers
+        driver_calls.peers[1, 0] = peers
         emulated.fail(ALLOC)
         with pytest.raises(bfc.OutOfMemoryError, match="for a temporary") as caught:
             bfc.copy(to, source, non_blocking=non_blocking)
@@ -362,7 +363,7 @@ def test_a_device_without_memory_pools_takes_plain_memory(emulated):
 def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated):
     emulated.set_attribute(0, cuda_stream.MEMORY_POOLS, 0)
     stream = new_stream()
-    lane = cuda_stream.Lane(cuda_stream.device(0), stream)
+    lane = cuda_stream.Lane(driver_calls.device(0), stream)
     to, source = odd("f4"), memory()
     lane._call("cuStreamBeginCapture", stream, 1)
     with pytest.raises(bfc.DriverError, match="temporary"):
@@ -398,18 +399,18 @@ def test_without_nvrtc_the_error_says_what_to_install(emulated, monkeypatch, bin
 
 
 def test_the_callers_context_is_as_it_was(emulated):
-    before = int(cuda_stream.call("cuCtxGetCurrent"))
+    before = int(driver_calls.call("cuCtxGetCurrent"))
     bfc.copy(there(), memory())
     freed = memory()
     freed.free()
     with pytest.raises(bfc.InvalidPointerError):
         bfc.copy(freed, values())
-    assert int(cuda_stream.call("cuCtxGetCurrent")) == before
+    assert int(driver_calls.call("cuCtxGetCurrent")) == before
 
 
 def test_a_context_that_was_reset_is_taken_anew(emulated):
     bfc.copy(memory(), values())
-    cuda_stream.call("cuDevicePrimaryCtxReset", cuda_stream.device(0).handle)
+    driver_calls.call("cuDevicePrimaryCtxReset", driver_calls.device(0).handle)
     to = memory()
     assert emulated.complaints == ["cuCtxPushCurrent: the context was destroyed"]
     emulated.clear()
@@ -427,10 +428,10 @@ def test_a_reset_ends_peer_access_and_the_stream_that_follows_others(
     bfc.copy(there(), shown(address := pinned.allocate_raw(96)), non_blocking=True)
     pinned.deallocate_raw(address)
     pinned.close()
-    handle = cuda_stream.device(reset).handle
-    cuda_stream.call("cuDevicePrimaryCtxReset", handle)
+    handle = driver_calls.device(reset).handle
+    driver_calls.call("cuDevicePrimaryCtxReset", handle)
     if not seen:
-        cuda_stream.call("cuDevicePrimaryCtxRetain", handle)
+        driver_calls.call("cuDevicePrimaryCtxRetain", handle)
     ends = there(), memory()
     emulated.clear()
     bfc.copy(*ends)

@@ -10,6 +10,7 @@ from copy_cases import DTYPES, PAIRS, switched
 
 import bfc
 from bfc.copying import cuda_stream, kernels
+from bfc.drivers.cuda import nvrtc as compiler
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -17,7 +18,7 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 @pytest.fixture(scope="module", autouse=True)
 def found(machine) -> None:
     try:
-        cuda_stream._nvrtc()
+        compiler._nvrtc()
     except bfc.DeviceUnavailableError as error:
         pytest.skip(str(error))
 
@@ -26,7 +27,7 @@ def test_nvrtc_compiles_every_kernel_for_an_old_device():
     """Each as it is launched: a program for every pair of dtypes, here a destination's in one."""
 
     def compile_all(to: str) -> bytes:
-        return cuda_stream.compiled_for(
+        return compiler.compiled_for(
             kernels.text_of((source, to) for source in kernels.CODES), "compute_75"
         )
 
@@ -40,17 +41,17 @@ def test_nvrtc_compiles_every_kernel_for_an_old_device():
 def test_nvrtc_compiles_every_conversion_for_the_newest_device():
     newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
     text = kernels.HEADER + "".join(map(switched, kernels.CODES))
-    assert cuda_stream.compiled(text, newest).startswith(b"\x7fELF")
+    assert compiler.compiled(text, newest).startswith(b"\x7fELF")
 
 
 def test_a_device_newer_than_nvrtc_gets_text_that_its_driver_finishes():
     text = kernels.text_of([("f4", "i4")])
     newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
-    image = cuda_stream.compiled(text, newest + 70)
+    image = compiler.compiled(text, newest + 70)
     assert f".target sm_{newest}".encode() in image
     assert image.endswith(b"\0")
     with pytest.raises(bfc.DeviceUnavailableError, match="install an older one"):
-        cuda_stream.compiled(text, 35)
+        compiler.compiled(text, 35)
 
 
 def test_both_languages_get_the_same_layout():

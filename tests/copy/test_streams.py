@@ -12,6 +12,7 @@ from copy_memory import D2H, H2D, SYNC, Memory, memory, new_stream, values
 
 import bfc
 from bfc.copying import cuda_stream
+from bfc.drivers.cuda import calls as driver_calls
 
 
 class Exporter:
@@ -37,7 +38,7 @@ def named(address: int, stream: int | None, nbytes: int = 96) -> SimpleNamespace
 
 def fill(address: int, stream: int, device: int = 0) -> None:
     """Queues sevens."""
-    lane = cuda_stream.Lane(cuda_stream.device(device), stream)
+    lane = cuda_stream.Lane(driver_calls.device(device), stream)
     lane._call("cuMemsetD8Async", address, 7, 96, stream)
 
 
@@ -149,7 +150,7 @@ def test_an_array_on_memory_of_the_driver_is_kept_until_the_transfer_is_done(
 ):
     """As numba and CuPy have it: an array like any other, whose memory goes back to their pool."""
     stream, there = new_stream(), memory()
-    address = int(cuda_stream.device(0).call(call, 96, *options))
+    address = int(driver_calls.device(0).call(call, 96, *options))
     held = (ctypes.c_char * 96).from_address(address)
     array = np.frombuffer(held, "f4").reshape(4, 6)
     gone = weakref.ref(held)
@@ -165,7 +166,7 @@ def test_an_array_on_memory_of_the_driver_is_kept_until_the_transfer_is_done(
     other = (ctypes.c_char * 96).from_address(address)
     bfc.copy(there, np.frombuffer(other, "f4").reshape(4, 6), non_blocking=True, stream=stream)
     assert gone() is None
-    cuda_stream.device(0).call(
+    driver_calls.device(0).call(
         "cuMemFreeHost" if call == "cuMemHostAlloc" else "cuMemFree", address
     )
 
@@ -190,7 +191,7 @@ def test_pinned_memory_is_freed_after_its_copys_stream_was_destroyed(
         other = new_stream(device)
         emulated.hold(other, device)
         fill(there.address, other, device)
-        lane = cuda_stream.Lane(cuda_stream.device(device), stream)
+        lane = cuda_stream.Lane(driver_calls.device(device), stream)
         lane.wait_for(cuda_stream.Lane(lane.device, other))
         bfc.copy(there, host, non_blocking=True, stream=stream)
         del host
@@ -220,7 +221,7 @@ def test_an_array_on_managed_memory_of_ours_is_not_used_again_too_early(emulated
 def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
     """The copy says so before the driver ends the capture."""
     stream, other = new_stream(), new_stream()
-    lane = cuda_stream.Lane(cuda_stream.device(0), stream)
+    lane = cuda_stream.Lane(driver_calls.device(0), stream)
     to, second = memory("u1", shape=(96,)), memory("u1", 1, shape=(96,))
     with bfc.PinnedAllocator() as pinned:
         host = pinned.allocate(96)

@@ -37,6 +37,13 @@ cuGetErrorString are not logged.
 
 With BFC_EMULATOR_LEAKS=1 in its environment a process says at its end what it has leaked, and its
 status is 99 if it would have been 0.
+
+The sources in C stand beside these. In order:
+
+    symbols.h
+    emulator.h
+    library.py      compiles and loads it
+    driver.py       how it is steered
 """
 
 from bfc.testing.cuda_emulator.driver import ERRORS as ERRORS
