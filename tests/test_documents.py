@@ -10,6 +10,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import types
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -112,6 +113,37 @@ def kind_of(name: str) -> str:
     if not isinstance(thing, type):
         return "function"
     return "exception" if issubclass(thing, BaseException) else "class"
+
+
+def is_described(owner: type, name: str) -> bool:
+    """Whether it has a docstring, or stands among the attributes of a class that the reference
+    shows, or by itself there."""
+    for member in (vars(kind)[name] for kind in owner.__mro__ if name in vars(kind)):
+        is_value = isinstance(member, types.MemberDescriptorType) or not hasattr(member, "__get__")
+        if not is_value and (getattr(member, "__doc__", None) or "").strip():
+            return True
+    shown = [
+        kind
+        for kind in owner.__mro__
+        if re.search(rf":: bfc\.(\w+\.)*{kind.__name__}$", REFERENCE, re.MULTILINE)
+    ]
+    listed = re.compile(rf"^ *(\w+, )*{name}(, \w+)* : ", re.MULTILINE)
+    by_hand = f"   .. attribute:: {name}\n" in REFERENCE
+    return by_hand or any(listed.search(kind.__doc__ or "") for kind in shown)
+
+
+#: Those whose members are for pytest and Hypothesis to call.
+RUN_BY_OTHERS = ("bfc.testing.AllocatorMachine", "bfc.testing.SubAllocatorContract")
+CLASSES = [name for name in public_names() if kind_of(name) == "class"]
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in RUN_BY_OTHERS])
+def test_every_public_member_stands_in_the_reference(name: str) -> None:
+    module, _, last = name.rpartition(".")
+    owner = getattr(importlib.import_module(module), last)
+    ours = [kind for kind in owner.__mro__ if kind.__module__.startswith("bfc.")]
+    members = {member for kind in ours for member in vars(kind) if not member.startswith("_")}
+    assert [member for member in sorted(members) if not is_described(owner, member)] == []
 
 
 @pytest.mark.parametrize("module", MODULES_OF_USERS)
