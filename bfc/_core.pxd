@@ -43,8 +43,8 @@ cdef enum:
     USED_ELSEWHERE = 0x100          # a stream other than the chunk's own may use it: see record_stream
     INDEXED = 0x200                 # its address is in the table of starts
     EXPORTED = 0x400                # another object holds a view of its memory
-    COUNTED = 0x800                 # set and cleared under one lock, to find what stands twice in a list
-    LEFT_BEHIND = 0x1000            # its free was put off, and the list of those had no room
+    COUNTED = 0x800                 # set and cleared under one lock, to find a chunk that is listed twice
+    LEFT_BEHIND = 0x1000            # its free was left to a later call, and the list of such frees was full
 
 cdef struct Region:
     uint64_t ptr
@@ -163,17 +163,17 @@ cdef extern from *:
     const uint64_t UNLIMITED "BFC_UNLIMITED"
     const uint64_t TOO_LARGE "BFC_TOO_LARGE"    # PyTorch refuses a request of so many bytes untried
 
-cdef struct Lane:                   # whose free chunks stand apart: a private pool's, of one stream
+cdef struct Lane:                   # in PyTorch's policy: free chunks of one stream in one private pool
     uint64_t pool[2]                # (0, 0): the default pool
     uint64_t stream
-    uint64_t thread                 # 0, but for a handle that names another stream in each thread
+    uint64_t thread                 # 0, unless the handle names a different stream in each thread
 
 cdef struct BinSet:                 # a policy's answer: where a request may look, and when it splits what it finds
     Bins* bins
     uint64_t split_remainder        # split where at least this much is left over
-    cbool split_at_twice            # and where the chunk is at least twice the request
-    uint64_t oversize               # a chunk of so many bytes serves no smaller request, and is not split
-    uint64_t oversize_slack         # and a larger request only where less than this is left over
+    cbool split_at_twice            # or if the chunk is at least twice the request
+    uint64_t oversize               # a chunk of at least this serves no smaller request, and is not split
+    uint64_t oversize_slack         # and serves a larger request only if less than this is left over
     uint64_t ticks                  # what a search adds to the pool's clock
     uint32_t kind
     uint32_t regions                # how many have their chunks here

@@ -25,7 +25,7 @@ class SharedCounter:
         """
 
 class Growth:
-    """How large the next region is, before the limit has its say: doubling from a first size (TensorFlow's behaviour,
+    """How large the next region is, if the limit allows it: doubling from a first size (TensorFlow's behaviour,
     2.4).
     """
 

@@ -61,7 +61,7 @@ cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
 
 
 cdef uint64_t backpedal(uint64_t size) noexcept nogil:
-    """The next smaller size to ask for after a refusal. It always gets smaller: upstream circles for ever at 256·n."""
+    """The next smaller size to ask for after a refusal. It always gets smaller; upstream's loops for ever at 256·n."""
     cdef uint64_t smaller = round_up(bfc_times_nine_tenths(size), MINIMUM_SIZE)
     return smaller if smaller < size else size - MINIMUM_SIZE
 
@@ -114,7 +114,7 @@ cdef class SharedCounter:
 
 
 cdef class Growth:
-    """How large the next region is, before the limit has its say: doubling from a first size (TensorFlow's behaviour,
+    """How large the next region is, if the limit allows it: doubling from a first size (TensorFlow's behaviour,
     2.4)."""
 
     def __cinit__(self, uint64_t first_size):
@@ -143,10 +143,10 @@ cdef class Growth:
 
 
 cdef inline void look_ahead(Events* events, Chunk* chunks, size_t chunk_count, size_t i) noexcept nogil:
-    """Fetches what later frees will touch: their entry in the table, then the chunk, then its neighbours. A trace tells
-    them in advance, and each is a cache miss where thousands of chunks are live.
+    """Prefetches what later frees will touch: their entry in the table, then the chunk, then its neighbours. A trace
+    tells them in advance, and each would be a cache miss if thousands of chunks are live.
 
-    No branch: where there is no chunk (an allocation to come, no neighbour) it fetches the first one.
+    It has no branch: if there is no such chunk (an allocation to come, no neighbour), it prefetches the first one.
     """
     cdef size_t j = i + 3 * LOOK_AHEAD
     if j >= events.count:
@@ -191,7 +191,7 @@ cdef class Pool:
         return <uint32_t>(self.bin_sets.size() - 1)
 
     cdef int use_lanes(self) except -1:
-        """From now on chunks stand apart by lane and by kind, and are counted as PyTorch does."""
+        """Keeps chunks apart by lane and by kind from now on, and counts as PyTorch does."""
         self.usage = new Usage()
         return 0
 
@@ -209,7 +209,7 @@ cdef class Pool:
         return NO_LANE
 
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
-        """A new lane, in the place of one that has no region left if there is one. NO_LANE: no host memory."""
+        """Opens a lane, in the place of one without regions if there is one. NO_LANE: the host is out of memory."""
         cdef uint32_t i, kind
         cdef BinSet opened
         for i in range(0, <uint32_t>self.bin_sets.size(), 2):
@@ -230,7 +230,7 @@ cdef class Pool:
         return i
 
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil:
-        """Writes down what happens to a chunk."""
+        """Adds an entry about a chunk to the history."""
         cdef Lane* lane = &self.bin_sets[chunk.bin_set].lane
         cdef HistoryRecord record
         record.addr = chunk.ptr
@@ -249,7 +249,7 @@ cdef class Pool:
         """The best fit of `rounded` bytes, split where the policy says so. NO_CHUNK, or NO_HOST_MEMORY.
 
         `freed_before` > 0 passes over chunks that were freed later (TensorFlow's behaviour, 2.9). `indexed` makes its
-        address known to handle_of; who keeps the handle can do without.
+        address known to handle_of; a caller that keeps the handle does not need that.
         """
         return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL)
 
@@ -268,7 +268,7 @@ cdef class Pool:
                 return NO_CHUNK
             if counts and found.size >= wanted.oversize and (rounded < wanted.oversize
                                                              or found.size - rounded >= wanted.oversize_slack):
-                wanted.bins.insert(found.size, found.address, found.handle)     # what lies behind it is no smaller
+                wanted.bins.insert(found.size, found.address, found.handle)     # put back: any other chunk is as large
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
@@ -287,10 +287,10 @@ cdef class Pool:
 
     cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
                                      uint64_t stream, cbool indexed, cbool counts) noexcept nogil:
-        """Puts a free chunk that stands in no bin to use. Needs a reserve() before it."""
+        """Puts a free chunk, which has been taken out of its bin, to use. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
-        cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # no branch: it is anybody's guess
+        cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # a branch would be mispredicted
         cdef cbool is_cut
         if counts:
             is_cut = left >= wanted.split_remainder and rounded < wanted.oversize
@@ -345,7 +345,7 @@ cdef class Pool:
             self.chunks[handle].state &= ~<uint32_t>INDEXED
 
     cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil:
-        """Fetches what a free of this chunk is about to look at, both sides at once."""
+        """Prefetches both neighbours of a chunk, which its free is about to look at."""
         cdef Chunk* chunk = &self.chunks[handle]
         prefetch(&self.chunks[chunk.prev if chunk.prev != NO_CHUNK else handle])
         prefetch(&self.chunks[chunk.next if chunk.next != NO_CHUNK else handle])
@@ -416,7 +416,7 @@ cdef class Pool:
         self.counters.peak_pool_bytes = self.counters.pool_bytes
 
     cdef Counters totals(self) noexcept nogil:
-        """The counters, of which PyTorch's are kept elsewhere."""
+        """The counters. In PyTorch's policy some of them come from `usage`."""
         cdef Counters totals = self.counters
         cdef Gauge gauge
         if self.usage != NULL:
@@ -435,7 +435,8 @@ cdef class Pool:
         return total
 
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil:
-        """The owner has freed it, another stream may still use it: no address of the user's any more, but not free."""
+        """Marks a chunk as freed by its owner while another stream may still use it: it has no address any more, but it
+        is not free."""
         cdef Chunk* chunk = &self.chunks[handle]
         self.unindex_chunk(handle)
         chunk.state = WAITING
@@ -537,7 +538,7 @@ cdef class Pool:
                 handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, has_lanes)
                 if handle >= NO_HOST_MEMORY:
                     if has_lanes and handle == NO_CHUNK:
-                        self.clock -= self.bin_sets[bin_set].ticks  # who serves it searches again, and that counts
+                        self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
                     break
                 handles[number[i]] = handle
                 events.addresses[i] = self.chunks[handle].ptr
@@ -701,7 +702,7 @@ cdef class Pool:
     cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size,
                                  uint64_t freed_at_count) noexcept nogil:
         """Cuts the tail off as a free chunk of its own. It is not merged to the right: without timestamps no two
-        neighbours are free, with them upstream does not either."""
+        neighbours are free, and with them upstream does not merge it either."""
         cdef ChunkHandle rest_handle = self.take_slot()
         cdef Chunk* chunk = &self.chunks[handle]
         cdef Chunk* rest = &self.chunks[rest_handle]
@@ -736,7 +737,7 @@ cdef class Pool:
 
     cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle,
                                             cbool ignore_timestamps) noexcept nogil:
-        """Merges a free chunk that stands in no bin with the free neighbours on its right, then on its left."""
+        """Merges a free chunk, which is in no bin now, with its free neighbour on the right, then on the left."""
         cdef Chunk* chunk = &self.chunks[handle]
         if not ignore_timestamps and chunk.freed_at_count > 0:
             return handle
@@ -871,7 +872,7 @@ cdef class Pool:
         return copied
 
     cdef cbool check_is_due(self) noexcept nogil:
-        """Whether a debug build should check now: after every change of a small pool, seldomer of a large one."""
+        """Whether a debug build should check now: after every change of a small pool, less often of a large one."""
         self.unchecked += 1
         if self.unchecked * CHUNKS_CHECKED_AT_EACH_CHANGE < self.chunk_count:
             return False

@@ -48,7 +48,7 @@ cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cdef uint64_t alignment_from(object alignment) except? 0xFFFFFFFFFFFFFFFF:
-    """A power of two. TypeError for what is no int, ValueError for what is none."""
+    """An alignment. Raises TypeError if it is not an int, ValueError if it is not a power of two."""
     try:
         number = as_int(alignment)
     except TypeError:
@@ -59,7 +59,7 @@ cdef uint64_t alignment_from(object alignment) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cdef uint64_t count_from(object freed_before) except? 0xFFFFFFFFFFFFFFFF:
-    """A count of the timing counter: an int, or what a function returns now."""
+    """A count of the timing counter: an int, or a function that returns one."""
     return size_from(freed_before() if callable(freed_before) else freed_before)
 
 
@@ -72,7 +72,7 @@ cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
-    """An address. TypeError for what is no int, InvalidPointerError for what no address can be."""
+    """An address. Raises TypeError if it is not an int, InvalidPointerError if it is negative or too large."""
     cdef uint64_t small
     if is_small_int(ptr, &small):
         return small
@@ -111,7 +111,7 @@ cdef int numbers_from(object given, vector[uint64_t]* found, Reader read) except
     cdef Py_ssize_t i
     if copy_ints(given, found):
         return 0
-    cdef list items = list(given)   # of its own: what stands in theirs may run code that changes it
+    cdef list items = list(given)   # a copy: reading an item may run code that changes the caller's list
     found.resize(len(items))
     for i, item in enumerate(items):
         found.data()[<size_t>i] = read(item)
@@ -127,7 +127,7 @@ cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
         return False
     try:
         PyObject_GetBuffer(given, &view, PyBUF_FORMAT | PyBUF_ND)
-    except (BufferError, ValueError):   # gaps, or what no format names: NumPy raises either
+    except (BufferError, ValueError):   # NumPy raises either for gaps, or for a dtype without a format
         return False
     try:
         if view.ndim != 1 or view.itemsize != 8 or view.format not in (b"l", b"L", b"q", b"Q"):

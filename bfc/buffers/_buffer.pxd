@@ -6,29 +6,29 @@ from bfc._core cimport ChunkHandle
 
 
 cdef enum:
-    HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # the stream of memory whose user is the host
+    HOST_STREAM = 0xFFFFFFFFFFFFFFFF    # stands for the stream of memory that the host uses
     NO_CONSUMER = 0xFFFFFFFFFFFFFFFF
 
 cdef class Buffer
 
 
 cdef class Owner:
-    """Who a buffer gives its chunk back to. The allocator derives from it, so no import points upwards."""
+    """What a buffer belongs to, and gives its chunk back to. Allocators derive from it, so no import points upwards."""
 
     cdef readonly object sub_allocator      # whose memory it hands out
     cdef readonly object device
     cdef readonly bint host_accessible
     cdef int64_t exports            # views of this memory that other libraries hold
     cdef int require_set_up(self) except -1
-    # What is queued on a consumer's stream waits for a buffer's own stream from now on, and counts as using the buffer
-    # until consumer_left says that it is done. Returns that stream's handle, NO_CONSUMER for the buffer's own.
+    # Lets a consumer's stream wait for the buffer's own stream, and use the buffer until consumer_left is called.
+    # Returns the consumer's handle, or NO_CONSUMER if it is the buffer's own stream.
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept
-    # Behind what is queued on the stream; done when it returns.
+    # Copies after what is queued on the stream, and waits until that is done.
     cdef int copy_bytes(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) except -1
     # What DLPack calls data and byte_offset.
     cdef tuple exchange_address(self, uint64_t address)
-    # Done when what is queued on the stream now has finished.
+    # Waits for what is queued on the stream now.
     cdef int wait_for(self, uint64_t stream) except -1
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream)
     # A stream as users see it: None where the host is the user. And as __cuda_array_interface__ wants it: never 0.

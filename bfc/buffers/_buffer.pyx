@@ -251,8 +251,8 @@ cdef class Buffer:
         return self.start
 
     cdef int hold(self) except -1:
-        """One more view of this memory. It counts before it is sure that there is any, so that a free or a close that
-        comes in between waits for the answer or is seen."""
+        """Counts one more view of this memory. It is counted before the memory is looked up, so that a free or a close
+        in between either sees the view, or is seen by the look-up."""
         self.exports += 1
         self.owner.exports += 1
         if self.nbytes and not self.owner.sync_exported(self.handle, self.allocation_id, &self.exports):
@@ -420,7 +420,7 @@ cdef class Buffer:
         return array.copy() if copy else array
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source) except -1:
-        """As Owner.copy_bytes, of which one side is all of this memory. Nobody frees it meanwhile."""
+        """Owner.copy_bytes, with all of this memory as one side. The memory cannot be freed meanwhile."""
         self.address()
         if self.nbytes == 0:
             return 0
@@ -675,7 +675,7 @@ cdef class Buffer:
         return copied.view(self.items().dtype, self.extents())
 
     cdef object exported(self, there, consumer, bint versioned, uint64_t flags):
-        """A capsule whose consumer's stream, or the host, may use this memory from now on."""
+        """A capsule of this memory, which the consumer's stream, or the host, may use from now on."""
         cdef Buffer memory = self.memory()
         cdef uint64_t on = NO_CONSUMER
         self.hold()
@@ -791,7 +791,7 @@ cdef class BufferView(Buffer):
         cdef _Layout layout = _layout_of(dtype)
         cdef bint is_read_only = bool(read_only) or base.read_only
         cdef Py_ssize_t size = nbytes
-        # All that may run a caller's code is behind us, and may have made this very view.
+        # Code of the caller, which ran above for dtype and shape, may have called this __init__ a second time.
         if self.base is not None:
             raise RuntimeError("a view is made once: make another")
         self.layout = layout
@@ -1002,7 +1002,7 @@ cdef void release(Export* export) noexcept nogil:
 
 
 cdef void let_go_of(Export* export) noexcept:
-    """Leaves alone the error that may be on its way while a consumer cleans up."""
+    """Keeps the exception that may be raised at the moment: consumers clean up while one is."""
     cdef PyObject* kind
     cdef PyObject* error
     cdef PyObject* trace

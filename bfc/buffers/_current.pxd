@@ -1,4 +1,4 @@
-"""The stream that a program has chosen for a while."""
+"""The stream that `use_stream` sets."""
 
 cdef int scopes_open            # in all threads, guarded by the GIL: 0 spares the look-up
 

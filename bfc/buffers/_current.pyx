@@ -1,4 +1,4 @@
-"""The stream that a program has chosen for a while: `with bfc.use_stream(stream):`."""
+"""The stream that `with bfc.use_stream(stream):` sets."""
 
 from contextvars import ContextVar
 

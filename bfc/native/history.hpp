@@ -1,4 +1,4 @@
-// The last so many things that happened to a pool, as PyTorch's memory history names them.
+// A ring of the newest events of a pool, by the names of PyTorch's memory history.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@ class History {
 public:
     History(size_t capacity, uint32_t skipped_actions) : capacity_(capacity), skipped_(skipped_actions) {}
 
-    // Where the host has no memory for one more, the oldest makes room.
+    // If the host has no memory for one more, the oldest is dropped.
     void add(HistoryRecord record) noexcept {
         if (skipped_ >> record.action & 1) return;
         record.time_us = now_us();

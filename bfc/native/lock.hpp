@@ -1,8 +1,8 @@
-// A lock for sections of well under a microsecond, taken with one atomic exchange. Who waits lets go of the GIL first
-// (the caller sees to that) and yields the processor. A replay holds it for many events, and gives way between batches.
+// A lock for sections of well under a microsecond, taken with one atomic exchange. A thread that waits has released the
+// GIL (the caller does that) and yields the processor. A replay holds it for many events, and gives way in between.
 //
-// Who holds it never waits for the GIL, nor for another lock: so a fork, which holds the GIL and takes every lock, gets
-// them all, and a thread that the end of the interpreter stops for good has none.
+// The holder never waits for the GIL, nor for another lock. So a fork, which holds the GIL and takes every lock, gets
+// them all; and a thread that the interpreter stops for good at its shutdown holds none.
 #pragma once
 
 #include <pthread.h>
@@ -43,7 +43,7 @@ public:
     void stop_waiting() noexcept { waiters_.fetch_sub(1); }
     bool is_wanted() const noexcept { return waiters_.load() > 0; }
 
-    // Lets others have it, if there are any, and takes it again. Never with the GIL: see wait.hpp.
+    // Releases the lock if others wait for it, and takes it again. Never with the GIL held: see wait.hpp.
     void give_way() noexcept {
         if (!is_wanted()) return;
         release();
@@ -62,12 +62,12 @@ public:
         whose_ = whose;
     }
 
-    // How often it was taken, for whoever holds it: tests count it.
+    // How often the lock was taken. To be called with the lock held; for tests.
     uint64_t acquisitions() const noexcept { return acquisitions_; }
 
 private:
-    // Every lock there is. A fork takes this list first and then each lock, so two threads that fork cannot wait for each
-    // other. The C library asks for it, behind all of Python's own hooks: none of them can run in between.
+    // Every lock there is. A fork takes this list first and then each lock, so two threads that fork cannot wait for
+    // each other. The C library asks for it, behind all of Python's own hooks: none of them can run in between.
     class Forks {
     public:
         static Forks& all() {
@@ -125,7 +125,7 @@ private:
     Lock* next_ = nullptr;
 };
 
-// What is changed with a lock held, and read by anybody.
+// A number that is changed with a lock held, and can be read without it.
 template <class T>
 class Shown {
 public:

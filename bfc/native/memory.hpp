@@ -18,7 +18,7 @@ inline void prefer_huge_pages([[maybe_unused]] void* block, [[maybe_unused]] siz
 #endif
 }
 
-// Without the empty asm GCC takes a function that only prefetches for one that does nothing, and drops the call.
+// Without the empty asm GCC decides that a function which only prefetches does nothing, and drops the call.
 inline void prefetch(const void* address) {
     __builtin_prefetch(address);
     __asm__ volatile("");

@@ -1,4 +1,4 @@
-// Standard containers, asked so that "the host is out of memory" comes back as false: the engine runs without the GIL,
+// Operations on standard containers that return false if the host is out of memory: the engine runs without the GIL,
 // where a C++ exception cannot become a Python one.
 #pragma once
 
@@ -45,7 +45,7 @@ bool try_make_room(std::vector<T>& items, size_t count) noexcept {
     return count <= items.capacity() || try_reserve(items, std::max(count, 2 * items.capacity()));
 }
 
-// What is put off. It knows when it had no room for something, so that whoever looks through it looks elsewhere, too.
+// A list of things to do later. It remembers that it had no room for one, so that its reader searches elsewhere too.
 template <class T>
 class PutOff {
 public:
@@ -60,7 +60,7 @@ public:
     }
     void miss() noexcept { some_ = missed_ = true; }
 
-    // Hands all over to an empty list. Whether there is more, which it had no room for.
+    // Moves everything to an empty list. Returns whether there is more, which there was no room for.
     bool take(std::vector<T>& items) noexcept {
         items.swap(items_);
         const bool missed = missed_;

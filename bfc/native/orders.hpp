@@ -1,4 +1,4 @@
-// What PyTorch's policy asks of C++: numbers of threads, and orders of chunks.
+// Helpers of PyTorch's policy: numbers of threads, and orders of bin sets, pools and chunks.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace bfc {
 
-// A number for each thread that no other thread has or will have; the system's numbers come back.
+// A number for each thread that no other thread has or will have. The system's numbers are reused.
 inline uint64_t thread_number() noexcept {
     static std::atomic<uint64_t> last{0};
     static thread_local const uint64_t mine = ++last;

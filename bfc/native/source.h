@@ -1,7 +1,7 @@
-/* A sub-allocator's calls for callers that must not take the GIL. PyTorch calls an allocator with its own mutex held, and
- * frees tensors with the GIL held and that mutex wanted: whoever takes the GIL in between waits for ever. A sub-allocator
- * offers them as a capsule (SubAllocator.native). Every function may be called from any thread, and holds no lock across a
- * call to a driver. */
+/* A sub-allocator's calls for callers that must not take the GIL, in a capsule (SubAllocator.native). PyTorch calls an
+ * allocator while it holds its own mutex, and frees tensors while it holds the GIL and waits for that mutex: an
+ * allocator that took the GIL would be a deadlock. Every function may be called from any thread, and holds no lock
+ * while it calls the driver. */
 #pragma once
 
 #include <stdint.h>

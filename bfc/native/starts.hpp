@@ -27,10 +27,10 @@ public:
     // Makes room for one more. False: the host is out of memory, and nothing has changed.
     bool reserve() { return 3 * (count_ + 1) <= 2 * size() || grow(); }
 
-    // The same where there must be: a table that may not grow is filled to the last slot but one.
+    // The same for a caller that cannot fail: if the table cannot grow, it is filled up to the last slot but one.
     bool reserve_at_all_costs() { return reserve() || (slots_ && count_ + 2 < size()); }
 
-    // Fetches where this address will go. Needs a reserve() before it.
+    // Prefetches the slot of this address. Needs a reserve() before it.
     void prefetch_slot(uint64_t address) const { prefetch(&slots_[home(key_of(address))]); }
 
     // Needs a reserve() before it.
@@ -53,7 +53,7 @@ public:
         size_t hole = position(address, [handle](uint32_t other) { return other == handle; });
         BFC_ASSERT(hole != kNowhere, "an address is taken out of the table that does not hold it");
         --count_;
-        // Move back what the hole would cut off from its home.
+        // Move entries back that the hole would cut off from their home slot.
         for (size_t i = (hole + 1) & mask(); slots_[i].handle != kNone; i = (i + 1) & mask()) {
             const size_t wanted = home(slots_[i].key);
             if (((i - wanted) & mask()) < ((i - hole) & mask())) continue;

@@ -25,7 +25,7 @@ struct TorchSizes {
             const int doubling = 63 - __builtin_clzll(size);
             const int bits = division_bits[doubling < 20 ? 0 : doubling - 20 < kIntervals ? doubling - 20 : kIntervals - 1];
             const uint64_t doubled = uint64_t{1} << doubling, step = doubled >> bits;
-            // from 2^55 divisions on upstream's product wraps to 0, and the step is a whole doubling
+            // from 2^55 divisions on upstream's product wraps to 0, and it rounds to a power of two
             if (bits > 0 && size > (kMinimum << bits)) {
                 const uint64_t divided = up_to(size, step ? step : doubled);    // no multiple of 512 where that wraps
                 return granularity > kMinimum ? up_to(divided, granularity) : divided;
@@ -46,7 +46,7 @@ struct TorchSizes {
     }
 
 private:
-    // Steps are powers of two. What would wrap is the largest number, which no limit and no device admits.
+    // Steps are powers of two. Instead of wrapping around it returns the largest number, which is always refused.
     static uint64_t up_to(uint64_t size, uint64_t step) {
         return size > ~uint64_t{0} - (step - 1) ? ~uint64_t{0} : (size + step - 1) & ~(step - 1);
     }

@@ -1,9 +1,8 @@
 // What PyTorch's allocator counts: nine quantities, of the small and of the large chunks.
 //
-// It is on the path of every allocation, so it keeps less than it can tell. Of a level it keeps the room below its
-// ceiling: where that goes below 0, and nowhere else, there is a new peak. What was freed is what was ever allocated
-// without what is left, and what has an owner is what is active, but for the chunks that wait for a stream, of which
-// there are seldom any.
+// This is the hot path, so it stores few numbers and derives the others. Of each level it stores `ceiling - level`: a
+// negative value means a new peak. Freed is allocated minus current. Chunks with an owner are the active ones minus
+// those that wait for a stream, of which there are few.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +68,7 @@ public:
     // The same chunk was a piece, and nothing was cut off it.
     void piece_used_up(int kind) { fall<kPieces>(kind, 1); }
 
-    // Its owner has freed it, and a stream may still use it.
+    // Its owner has freed it, but a stream may still use it.
     void given_up(int kind, int64_t size) { change_waiting(kind, 1, size); }
 
     // Takes given_up back.
@@ -93,7 +92,7 @@ public:
         if (__builtin_expect(was_waiting, 0)) change_waiting(kind, -1, -size);
     }
 
-    // A free piece goes with its whole region, whatever else is in there: the allocator closes.
+    // A free piece is removed with its whole region, used chunks too: the allocator closes.
     void piece_went(int kind, int64_t size) {
         fall<kPieces>(kind, 1);
         fall<kPieceBytes>(kind, size);

@@ -1,4 +1,4 @@
-// Waiting for a lock or for the GIL, by who may hold the GIL or not.
+// Waiting for a lock or for the GIL, for callers that may hold the GIL or not.
 #pragma once
 
 #include <Python.h>
@@ -8,9 +8,9 @@
 
 namespace bfc {
 
-// While the interpreter goes away, Python up to 3.13 ends each other thread that asks for the GIL, and unwinds its stack:
-// what is `noexcept` above, here or in a library that called us, aborts the process. Later ones stop the thread for good, and
-// so does this.
+// While the interpreter shuts down, Python up to 3.13 ends every other thread that asks for the GIL by unwinding its
+// stack. A `noexcept` function on that stack, here or in a library that called us, then aborts the process. Later
+// versions stop the thread for good, and so does this.
 [[noreturn]] inline void stop_here() noexcept {
     for (;;) pause();
 }
@@ -31,7 +31,7 @@ inline bool is_finalizing() noexcept {
 #endif
 }
 
-// The GIL, for who may hold it or not.
+// Takes the GIL, for callers that may hold it already.
 inline PyGILState_STATE ensure_gil() noexcept {
     try {
         return PyGILState_Ensure();
@@ -50,7 +50,7 @@ inline void acquire_with_gil(Lock& lock) noexcept {
         acquired = lock.try_acquire();
     }
     lock.stop_waiting();
-    if (!acquired) lock.wait_and_acquire();     // whoever holds it needs no GIL to go on
+    if (!acquired) lock.wait_and_acquire();     // its holder needs no GIL to go on
 }
 
 // Other Python threads run while one waits. The GIL is never waited for with the lock held: see lock.hpp.
@@ -62,7 +62,7 @@ inline void acquire(Lock& lock) noexcept {
         lock.wait_and_acquire();
 }
 
-// Lets others have a lock that the caller holds, if there are any, and takes it again.
+// Releases a lock that the caller holds if others wait for it, and takes it again.
 inline void give_way(Lock& lock) noexcept {
     if (!lock.is_wanted()) return;
     if (!PyGILState_Check()) {

@@ -1,4 +1,4 @@
-"""Pinned host memory: the allocator, and who holds an address. In order:
+"""Pinned host memory: the allocator, and look-ups by address. In order:
 
 _books.pyx        blocks, stacks and figures: integers
 _allocator.pyx    PyTorch's policy for pinned memory

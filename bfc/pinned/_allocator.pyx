@@ -1,8 +1,8 @@
 """The caching host allocator: PyTorch's policy for pinned memory (PyTorch's behaviour, 4). Rules of this room:
 
-- what changes the books runs no Python and makes no call of a driver, so the GIL alone keeps it whole: no other thread,
-  collector or finaliser comes in between;
-- a source and a fence are called between two such changes, and what they find then is looked at anew.
+- a change of the bookkeeping runs no Python and calls no driver, so that the GIL alone makes it atomic: no other
+  thread, garbage collection or finaliser can run in the middle of it;
+- the sub-allocator and fences are called between two such changes; what may have changed meanwhile is read again.
 """
 
 import gc
@@ -49,7 +49,7 @@ cdef enum:
 _POLL_SECONDS = 0.001
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
-#: id -> weak reference of each open allocator. One step puts it in or takes it out: no thread, no finaliser undoes it.
+#: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
 _open = {}
 
 
@@ -74,7 +74,7 @@ cdef extern from "Python.h":
 
 
 cdef object _number_of(stream):
-    """A stream's handle. A queue of pyopencl has its own word for it."""
+    """A stream's handle. That of a pyopencl queue is called int_ptr."""
     if hasattr(stream, "int_ptr") and not hasattr(stream, "__index__"):
         stream = stream.int_ptr
     return 0 if stream is None else stream_handle(stream)
@@ -153,7 +153,7 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef object applied             # the settings
     cdef object __weakref__
-    cdef object no_cuda             # why None stands for pageable memory; "" where it does not
+    cdef object no_cuda             # why there is only pageable memory, if None was given; "" otherwise
     cdef object round_above         # None, or the largest request that becomes a power of two
     cdef object cached_at_most      # None, or the largest block that is kept
     cdef bint is_closed, is_abandoned
@@ -359,8 +359,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return buffer
 
     cdef uint64_t used_first(self, uint32_t handle, stream) except? 0:
-        """Records the stream that an allocation was asked for, if there is one, and returns it. Where it is none, the
-        block is free again."""
+        """Records the stream of an allocation, if there is one, and returns its handle. If it is not a stream, the
+        block is freed again."""
         cdef int64_t allocation_id = self.blocks[handle].allocation_id
         try:
             if stream is None:
@@ -376,7 +376,7 @@ cdef class PinnedAllocator(PinnedBooks):
             raise
 
     cdef uint32_t take(self, uint64_t nbytes) except? 0xFFFFFFFE:
-        """A live block for so many bytes, NO_BLOCK for 0."""
+        """A live block for `nbytes` bytes; NO_BLOCK for 0."""
         cdef uint32_t handle
         cdef uint64_t size
         if self.is_closed:
@@ -397,8 +397,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return <uint64_t>1 << bucket_of(nbytes)
 
     cdef uint32_t take_after_miss(self, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
-        """Asks the source. Where it has no room, what is cached goes back first, then what streams were still using;
-        upstream gives up at once."""
+        """Asks the source. If it has no room, gives back first what is cached, and then what streams were still using,
+        and asks again; upstream gives up at once."""
         cdef int attempt
         cdef uint32_t handle
         cdef Range block
@@ -423,7 +423,7 @@ cdef class PinnedAllocator(PinnedBooks):
                                        "is not rounded up to a power of two",))
 
     cdef uint32_t heard(self, uint32_t handle) except? 0xFFFFFFFE:
-        """The same block, after the signals that waited for the source. What a handler raises frees it."""
+        """The same block, after running the signal handlers that were deferred. If one raises, the block is freed."""
         cdef int64_t allocation_id = self.blocks[handle].allocation_id
         try:
             run_handlers()
@@ -434,7 +434,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return handle
 
     cdef bint ask(self, uint64_t size, Range* block) except -1:
-        """Whether there is room: in the reserve, whose pieces have 0 bytes received, or in the source."""
+        """Takes memory from the reserve, or asks the source. Returns whether there was room. A piece of the reserve is
+        marked by 0 bytes received."""
         if self.applied.pinned_reserve_segment_size and self.take_piece(size, block):
             return True
         return self.ask_source(size, block)
@@ -464,10 +465,11 @@ cdef class PinnedAllocator(PinnedBooks):
         try:
             count_time(timer, (time.perf_counter_ns() - start) // 1000)
         except MemoryError:
-            pass        # what was done is done, and counts for more than its time
+            pass        # the time is not worth an error
 
     cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
-        """The next piece of the reserve, which is taken whole at the first allocation. Whether it had as much left."""
+        """Cuts the next piece from the reserve, which is taken from the source at the first allocation. Returns whether
+        as much was left."""
         if self.reserve.nbytes == 0:
             self.take_reserve(size)
         if size > self.reserve.nbytes - self.reserve_used:
@@ -551,8 +553,8 @@ cdef class PinnedAllocator(PinnedBooks):
         self.free_block(handle, self.blocks[handle].allocation_id)
 
     cdef int free_block(self, uint32_t handle, int64_t allocation_id) except -1:
-        """Frees a live block: at once where no stream was recorded, else behind one event for each. Where the device
-        fails the block stays live."""
+        """Frees a live block: at once if no stream was recorded, otherwise after one event for each. If the device
+        fails, the block stays live."""
         if self.uses or self.fenced:
             return self.free_used(handle, allocation_id)
         self.blocks[handle].allocation_id = 0
@@ -583,7 +585,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef int enqueue(self, list entries) except -1:
-        """All, or where the host has no memory for that, none."""
+        """Enqueues all of them, or none if the host has no memory for that."""
         cdef Py_ssize_t before = len(self.queue)
         try:
             self.queue.extend(entries)
@@ -594,7 +596,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef list fences_for(self, key):
-        """Those that were marked earlier, and one for each stream that may use the memory to this moment."""
+        """The fences that were asked for earlier, and one for each stream that may use the memory until now."""
         fences = list(self.fenced.get(key, ()))
         for source, stream in list(self.uses.get(key, ())):
             if source.asynchronous:
@@ -602,13 +604,13 @@ cdef class PinnedAllocator(PinnedBooks):
         return fences
 
     cdef void retire(self, uint32_t handle) noexcept:
-        """Nobody uses the block any more: it is kept, or goes back to the source where it is too large for that."""
+        """Caches a block that nobody uses any more, or gives it back to the source if it is too large for that."""
         self.shelve(handle)
         if self.cached_at_most is not None:
             self.give_back_too_large(handle)
 
     cdef void give_back_too_large(self, uint32_t handle) noexcept:
-        """It is on top of its stack."""
+        """Gives a block back that is on top of its stack."""
         try:
             if self.blocks[handle].size > self.cached_at_most:
                 self.drop(&self.stacks[bucket_of(self.blocks[handle].size)])
@@ -623,8 +625,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return self.give_back()
 
     cdef int give_back(self, bint idle=True) except -1:
-        """Gives what has left the books back to the source. What that does not take is kept, and SubAllocatorError says
-        so. `idle`: no queued work uses any of it."""
+        """Gives the blocks in `leaving` back to the source. Raises SubAllocatorError if it does not take one; that is
+        kept for another try. `idle`: no queued work uses any of them."""
         cdef Range block
         cdef Deferral deferral
         if self.leaving.empty():
@@ -661,9 +663,10 @@ cdef class PinnedAllocator(PinnedBooks):
     # -- events -------------------------------------------------------------------------------------------------------
 
     cdef int poll(self) except -1:
-        """Asks the queue from its head, up to the first fence that is not done. One thread at a time: the others go on.
+        """Asks the fences from the head of the queue on, up to the first that is not done. One thread at a time does
+        so; the others do not wait for it.
 
-        A fence that fails must not fail whoever comes by: it is reported as errors of finalisers are, and its block
+        If a fence fails, the error is reported like that of a finaliser, as it does not belong to the caller. Its block
         stays in use until empty_cache() or close() asks again.
         """
         if self.is_asked():
@@ -692,7 +695,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef bint is_asked(self) noexcept:
-        """Whether a thread asks the queue. Where the others have ended, only the one that is left still can."""
+        """Whether a thread is asking the queue's fences. After a fork only the surviving thread can be."""
         if self.era_seen != era():
             self.era_seen = era()
             if self.asked_by != survivor():
@@ -736,7 +739,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return fault
 
     cdef int try_again(self) except -1:
-        """Asks anew what failed: fences, and the frees of finalisers."""
+        """Retries what has failed: fences, and the frees of finalisers."""
         cdef size_t handle
         while self.stuck:
             self.queue.appendleft(self.stuck[len(self.stuck) - 1])
@@ -748,14 +751,14 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef object source_of(self, stream):
-        """Who knows a stream that no sub-allocator was named for: a queue of OpenCL's is none of CUDA's."""
+        """The sub-allocator of a stream for which none was named: another one for a queue of OpenCL than for CUDA."""
         cl = sys.modules.get("pyopencl")
         if cl is not None and isinstance(stream, getattr(cl, "CommandQueue", ())):
             return _opencl.pinned_side()
         return self.sub_allocator
 
     cdef object number_of(self, stream, source):
-        """A stream's handle, the one by which each stream has only one."""
+        """A stream's handle. Of several handles of the default stream it is always the same one."""
         number = _number_of(stream)
         return 0 if number and number == source.default_stream_alias else number
 
@@ -940,7 +943,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return given_back
 
     cdef int give_back_cached(self) except -1:
-        """Before the source is asked again. What it does not take now is tried again later."""
+        """Gives what is cached back, before the source is asked again. What it does not take is kept for another
+        try."""
         try:
             self.drop_cached()
             self.give_back()
@@ -1025,7 +1029,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return live
 
     cdef void last_view_gone(self) noexcept:
-        """A finaliser of this allocator found views of its memory, and left the rest to them."""
+        """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
         if self.is_abandoned and not is_exiting():
             self.is_abandoned = False
             try:
@@ -1051,7 +1055,7 @@ cdef class PinnedAllocator(PinnedBooks):
             self.free_from_finaliser(handle, allocation_id)
 
     cdef void free_from_finaliser(self, uint32_t handle, int64_t allocation_id) noexcept:
-        """Where the device fails, that is reported, and empty_cache() tries again."""
+        """If the device fails, that is reported, and empty_cache() tries again."""
         try:
             self.free_block(handle, allocation_id)
         except BaseException as error:
@@ -1067,8 +1071,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return on
 
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
-        """A consumer's stream may be destroyed once it has let go of the memory, so it is marked now. Where that fails,
-        the whole device is waited for."""
+        """Asks for a fence on a consumer's stream now, as the stream may be destroyed after the consumer has dropped
+        the memory. If that fails, waits for the whole device."""
         try:
             if self.sub_allocator.asynchronous:
                 fence = self.sub_allocator.fence(stream) or _OVER
@@ -1082,7 +1086,8 @@ cdef class PinnedAllocator(PinnedBooks):
                 report_unraisable(error, _PUT_OFF)
 
     cdef int drop_done(self, list fences) except -1:
-        """Memory that is handed out again and again must not collect them. Another thread may do the same meanwhile."""
+        """Drops the oldest fences that are done, so that memory which is shared again and again does not collect them.
+        Another thread may do the same meanwhile."""
         while fences:
             oldest = fences[0]
             if not oldest.done():
@@ -1092,7 +1097,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef bint drain(self) noexcept:
-        """Waits until the device has nothing to do. Whether it has."""
+        """Waits until the device has nothing to do. Returns False if it cannot tell."""
         try:
             self.sub_allocator.synchronize()
         except BaseException as error:

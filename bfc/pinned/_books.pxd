@@ -24,14 +24,14 @@ cdef enum State:
 cdef struct Block:
     uint64_t ptr
     uint64_t size
-    uint64_t received           # from the source; 0: a piece of the reserve
+    uint64_t received           # bytes, from the source; 0: a piece of the reserve
     uint64_t requested
     int64_t allocation_id       # while it is live, else 0
     uint32_t fences             # that it waits for
     uint32_t next               # of its stack, or of the unused records
     State state
     cbool exported              # other objects view it
-    cbool unfreed               # a finaliser's free that no stream could be marked for
+    cbool unfreed               # a finaliser wanted to free it, but the device failed
 
 cdef struct Range:
     uint64_t ptr
@@ -61,9 +61,9 @@ cdef class PinnedBooks(Owner):
     cdef vector[uint32_t] stacks    # the top of each bucket
     cdef cmap[uint64_t, uint32_t] by_address
     cdef int64_t last_id
-    cdef vector[Range] leaving      # out of the books, and on its way to the source
+    cdef vector[Range] leaving      # blocks that are being given back to the source
     cdef vector[Range] unreturned   # what the source did not take back
-    cdef size_t taken               # blocks that the source gave or is asked for: both lists have room for all
+    cdef size_t taken               # blocks that the source gave or is asked for: both lists have room for that many
     cdef Stat allocations, allocated_bytes, active_requests, active_bytes
     cdef Timer alloc_time, free_time
 

@@ -1,4 +1,5 @@
-"""The books of a `PinnedAllocator`: integers. What is `nogil` here calls nobody, so the GIL alone keeps it whole."""
+"""The bookkeeping of a `PinnedAllocator`, in integers. A `nogil` function here calls nothing that could release the
+GIL, so that the GIL alone makes it atomic."""
 
 cimport cython
 from cython.operator cimport dereference, predecrement
@@ -35,7 +36,7 @@ cdef void decrease(Stat* stat, int64_t amount) noexcept nogil:
 
 
 cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil:
-    """As upstream, for which a shortest time of 0 is none yet."""
+    """As upstream, where a shortest time of 0 means that there is none yet."""
     timer.total += microseconds
     timer.count += 1
     timer.longest = max(timer.longest, microseconds)
@@ -100,10 +101,10 @@ cdef class PinnedBooks(Owner):
             self.stacks.push_back(top)
 
     cdef uint32_t pop(self, uint64_t size, uint64_t nbytes) noexcept nogil:
-        """Takes the block that was freed last of those in the bucket that are large enough, or NO_BLOCK.
+        """Takes the block of a bucket that was freed last and is large enough, or NO_BLOCK.
 
-        Sizes differ in a bucket only where settings keep some from being rounded; then the search is linear in those
-        that are too small.
+        Sizes in a bucket differ only if the settings limit the rounding; then the search is linear in the blocks that
+        are too small.
         """
         cdef uint32_t* link = &self.stacks[bucket_of(size)]
         cdef uint32_t handle
@@ -163,7 +164,7 @@ cdef class PinnedBooks(Owner):
         return handle if address - self.blocks[handle].ptr < self.blocks[handle].size else NO_BLOCK
 
     cdef void shelve(self, uint32_t handle) noexcept nogil:
-        """Nobody uses the block any more: it goes on its stack."""
+        """Puts a block that nobody uses any more on the stack of its bucket."""
         cdef Block* block = &self.blocks[handle]
         cdef int bucket = bucket_of(block.size)
         decrease(&self.active_requests, 1)
@@ -173,13 +174,13 @@ cdef class PinnedBooks(Owner):
         self.stacks[bucket] = handle
 
     cdef cbool keep_room(self) noexcept nogil:
-        """Room for one block more wherever it may have to be noted, before it is asked for. The caller counts it."""
+        """Makes room for one more block in both lists, before it is asked for. The caller counts it in `taken`."""
         self.taken += 1
         return try_make_room(self.leaving, self.taken) and try_make_room(self.unreturned, self.taken)
 
     cdef cbool drop(self, uint32_t* link) noexcept nogil:
-        """Takes the block that a link of a stack leads to out of the books, to be given back. A piece of the reserve is
-        lost until the allocator closes. False where the host has no memory for the note; the block stays then."""
+        """Moves the block that a link of a stack leads to to `leaving`. A piece of the reserve is lost until the
+        allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
         cdef uint32_t handle = link[0]
         cdef Range block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
         if block.nbytes and not try_push_back(self.leaving, block):
@@ -189,8 +190,8 @@ cdef class PinnedBooks(Owner):
         return True
 
     cdef void drop_cached(self) noexcept nogil:
-        """Drops all. They are given back from the end of `leaving`, so, as upstream, by bucket, and in a bucket the one
-        freed first is the first."""
+        """Moves all cached blocks to `leaving`, in reverse, as they are given back from its end: as in upstream by
+        bucket, and within a bucket the block that was freed first comes first."""
         cdef int bucket
         for bucket in range(BUCKETS - 1, -1, -1):
             while self.stacks[bucket] != NO_BLOCK:
@@ -216,7 +217,7 @@ cdef class PinnedBooks(Owner):
         return largest
 
     cdef void abandon(self, uint32_t handle) noexcept nogil:
-        """Takes any block out of the books of an allocator that closes."""
+        """Moves any block of an allocator that closes to `leaving`."""
         cdef Block* block = &self.blocks[handle]
         cdef Range memory = Range(block.ptr, block.received)
         if block.state in (LIVE, LEAVING):

@@ -1,4 +1,4 @@
-"""Where regions come from: one file a source, on the contract of `base`. In order:
+"""Where regions come from: one file for each source. In order:
 
 base.py           the contract
 _contract.pyx     the call of a source in Python, and whether its answer is a block

@@ -1,6 +1,6 @@
-"""A source's answer, held to the contract of `suballocators/base.py`.
+"""Checks what a source answers against the contract of `suballocators/base.py`.
 
-From the source's return on nothing here makes an object: an answer that is right is not lost for want of host memory.
+After the source has returned, nothing here creates an object: a block must not be lost because the host has no memory.
 """
 
 from cpython.number cimport PyNumber_Index
@@ -12,8 +12,8 @@ from bfc.errors import SubAllocatorError
 
 cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t nbytes, bint strict,
                        uint64_t* address, uint64_t* received, list rejected) except -1:
-    """Calls `source.alloc`, or another call of the source with the same contract. Whether a block came; whatever is
-    neither a block nor "no room" becomes SubAllocatorError.
+    """Calls `source.alloc`, or another function of the source with the same contract. Returns whether it gave a block.
+    Raises SubAllocatorError for any other answer than a block or None.
 
     `strict` takes a block that is smaller than was asked for, as TensorFlow does (TensorFlow's behaviour, CC-36). No
     signal's handler runs until the block is in the caller's hands: it is for the caller to `run_handlers` when the
@@ -60,7 +60,8 @@ cdef int read_block(object source, object block, uint64_t nbytes, uint64_t align
 
 
 cdef int offer_back(object source, tuple block, list rejected) except -1:
-    """It may be memory all the same: where the source does not take it, it is offered once more at the end."""
+    """Gives a block back that breaks the contract, as it may be memory all the same. If the source does not take it, it
+    is offered once more when the allocator closes."""
     try:
         source.free(*block)
     except BaseException as error:
@@ -71,7 +72,7 @@ cdef int offer_back(object source, tuple block, list rejected) except -1:
 
 
 cdef int offer_again(object source, list rejected) except -1:
-    """Says nothing where the source takes it no more: that it broke the contract was said when it did."""
+    """Offers such blocks once more. No error is raised if the source does not take them: the violation was reported."""
     while rejected:
         block = rejected.pop()
         try:

@@ -15,7 +15,7 @@ from bfc.interpreter._forks import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
 from bfc.units import as_int, format_bytes, parse_bytes
 
-#: Where made-up addresses start: above every address that a process can have.
+#: Where invented addresses start: above every address that a process can have.
 MADE_UP = 1 << 60
 #: What separates two regions, so that one address is never the end of one and the start of another.
 GAP = 1 << 16
@@ -228,7 +228,7 @@ class OpenCLSubAllocator(SubAllocator):
 
     def free(self, address: int, nbytes: int) -> None:
         if not self._home.is_here:
-            return  # and a thread that is not in this process may hold the lock
+            return  # and the lock may be held by a thread that is not in this process
         with self._lock:
             region = self._region_at(address, 1)
             if region is None or (region.address, region.nbytes) != (address, nbytes):
