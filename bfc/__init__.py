@@ -45,7 +45,8 @@ from bfc.pinned import PinnedAllocator
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.policies.mem_pool import MemPool, use_mem_pool
-from bfc.pytorch.settings import CachingSettings, PinnedSettings
+from bfc.pytorch.pinned_settings import PinnedSettings
+from bfc.pytorch.settings import CachingSettings
 from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (
     CUDASubAllocator,

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from bench.peers.torch import TorchPeer
 from bfc.errors import SettingsError
-from bfc.pytorch.settings import ENTRIES, MIB, VARIABLE, CachingSettings, PinnedSettings
+from bfc.pytorch.pinned_settings import PinnedSettings
+from bfc.pytorch.settings import VARIABLE, CachingSettings
+from bfc.pytorch.sizes import ENTRIES, MIB
 
 GIB = 1 << 30
 DEFAULT = CachingSettings()

@@ -13,7 +13,8 @@ import pytest
 
 import bfc
 from bfc.errors import SettingsError
-from bfc.pytorch.settings import ENTRIES, MIB, CachingSettings
+from bfc.pytorch.settings import CachingSettings
+from bfc.pytorch.sizes import ENTRIES, MIB
 
 
 def allocator(**options: object) -> bfc.CachingAllocator:

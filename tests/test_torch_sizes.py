@@ -10,7 +10,8 @@ import pytest
 from test_bins import COMPILER, SANITIZERS, TESTS, WARNINGS, compile_cpp
 
 import bfc
-from bfc.pytorch.settings import ENTRIES, MIB, CachingSettings
+from bfc.pytorch.settings import CachingSettings
+from bfc.pytorch.sizes import ENTRIES, MIB
 
 TOP = 1 << 64
 #: From here on a request is refused unread.

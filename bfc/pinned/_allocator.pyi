@@ -2,7 +2,7 @@ from typing import Self, SupportsIndex
 
 from bfc.buffers._buffer import Buffer
 from bfc.pinned._books import PinnedBlock, PinnedBooks
-from bfc.pytorch.settings import PinnedSettings
+from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 

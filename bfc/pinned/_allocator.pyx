@@ -35,7 +35,7 @@ from bfc.allocators._frees import OVER as _OVER, VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )
-from bfc.pytorch.settings import PinnedSettings
+from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.streams import stream_handle
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator

@@ -2,9 +2,12 @@
 
 Nothing here knows an allocator of ours. In order:
 
-    settings.py        settings, and the text that they are written in
-    writer.py          a snapshot as the pickle that PyTorch's memory viewer opens
-    plain_pickle.py    a pickle read without Python's unpickler
-    layout.py          requests that lay out what was live before a recording begins
-    reader.py          what PyTorch recorded, as a trace
+    sizes.py               the sizes of its policy in bytes
+    grammar.py             the text that settings are written in
+    settings.py            the settings of the caching policy
+    pinned_settings.py     those of the allocator of pinned memory
+    writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
+    plain_pickle.py        a pickle read without Python's unpickler
+    layout.py              requests that lay out what was live before a recording begins
+    reader.py              what PyTorch recorded, as a trace
 """

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from bfc.errors import SettingsError
-from bfc.pytorch.settings import ENTRIES, MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT, CachingSettings
+from bfc.pytorch.settings import CachingSettings
+from bfc.pytorch.sizes import ENTRIES, MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT
 
 #: The most requests that a file's holes in expandable segments of small blocks are filled with, of
 #: 1 MiB each: a few bytes of a file can say that such a hole is as large as all memory.

@@ -1,0 +1,509 @@
+"""The text that settings are written in: tokens, items, keys, values, and the errors about them.
+
+It is described in PyTorch's behaviour, 2.18. Keys of PyTorch 2.11 which have no bearing on this
+allocator are read, checked and kept, so that a text can be moved over as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bfc.errors import SettingsError
+from bfc.pytorch.sizes import ENTRIES, LEAST_LARGE_SEGMENT, MIB, WORD, division_entry
+
+#: Of a number that is not read by prefix.
+_MOST_DIGITS = 100
+#: How many characters of a wrong value an error shows.
+SHOWN = 60
+_SEPARATORS = (",", ":", "[", "]")
+
+_LARGE = "large_segment_size_mb"
+ROUNDUP = "roundup_power2_divisions"
+FRACTION = "per_process_memory_fraction"
+_EXPANDABLE = "expandable_segments"
+_BACKEND = "backend"
+_ALIASES = {
+    "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
+    "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
+}
+#: What PyTorch has in a later version than the one that is followed here.
+LATER = (
+    "throw_on_cudamalloc_oom",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "pinned_free_catch_all",
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+)
+
+#: A value as written: one token, or the pairs of a list.
+Value = str | tuple[tuple[str, str], ...]
+Item = tuple[str, Value]
+
+_TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
+_SPACE = str.maketrans("", "", " \t\n\v\f\r")
+_WHOLE = re.compile(r"([+-]?)(\d+)", re.ASCII)
+_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+_HEX = r"0x(?:[\da-f]+(?:\.[\da-f]*)?|\.[\da-f]+)(?:p[+-]?\d+)?"
+_REAL = re.compile(rf"[+-]?(?:inf|nan|{_HEX}|{_DECIMAL})", re.ASCII | re.IGNORECASE)
+_PLAIN_REAL = re.compile(rf"-?(?:inf|nan|{_DECIMAL})", re.ASCII | re.IGNORECASE)
+
+
+# Writing -------------------------------------------------------------------------------------
+
+
+def rendered(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    return f"[{','.join(f'{interval}:{divisions}' for interval, divisions in value)}]"
+
+
+def _write_mib(nbytes: int) -> str:
+    return str(nbytes // MIB)
+
+
+def _write_divisions(divisions: tuple[int, ...]) -> Value:
+    """The first interval also stands for those below it, and ">" for those above the last one."""
+    top = divisions[-1]
+    if top and set(divisions) == {top}:
+        return str(top)
+    first = next((i for i, n in enumerate(divisions) if n != divisions[0]), ENTRIES) - 1
+    last = next((i for i in reversed(range(ENTRIES)) if divisions[i] != top), 0)
+    pairs = [(str(1 << i), str(divisions[i])) for i in range(first, last + 1)]
+    return (*pairs, (">", str(top))) if top else tuple(pairs)
+
+
+def written(key: str, value: Any) -> Value:
+    """A keyword argument as the text would have it."""
+    try:
+        if key == ROUNDUP and isinstance(value, Mapping):
+            return tuple(
+                (">" if interval == ">" else whole(interval), whole(divisions))
+                for interval, divisions in value.items()
+            )
+        return KINDS[key].word(value)
+    except TypeError:
+        raise TypeError(f"{key} is {KINDS[key].type}, not {value!r:.{SHOWN}}") from None
+
+
+def whole(value: Any) -> str:
+    if isinstance(value, bool):
+        raise TypeError
+    number = operator.index(value)
+    bits = number.bit_length()
+    return str(number) if bits <= 256 else f"{'-' if number < 0 else ''}2**{bits - 1} or more"
+
+
+def real(value: Any) -> str:
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    return repr(float(value))
+
+
+def flag(value: Any) -> str:
+    if not isinstance(value, bool):
+        raise TypeError
+    return str(value)
+
+
+# Reading -------------------------------------------------------------------------------------
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."
+
+
+def read_fields(text: str, strict: bool, keys: Keys, large: int) -> dict[str, Any]:
+    """The fields that a text changes. `large` is the large segment size before it."""
+    if not isinstance(text, str):
+        raise TypeError(f"settings are a text such as '{keys.example}', not {type(text).__name__}")
+    items = Items(_TOKEN.findall(text.translate(_SPACE)), strict, keys).read()
+    return Reader(strict, keys, large).changes(items)
+
+
+class Items:
+    """Turns tokens into pairs of a known key and what was written for it."""
+
+    def __init__(self, tokens: list[str], strict: bool, keys: Keys) -> None:
+        self.tokens = tokens
+        self.strict = strict
+        self.keys = keys
+        self.at = 0
+
+    def read(self) -> list[Item]:
+        items: list[Item] = []
+        seen: set[str] = set()
+        while self.at < len(self.tokens):
+            key = self.tokens[self.at]
+            name = _name(key)
+            if name not in self.keys.kinds and name not in self.keys.fixed:
+                raise self.keys.unknown(key)
+            if name in seen and not self.strict:
+                other = "" if key == name else f" (it is another name of {name})"
+                raise self.keys.malformed(key, f"stands twice{other}")
+            seen.add(name)
+            items.append((key, self._value(key)))
+            self._end_of_item(key)
+        return items
+
+    def _peek(self) -> str:
+        """The token after the one we are at; "" past the end."""
+        return self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ""
+
+    def _next(self, key: str, what: str, wanted: str = "") -> str:
+        """On to the next token, the separator that is wanted or a word. Upstream takes any token
+        for any separator."""
+        before, found = self.tokens[self.at], self._peek()
+        if not found:
+            raise self.keys.malformed(key, f"{what} is missing at the end")
+        is_right = found == wanted if wanted else found not in _SEPARATORS
+        if not is_right and not self.strict:
+            raise self.keys.malformed(
+                key, f"{what} is missing between {_shown(before)} and {_shown(found)}", found
+            )
+        self.at += 1
+        return found
+
+    def _value(self, key: str) -> Value:
+        self._next(key, "a colon", ":")
+        if self._peek() != "[":
+            return self._next(key, "the value")
+        if key == ROUNDUP:
+            self.at += 1
+            return self._list(key)
+        raise self.keys.malformed(key, "this setting takes no list", "[")
+
+    def _list(self, key: str) -> Value:
+        pairs: list[tuple[str, str]] = []
+        seen: set[str] = set()
+        while self._peek() != "]":
+            interval = self._next(key, "a size in MiB")
+            if self._next(key, "a colon", ":") == "]":  # upstream reads the text a second time
+                raise self.keys.malformed(key, f"the list ends after {_shown(interval)}", interval)
+            pairs.append((interval, self._next(key, "a number of divisions")))
+            if interval in seen and not self.strict:
+                raise self.keys.malformed(
+                    key, f"{_shown(interval)} stands twice in the list", interval
+                )
+            seen.add(interval)
+            if self._peek() != "]":
+                self._next(key, "a comma or the closing bracket", ",")
+        self.at += 1
+        return tuple(pairs)
+
+    def _end_of_item(self, key: str) -> None:
+        """On to the next key. A comma may end the text."""
+        separator = self._next(key, "a comma", ",") if self._peek() else ""
+        if separator == _LARGE:  # upstream looks for it before all else, and finds no value
+            raise self.keys.malformed(_LARGE, "a colon is missing at the end")
+        self.at += 1
+
+
+def _name(key: str) -> str:
+    return _ALIASES.get(key, key)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys that a text may have, and what is said of all others."""
+
+    kinds: Mapping[str, Kind]
+    fixed: Mapping[str, Fixed]
+    later: tuple[str, ...]
+    example: str
+
+    def allowed(self, key: str, large: int = 0) -> str:
+        """Of the large segment size only where it is known which one holds."""
+        text = self.fixed[key].allowed if key in self.fixed else self.kinds[_name(key)].allowed
+        return text.replace("{large}", f", here {large // MIB}" if large else "")
+
+    def malformed(self, key: str, fault: str, given: str = "") -> SettingsError:
+        return SettingsError(fault, key=key, given=given, allowed=self.allowed(key))
+
+    def unknown(self, key: str) -> SettingsError:
+        if key in self.later:
+            return SettingsError(
+                "a later PyTorch has this setting, 2.11, which bfc follows, does not",
+                key=key,
+                given=key,
+                allowed=self.all(),
+            )
+        if key in _SEPARATORS:
+            fault, close = f"a setting is missing before {key!r}", []
+        else:
+            fault = f"there is no setting {_shown(key)}"
+            names = (*self.kinds, *self.fixed)
+            close = difflib.get_close_matches(key[:SHOWN].lower(), names, 1)
+        hint = close[0] if close else ""
+        return SettingsError(fault, given=key, allowed=self.all(), hint=hint)
+
+    def all(self) -> str:
+        """A few keys a line."""
+        names = ", ".join((*self.kinds, *self.fixed))
+        lines = textwrap.wrap(names, 100, break_long_words=False)
+        return "\n    ".join(["KEY:VALUE,KEY:VALUE with these keys:", *lines])
+
+
+class Reader:
+    """Checks what was written and makes values of it."""
+
+    def __init__(self, strict: bool, keys: Keys, large: int) -> None:
+        self.strict = strict
+        self.keys = keys
+        self.large = large
+
+    def changes(self, items: Iterable[Item]) -> dict[str, Any]:
+        """The changed fields: those that reading a text resets, and those with a key in it."""
+        items = list(items)
+        for key, value in items:
+            if key == _LARGE:  # first, wherever it stands: it moves the least of others
+                self.large = self._read(key, value)
+        changes: dict[str, Any] = {
+            "max_split_size": None,
+            "max_non_split_rounding": self.large,
+            "garbage_collection_threshold": 0.0,
+            "roundup_power2_divisions": (0,) * ENTRIES,
+            "large_segment_size": self.large,
+        }
+        for key, value in items:
+            if key in self.keys.fixed:
+                self.keys.fixed[key].check(key, rendered(value))
+            elif key == ROUNDUP:  # repeated ones add up
+                changes[key] = self.divisions(value, changes[key])
+            elif key != _LARGE:
+                changes[self.keys.kinds[_name(key)].field] = self._read(key, value)
+        return changes
+
+    def _read(self, key: str, value: Value) -> Any:
+        return self.keys.kinds[_name(key)].read(self, key, rendered(value))
+
+    def fault(self, key: str, given: str, what: str) -> SettingsError:
+        return SettingsError(
+            f"{_shown(given)} {what}",
+            key=key,
+            given=given,
+            allowed=self.keys.allowed(key, self.large),
+        )
+
+    def whole(self, key: str, given: str) -> int:
+        match = _WHOLE.match(given) if self.strict else _WHOLE.fullmatch(given)
+        if match is None:
+            raise self.fault(key, given, "is not a whole number")
+        sign, digits = match[1], match[2].lstrip("0") or "0"
+        if sign and not self.strict:
+            raise self.fault(key, given, "bears a sign")
+        number = int(digits) if len(digits) <= 20 else WORD
+        if number >= WORD:
+            raise self.fault(key, given, "is not below 2**64")
+        return -number % WORD if sign == "-" else number
+
+    def mib(self, key: str, given: str, least: int) -> int:
+        number = self.whole(key, given)
+        if number < least:
+            raise self.fault(key, given, "is too small")
+        return min(number, (WORD - 1) // MIB) * MIB
+
+    def mib_above_large(self, key: str, given: str) -> int:
+        return self.mib(key, given, self.large // MIB)
+
+    def large_segment(self, key: str, given: str) -> int:
+        return self.mib(key, given, LEAST_LARGE_SEGMENT // MIB)
+
+    def pinned_reserve(self, key: str, given: str) -> int:
+        return self.mib(key, given, 1)
+
+    def pinned_limit(self, key: str, given: str) -> int:
+        return self.mib(key, given, 0)
+
+    def threads(self, key: str, given: str) -> int:
+        number = self.whole(key, given)
+        if number.bit_count() != 1 or number > 128:
+            raise self.fault(key, given, "is out of range")
+        return number
+
+    def flag(self, key: str, given: str) -> bool:
+        if given not in ("True", "False"):
+            raise self.fault(key, given, "is neither True nor False")
+        return given == "True"
+
+    def threshold(self, key: str, given: str) -> float:
+        number = self.real(key, given)
+        if not 0.0 < number < 1.0:
+            raise self.fault(key, given, "is out of range")
+        return number
+
+    def fraction(self, key: str, given: str) -> float:
+        number = self.real(key, given)
+        if not 0.0 <= number <= 1.0:
+            raise self.fault(key, given, "is out of range")
+        return number
+
+    def real(self, key: str, given: str) -> float:
+        match = _REAL.match(given) if self.strict else _PLAIN_REAL.fullmatch(given)
+        if match is None:
+            raise self.fault(key, given, "is not a number")
+        if not self.strict and len(given) > _MOST_DIGITS:
+            raise self.fault(key, given, f"has more than {_MOST_DIGITS} digits")
+        text = match[0].lower()
+        mantissa, _, _ = text.partition("p" if "x" in text else "e")
+        try:
+            number = float.fromhex(text) if "x" in text else float(text)
+        except OverflowError:
+            number = math.inf
+        tiny = 0.0 < abs(number) < sys.float_info.min and "x" not in text
+        if tiny or (number == 0.0 and mantissa.strip("+-0x.")):
+            raise self.fault(key, given, "is too close to 0")
+        return number
+
+    def divisions(self, value: Value, table: tuple[int, ...]) -> tuple[int, ...]:
+        """The table of divisions, with this setting over it."""
+        if isinstance(value, str):
+            number = self.whole(ROUNDUP, value)
+            if number.bit_count() != 1:
+                raise self.fault(ROUNDUP, value, "is not a power of two")
+            return (number,) * ENTRIES
+        entries, last, is_first = list(table), 0, True
+        for interval, written in value:
+            if interval == ">":
+                number = self._listed(interval, written)
+                entries[last + 1 :] = [number] * (ENTRIES - 1 - last)
+                continue
+            mib = self.whole(ROUNDUP, interval)
+            if mib.bit_count() != 1:
+                raise self.fault(ROUNDUP, interval, "is not a power of two, or '>'")
+            number, last = self._listed(interval, written), division_entry(mib)
+            entries[0 if is_first else last : last + 1] = [number] * (last + 1 if is_first else 1)
+            is_first = False
+        return tuple(entries)
+
+    def _listed(self, interval: str, written: str) -> int:
+        number = self.whole(ROUNDUP, written)
+        if number.bit_count() > 1:
+            given = f"{interval}:{written}"
+            raise self.fault(ROUNDUP, given, "has divisions that are no power of two, and not 0")
+        return number
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a key is read and written. `word` makes the text of a keyword argument."""
+
+    field: str
+    read: Callable[[Reader, str, str], Any]
+    write: Callable[[Any], Value]
+    word: Callable[[Any], str]
+    type: str
+    allowed: str
+
+
+def mib_kind(field: str, read: Callable[[Reader, str, str], int], allowed: str) -> Kind:
+    return Kind(field, read, _write_mib, whole, "an int", f"a whole number of MiB, {allowed}")
+
+
+def flag_kind(field: str) -> Kind:
+    return Kind(field, Reader.flag, str, flag, "a bool", "True or False")
+
+
+_ABOVE_LARGE = f"at least {_LARGE}{{large}}"
+#: The keys, in the order in which they are listed and written.
+KINDS = {
+    "max_split_size_mb": mib_kind("max_split_size", Reader.mib_above_large, _ABOVE_LARGE),
+    "max_non_split_rounding_mb": mib_kind(
+        "max_non_split_rounding", Reader.mib_above_large, _ABOVE_LARGE
+    ),
+    "garbage_collection_threshold": Kind(
+        "garbage_collection_threshold",
+        Reader.threshold,
+        repr,
+        real,
+        "a float",
+        "a number above 0 and below 1, such as 0.8",
+    ),
+    ROUNDUP: Kind(
+        ROUNDUP,
+        Reader.whole,
+        _write_divisions,
+        whole,
+        "an int or a dict of them such as {64: 8, '>': 1}",
+        "a power of two such as 4, or a list such as [64:8,256:4,>:1] of sizes in MiB "
+        "(powers of two, or '>' for the sizes above) and their divisions (powers of two, or 0)",
+    ),
+    _LARGE: mib_kind("large_segment_size", Reader.large_segment, "at least 11"),
+    FRACTION: Kind(
+        FRACTION,
+        Reader.fraction,
+        repr,
+        real,
+        "a float",
+        "a number from 0 to 1",
+    ),
+    "release_lock_on_cudamalloc": flag_kind("release_lock_on_cudamalloc"),
+    "graph_capture_record_stream_reuse": flag_kind("graph_capture_record_stream_reuse"),
+    "pinned_use_cuda_host_register": flag_kind("pinned_use_cuda_host_register"),
+    "pinned_num_register_threads": Kind(
+        "pinned_num_register_threads",
+        Reader.threads,
+        str,
+        whole,
+        "an int",
+        "a power of two from 1 to 128",
+    ),
+    "pinned_use_background_threads": flag_kind("pinned_use_background_threads"),
+    "pinned_reserve_segment_size_mb": mib_kind(
+        "pinned_reserve_segment_size", Reader.pinned_reserve, "at least 1"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A key with one value that bfc can honour, and one that it cannot honour yet."""
+
+    value: str
+    refused: str
+    why: str
+    instead: str
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.value}, which is the same as to leave the setting out"
+
+    def check(self, key: str, given: str) -> None:
+        if given == self.refused:
+            raise SettingsError(
+                f"{given} is not possible: {self.why}",
+                key=key,
+                given=given,
+                allowed=self.allowed,
+                hint=self.instead,
+            )
+        if given != self.value:
+            what = f"{_shown(given)} is neither {self.value} nor {self.refused}"
+            raise SettingsError(what, key=key, given=given, allowed=self.allowed)
+
+
+FIXED = {
+    _EXPANDABLE: Fixed(
+        "False",
+        "True",
+        "bfc does not manage expandable segments yet",
+        "against fragmentation, max_split_size_mb, garbage_collection_threshold or a larger "
+        "large_segment_size_mb",
+    ),
+    _BACKEND: Fixed(
+        "native",
+        "cudaMallocAsync",
+        "this allocator is the native backend, and does not replace itself",
+        "bfc.CUDASubAllocator(kind='async'), which takes the segments from the driver's "
+        "stream-ordered pool",
+    ),
+}
+CACHING = Keys(KINDS, FIXED, LATER, "max_split_size_mb:40")
