@@ -1,15 +1,16 @@
 """Two drawings, made from text whenever the site is built, so that neither can go stale.
 
-`{layers}` draws what stands in bfc/, by what imports what. `{way}` draws the messages in its own
-text, one a line: `sender > receiver: message`, and `-- heading --` for a line across.
+`{layers}` draws the list in the docstring of bfc/, with what each room says of itself. `{way}`
+draws the messages in its own text, one a line: `sender > receiver: message`, and `-- heading --`
+for a line across.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
@@ -19,77 +20,31 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 PACKAGE = Path(__file__).resolve().parent.parent / "bfc"
-SOURCES = (".py", ".pyx", ".pxd", ".hpp", ".h")
-IMPORT = re.compile(
-    r"^(?:from +(bfc[\w.]*) +c?import +(.+)|c?import +(bfc[\w.]*).*)$", re.MULTILINE
-)
-HEADER = re.compile(r'^ *(?:#include|cdef extern from) +"([\w/]+\.hp?p?)"', re.MULTILINE)
+#: A line of the list in a folder's docstring: the rooms of one floor, and what they are.
+FLOOR = re.compile(r"^ +(_?\w[\w.]*/?(?:, _?\w[\w.]*/?)*)(?:  .*)?$", re.MULTILINE)
 WIDTH = 860
 MOST_IN_A_ROW = 4
 
 
-# -- what imports what -----------------------------------------------------------------------------
-
-
-def room_of(path: Path) -> str:
-    """The folder that a file lies in, or its own name where it lies in bfc/ itself."""
-    return path.relative_to(PACKAGE).parts[0].partition(".")[0]
-
-
-def files() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*") if path.suffix in SOURCES)
-
-
-def code_of(path: Path) -> str:
-    """A file without its texts and comments, and with what stands in brackets on one line."""
-    text = re.sub(r'(?s)""".*?"""', "", path.read_text("utf-8"))
-    text = re.sub(r"#(?!include).*", "", text)
-    return re.sub(r"\(([^()]*)\)", lambda found: found[1].replace("\n", " "), text)
-
-
-def imported_by(path: Path, headers: dict[str, Path]) -> Iterator[str]:
-    """The rooms that a file names outside of its functions."""
-    code = code_of(path)
-    for name in HEADER.findall(code):
-        if Path(name).name in headers:
-            yield room_of(headers[Path(name).name])
-    for source, names, module in IMPORT.findall(code):
-        below = (module or source).split(".")[1:]
-        if below:
-            yield below[0]
-            continue
-        for name in names.split(","):
-            name = name.split(" as ")[0].strip()
-            is_a_room = (PACKAGE / name).is_dir() or any(PACKAGE.glob(f"{name}.*"))
-            yield name if name and is_a_room else "__init__"
+# -- the layers ------------------------------------------------------------------------------------
 
 
 def floors() -> list[list[str]]:
-    """The rooms of bfc/, the lowest floor first: each one imports only from below its own."""
-    headers = {path.name: path for path in files() if path.suffix in (".hpp", ".h")}
-    below: dict[str, set[str]] = {room_of(path): set() for path in files()}
-    for path in files():
-        below[room_of(path)] |= set(imported_by(path, headers)) - {room_of(path)}
-    floor: dict[str, int] = {}
-    try:
-        for room in TopologicalSorter(below).static_order():
-            floor[room] = 1 + max((floor[other] for other in below.get(room, ())), default=-1)
-    except CycleError as error:
-        raise ExtensionError(f"rooms of bfc/ import each other: {error.args[1]}") from None
-    listed: list[list[str]] = [[] for _ in range(max(floor.values()) + 1)]
-    for room in sorted(below):
-        listed[floor[room]].append(room)
+    """The rooms of bfc/, the lowest floor first, as its docstring lists them. `test_layers` holds
+    that list to what is there, and to what imports what."""
+    text = (PACKAGE / "__init__.py").read_text("utf-8")
+    docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
+    listed = [line.split(", ") for line in FLOOR.findall(docstring.rpartition("In order:\n")[2])]
+    if not listed:
+        raise ExtensionError("the docstring of bfc/__init__.py lists no floors")
     return listed
 
 
 def words_of(room: str) -> str:
     """The first sentence of what a room says of itself."""
-    for path in (PACKAGE / room / "__init__.py", *sorted(PACKAGE.glob(f"{room}.*"))):
-        if path.suffix in (".py", ".pyx") and path.exists():
-            said = re.match(r'\s*"""(.*?)(?:\.\s|:\n|""")', path.read_text("utf-8"), re.DOTALL)
-            if said:
-                return " ".join(said[1].split()).rstrip(".")
-    return ""
+    path = PACKAGE / room / "__init__.py" if room.endswith("/") else PACKAGE / room
+    said = re.match(r'\s*"""(.*?)(?:\.\s|:\n|""")', path.read_text("utf-8"), re.DOTALL)
+    return " ".join(said[1].split()).rstrip(".") if said else ""
 
 
 # -- drawing ---------------------------------------------------------------------------------------
@@ -117,7 +72,7 @@ def draw_layers() -> str:
             for index, (room, lines) in enumerate(zip(row, said, strict=True)):
                 x = 34 + index * (width + 8)
                 box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"/>'
-                parts += [box, text(x + 9, y + 18, name_of(room), "room")]
+                parts += [box, text(x + 9, y + 18, room, "room")]
                 parts += [
                     text(x + 9, y + 34 + 13 * i, line, "words") for i, line in enumerate(lines)
                 ]
@@ -126,12 +81,6 @@ def draw_layers() -> str:
         if number:
             parts.append(f'<line x1="4" x2="{WIDTH - 4}" y1="{y - 8:g}" y2="{y - 8:g}"/>')
     return svg(y, parts, "The rooms of bfc/ by floors; each one imports only from floors below")
-
-
-def name_of(room: str) -> str:
-    if room == "__init__":
-        return "bfc: the public names"
-    return f"{room}/" if (PACKAGE / room).is_dir() else room
 
 
 def wrap(said: str, columns: int, max_lines: int) -> list[str]:
