@@ -9,6 +9,7 @@ from bfc.buffers._arguments cimport address_from
 
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import InvalidPointerError, InvariantError
+from bfc.pytorch import words
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
@@ -43,15 +44,17 @@ cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil:
     timer.shortest = min(timer.shortest, microseconds) if timer.shortest else microseconds
 
 
+cdef dict named(str name, tuple fields, tuple figures):
+    return {f"{name}.{field}": figure for field, figure in zip(fields, figures)}
+
+
 cdef dict stat_fields(str name, Stat stat):
-    return {f"{name}.allocated": stat.allocated, f"{name}.current": stat.current, f"{name}.freed": stat.freed,
-            f"{name}.peak": stat.peak}
+    return named(name, words.FIELDS, (stat.current, stat.peak, stat.allocated, stat.freed))
 
 
 cdef dict timer_fields(str name, Timer timer):
     average = timer.total / timer.count if timer.count else 0.0
-    return {f"{name}.avg": average, f"{name}.count": timer.count, f"{name}.max": timer.longest,
-            f"{name}.min": timer.shortest, f"{name}.total": timer.total}
+    return named(name, words.TIME_FIELDS, (timer.total, timer.longest, timer.shortest, timer.count, average))
 
 
 @cython.final
@@ -391,12 +394,15 @@ cdef class PinnedBooks(Owner):
         >>> stats["active_bytes.current"], stats["num_host_alloc"]
         (65536, 1)
         """
+        allocations, allocated_bytes, active_requests, active_bytes = words.HOST_GROUPS
+        alloc_time, free_time = words.HOST_TIMES
         fields = (
-            stat_fields("active_bytes", self.active_bytes) | stat_fields("active_requests", self.active_requests)
-            | stat_fields("allocated_bytes", self.allocated_bytes) | stat_fields("allocations", self.allocations)
-            | timer_fields("host_alloc_time", self.alloc_time) | timer_fields("host_free_time", self.free_time)
+            stat_fields(active_bytes, self.active_bytes) | stat_fields(active_requests, self.active_requests)
+            | stat_fields(allocated_bytes, self.allocated_bytes) | stat_fields(allocations, self.allocations)
+            | timer_fields(alloc_time, self.alloc_time) | timer_fields(free_time, self.free_time)
+            | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
         )
-        return fields | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
+        return dict(sorted(fields.items()))
 
     def check(self):
         """Recount the bookkeeping from nothing.

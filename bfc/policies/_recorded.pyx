@@ -21,14 +21,12 @@ from bfc._core cimport (
 from bfc.allocators._frees cimport report_unraisable
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
+from bfc.pytorch import words
 from bfc.report.snapshot import Frame, HistoryEntry
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 
-_GROUPS = ("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
-           "inactive_split_bytes", "requested_bytes")     # in the order of usage.hpp
-_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot", "oom")
 _FIRST_FRAMES_ALLOWED = 1 << 14
 
 cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
@@ -123,7 +121,7 @@ cdef class Recorded(Allocator):
         usage = self.pool.usage[0]
         retries, ooms, syncs = self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams
         self.lock.release()
-        for group, name in enumerate(_GROUPS):
+        for group, name in enumerate(words.GROUPS):
             add_gauge(stats, f"{name}.all", usage.read(group, BOTH_KINDS))
             add_gauge(stats, f"{name}.small_pool", usage.read(group, SMALL))
             add_gauge(stats, f"{name}.large_pool", usage.read(group, LARGE))
@@ -220,9 +218,9 @@ cdef class Recorded(Allocator):
         if max_entries is not None and not 0 <= operator.index(max_entries) <= sys.maxsize:
             raise ValueError(f"max_entries is a count, or None for all, not {max_entries}")
         for action in skip_actions:
-            if action not in _ACTIONS:
-                raise ValueError(f"there is no action {action!r} to skip; there are {', '.join(_ACTIONS)}")
-            skipped |= 1 << _ACTIONS.index(action)
+            if action not in words.ACTIONS:
+                raise ValueError(f"there is no action {action!r} to skip; there are {', '.join(words.ACTIONS)}")
+            skipped |= 1 << words.ACTIONS.index(action)
         if enabled is not None:
             most = 1 if enabled == "state" else sys.maxsize if max_entries is None else max(1, max_entries)
             fresh = new History(most, skipped)
@@ -283,7 +281,7 @@ cdef class Recorded(Allocator):
                 frames = self.free_frames.get(record.allocation_id, ())
             else:
                 frames = self.frames.get(record.allocation_id, ())
-            entries.append(HistoryEntry(_ACTIONS[record.action], record.addr, record.size, record.stream,
+            entries.append(HistoryEntry(words.ACTIONS[record.action], record.addr, record.size, record.stream,
                                         record.time_us, (record.pool[0], record.pool[1]), frames))
         return entries
 

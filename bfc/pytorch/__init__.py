@@ -2,6 +2,7 @@
 
 Nothing here knows an allocator of ours. In order:
 
+    words.py               its names of actions, states and counters
     sizes.py               the sizes of its policy in bytes
     grammar.py             the text that settings are written in
     settings.py            the settings of the caching policy

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bfc.errors import SettingsError
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.sizes import ENTRIES, MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT
+from bfc.pytorch.words import ALLOC, FREE_COMPLETED
 
 #: The most requests that a file's holes in expandable segments of small blocks are filled with, of
 #: 1 MiB each: a few bytes of a file can say that such a hole is as large as all memory.
@@ -360,9 +361,9 @@ def _watch(
     for action, address, _ in history:
         if not starts:
             break
-        if action == "free_completed" and address in open_ends:
+        if action == FREE_COMPLETED and address in open_ends:
             del open_ends[address], starts[bisect_left(starts, address)]
-        elif action == "alloc":
+        elif action == ALLOC:
             index = bisect_right(starts, address) - 1
             if index < 0:
                 continue

@@ -18,6 +18,24 @@ from bfc.errors import TraceError
 from bfc.files import open_regular
 from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
 from bfc.pytorch.plain_pickle import loads, shown
+from bfc.pytorch.sizes import SMALL_SEGMENT
+from bfc.pytorch.words import (
+    ALLOC,
+    ANNOTATE,
+    BLOCK_ACTIONS,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    INACTIVE,
+    OOM,
+    PENDING,
+    SEGMENT_ACTIONS,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    SNAPSHOT,
+    STATES,
+)
 
 #: The largest file, the longest history, and the most blocks that are read.
 MOST_BYTES = 1 << 30
@@ -33,9 +51,7 @@ MOST_SETTINGS = 256
 LONGEST_TEXT = 4096
 TOP = 1 << 64
 
-_OF_BLOCKS = ("alloc", "free_requested", "free_completed")
-_OF_SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
-_WITHOUT_EFFECT = ("snapshot", "annotate")
+_WITHOUT_EFFECT = (SNAPSHOT, ANNOTATE)
 
 
 def read(
@@ -187,11 +203,11 @@ def _segment(
         if at + size > TOP:
             raise TraceError(f"{place} ends beyond all addresses")
         state = block.get("state")
-        if state not in ("inactive", "active_allocated", "active_pending_free"):
+        if state not in STATES.values():
             raise TraceError(f"{place}['state'] is {shown(state)}")
-        if state != "inactive":
+        if state != INACTIVE:
             requested = _requested(block, size, place)
-            live[at] = Block(at, requested, stream, size, state == "active_pending_free")
+            live[at] = Block(at, requested, stream, size, state == PENDING)
         at += size
     size = _number(segment.get("total_size"), f"{where}['total_size']", low=1)
     if start + size != at:
@@ -295,12 +311,12 @@ def _event(entry: Any, where: str) -> _Event:
     action = entry.get("action")
     if type(action) is not str:
         raise TraceError(f"{where}['action'] is {shown(action)}: a text is expected")
-    if action in _OF_BLOCKS or action in _OF_SEGMENTS or action == "oom":
-        name = "device_free" if action == "oom" else "addr"
+    if action in BLOCK_ACTIONS or action in SEGMENT_ACTIONS or action == OOM:
+        name = "device_free" if action == OOM else "addr"
         address = _number(entry.get(name), f"{where}['{name}']")
         size = _number(entry.get("size"), f"{where}['size']")
         stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
-        if address + size > TOP and action != "oom":
+        if address + size > TOP and action != OOM:
             raise TraceError(f"{where} ends beyond all addresses")
         pool_id = entry.get("pool_id", (0, 0))
         return _Event(
@@ -314,16 +330,16 @@ def _before(events: list[_Event], final: list[Span]) -> tuple[list[Span], int]:
     spans = Spans(final)
     wrong = 0
     for event in reversed(events):
-        if event.action in ("segment_alloc", "segment_map"):
-            wrong += not spans.cut(event.address, event.size, event.action == "segment_map")
-        elif event.action in ("segment_free", "segment_unmap") and event.size:
+        if event.action in (SEGMENT_ALLOC, SEGMENT_MAP):
+            wrong += not spans.cut(event.address, event.size, event.action == SEGMENT_MAP)
+        elif event.action in (SEGMENT_FREE, SEGMENT_UNMAP) and event.size:
             wrong += not spans.add(
                 Span(
                     event.address,
                     event.address + event.size,
                     event.stream,
-                    event.size <= 2 << 20,
-                    event.action == "segment_unmap",
+                    event.size <= SMALL_SEGMENT,
+                    event.action == SEGMENT_UNMAP,
                     event.is_private,
                 )
             )
@@ -336,9 +352,9 @@ def _live_before(events: list[_Event], final: dict[int, Block]) -> dict[int, Blo
     found: dict[int, Block] = {}
     mentioned = set()
     for event in events:
-        if event.action in ("alloc", "free_completed") and event.address not in mentioned:
+        if event.action in (ALLOC, FREE_COMPLETED) and event.address not in mentioned:
             mentioned.add(event.address)
-            if event.action == "free_completed":
+            if event.action == FREE_COMPLETED:
                 found[event.address] = Block(event.address, event.size, event.stream)
     for address, block in final.items():
         if address not in mentioned:
@@ -409,18 +425,18 @@ class _Player:
     def play(self, event: _Event) -> None:
         self.at += 1
         action = event.action
-        if action == "alloc":
+        if action == ALLOC:
             self._allocate(event)
-        elif action == "free_requested":
+        elif action == FREE_REQUESTED:
             if event.address in self.columns.live:
                 self.asked[event.address] = self.at
             else:
                 self.repairs["frees_requested_of_unknown"] += 1
-        elif action == "free_completed":
+        elif action == FREE_COMPLETED:
             self._free(event)
-        elif action in _OF_SEGMENTS:
+        elif action in SEGMENT_ACTIONS:
             self._segment(event)
-        elif action == "oom":
+        elif action == OOM:
             self.refused.append([len(self.columns), event.size, event.address])
         elif action not in _WITHOUT_EFFECT:
             self.unknown[action[:40].encode("ascii", "backslashreplace").decode()] += 1
@@ -447,11 +463,11 @@ class _Player:
 
     def _segment(self, event: _Event) -> None:
         now = [event.action, len(self.columns), event.address, event.size, event.stream]
-        if event.action in ("segment_free", "segment_unmap"):
+        if event.action in (SEGMENT_FREE, SEGMENT_UNMAP):
             for address in self.columns.live_between(event.address, event.address + event.size):
                 self._free_unseen(address)
             now[1] = len(self.columns)
-        elif event.action == "segment_alloc":
+        elif event.action == SEGMENT_ALLOC:
             self.segments.append([len(self.columns), event.address, event.size])
         self.segment_events.append(now)
 

@@ -15,6 +15,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from bfc.files import replacing
+from bfc.pytorch.words import (
+    ALLOC,
+    BLOCK_ACTIONS,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    STATES,
+)
 
 if TYPE_CHECKING:
     from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot
@@ -25,8 +34,6 @@ if TYPE_CHECKING:
 
 #: The viewer of the web page reads protocols 2 to 4.
 PROTOCOL = 4
-#: What the states of a chunk are called.
-STATES = {"in use": "active_allocated", "waiting": "active_pending_free", "free": "inactive"}
 #: No device has a higher ordinal; `device_traces` gets an empty list for each one below.
 HIGHEST_DEVICE = 1023
 
@@ -100,7 +107,7 @@ def _block(chunk: ChunkInfo, shared: _Shared) -> dict[str, Any]:
 
 
 def _entry(entry: HistoryEntry, time_us: int, shared: _Shared) -> dict[str, Any]:
-    where = "device_free" if entry.action == "oom" else "addr"
+    where = "device_free" if entry.action == OOM else "addr"
     return {
         "action": str(entry.action),
         where: int(entry.addr),
@@ -185,11 +192,11 @@ class _Past:
 
     def undo(self, entry: HistoryEntry) -> bool | None:
         """Whether the viewer can undo it; None where it contradicts what came later."""
-        if entry.action in ("alloc", "free_requested", "free_completed"):
+        if entry.action in BLOCK_ACTIONS:
             return self._undo_of_a_block(entry.action, entry.addr)
-        if entry.action == "segment_alloc":
+        if entry.action == SEGMENT_ALLOC:
             return self._undo_segment_alloc(entry.addr, entry.size)
-        if entry.action == "segment_free":
+        if entry.action == SEGMENT_FREE:
             return self._undo_segment_free(entry.addr, entry.size)
         return True
 
@@ -198,9 +205,9 @@ class _Past:
         if segment is None:
             return False
         is_live = address in self.live
-        if action == "free_requested":
+        if action == FREE_REQUESTED:
             return is_live
-        if action == "alloc":
+        if action == ALLOC:
             if is_live:
                 self.live.remove(address)
                 self.inside[segment] -= 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bfc.pytorch.words import FIELDS
+
 WIDTH = 75
-FIELDS = ("current", "peak", "allocated", "freed")
 HEADINGS = ("Now", "Peak", "Added", "Removed")
 POOLS = {"large_pool": "in the large pool", "small_pool": "in the small pool"}
 

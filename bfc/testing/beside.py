@@ -8,17 +8,12 @@ from typing import Any, Protocol
 from bfc._core import SharedCounter
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.words import STATES
 from bfc.report.snapshot import RegionInfo
 from bfc.testing.tape import Differs, Tape, TapedDevice, TapedSource
 from bfc.testing.tensorflow_model import Model, layout_of
 from bfc.testing.torch_model import TorchModel
 from bfc.testing.torch_words import Block, Failure, Segment
-
-STATES = {
-    "free": "inactive",
-    "waiting": "active_pending_free",
-    "in use": "active_allocated",
-}
 
 
 class Beside(Protocol):

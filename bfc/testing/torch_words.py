@@ -1,4 +1,8 @@
-"""PyTorch's words: what its caching allocator counts and says, and what it is told."""
+"""PyTorch's words: what its caching allocator counts and says, and what it is told.
+
+They are written out here, as are the sizes in `torch_model.py`: a model that took them from the
+allocator would not notice if one were wrong.
+"""
 
 from __future__ import annotations
 

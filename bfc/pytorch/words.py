@@ -1,0 +1,43 @@
+"""PyTorch's names of counters, of the actions in a history, and of the states of a block.
+
+The statistics, the writer of snapshots and their reader share them.
+"""
+
+from __future__ import annotations
+
+#: What happens to a block, and to a segment. `bfc` neither maps nor unmaps any.
+BLOCK_ACTIONS = ALLOC, FREE_REQUESTED, FREE_COMPLETED = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+)
+SEGMENT_ALLOC, SEGMENT_FREE = "segment_alloc", "segment_free"
+SEGMENT_MAP, SEGMENT_UNMAP = "segment_map", "segment_unmap"
+SEGMENT_ACTIONS = (SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP)
+SNAPSHOT, OOM, ANNOTATE = "snapshot", "oom", "annotate"
+#: What our histories say, in the order of `native/history.hpp`.
+ACTIONS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM)
+
+ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
+#: The states of a block, by what `ChunkInfo.state` calls them.
+STATES = {"in use": ALLOCATED, "waiting": PENDING, "free": INACTIVE}
+
+#: What `memory_stats()` counts, in the order of `native/usage.hpp`: in each pool, and in each of
+#: these fields.
+GROUPS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+FIELDS = ("current", "peak", "allocated", "freed")
+
+#: What `host_memory_stats()` counts in the same fields, and times in fields of their own.
+HOST_GROUPS = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
+HOST_TIMES = ("host_alloc_time", "host_free_time")
+TIME_FIELDS = ("total", "max", "min", "count", "avg")
