@@ -36,7 +36,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             raise
 
 
-#: What has no end, or waits for somebody.
+#: Files that have no end, or wait for another process.
 OTHER_KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -47,7 +47,7 @@ OTHER_KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """A file, opened to be read. Raises OSError, and TraceError for what is no regular one."""
+    """A file, opened for reading. Raises OSError, or TraceError if it is not a regular file."""
     # The open file is asked what it is: by now the path may lead to another one.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:

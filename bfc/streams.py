@@ -1,5 +1,5 @@
-"""What a user may pass as a stream: an int (a handle of the driver's, 0 the default), or an object
-that knows its own."""
+"""What a user may pass as a stream: an int (a handle of the driver; 0 is the default stream), or an
+object that knows its handle."""
 
 from __future__ import annotations
 

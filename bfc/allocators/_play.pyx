@@ -170,7 +170,7 @@ cdef class Run:
         return 0
 
     cdef int acquire_open(self) except -1:
-        """The lock of an allocator that is still open: in one that is closed a handle means nothing."""
+        """Takes the lock, and raises ClosedError if the allocator is closed: its handles mean nothing then."""
         self.allocator.acquire()
         if self.allocator.is_closed:
             self.allocator.lock.release()
@@ -196,7 +196,7 @@ cdef class Run:
             self.tally.peak_live = max(self.tally.peak_live, self.tally.live)
 
     cdef int hand_over(self) except -1:
-        """What is still live belongs to the caller now, who knows it by its address."""
+        """Leaves what is still live to the caller: it is indexed by address from now on."""
         cdef Py_ssize_t i
         for i in range(self.handles.shape[0]):
             if self.handles[i] != NO_CHUNK:
@@ -204,8 +204,8 @@ cdef class Run:
         return 0
 
     cdef int take_back(self) except -1:
-        """Frees what is live, after an error. What a device that fails or a second Ctrl-C keeps from being freed is
-        left to the next call: nobody knows its address."""
+        """Frees what is live, after an error. If the device fails or a second Ctrl-C comes, the rest is left to the
+        next call of the allocator: the user does not know its address."""
         cdef Py_ssize_t i
         interrupt = None
         self.take_back_plain()
@@ -231,7 +231,7 @@ cdef class Run:
         return 0
 
     cdef void take_back_plain(self) noexcept:
-        """All that no other stream uses: at once, under one lock."""
+        """Frees, under one lock, all that no other stream uses."""
         cdef Py_ssize_t i
         cdef ChunkHandle handle
         self.allocator.acquire()

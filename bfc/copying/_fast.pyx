@@ -1,4 +1,4 @@
-"""`bfc.copy`, and the fast way between two arrays of NumPy's own: no Python call is made on it.
+"""`bfc.copy`, and a fast path between two NumPy arrays, on which no Python function is called.
 
 NumPy's function is found in its table when the first copy is made, so that neither building nor importing this needs
 NumPy; the layout of an array is part of NumPy's ABI.
@@ -43,9 +43,9 @@ cdef enum:
     WRITEABLE = 0x400
     COPY_INTO = 50              # PyArray_CopyInto in NumPy's table
     NUMBERS = 24                # of dtypes, up to half
-    LONG_COPY = 1 << 16         # bytes above which others may run meanwhile
+    LONG_COPY = 1 << 16         # bytes; above this the GIL is released
 
-#: By the number of a dtype: the bytes of an item, 0 for all that is no plain number.
+#: By the number of a dtype: the bytes of an item, or 0 if it is not a plain number.
 cdef int[NUMBERS] SIZES = [1, 1, 1, 2, 2, 4, 4, sizeof(long), sizeof(long), 8, 8, 4, 8, sizeof(long double),
                            8, 16, 2 * sizeof(long double), 0, 0, 0, 0, 0, 0, 2]
 
@@ -80,8 +80,8 @@ cdef bint are_equal(const Py_ssize_t* one, const Py_ssize_t* other, int count) n
 
 
 cdef bint may_mix(const Array* to, Py_ssize_t size, const Array* source, Py_ssize_t source_size) noexcept:
-    """Whether a destination of one dimension may be written where the source is still to be read. NumPy sees to that
-    for more dimensions, and for steps that are alike."""
+    """Whether writing a destination of one dimension may overwrite what is still to be read from the source. For more
+    dimensions, and for equal steps, NumPy takes care of that."""
     if to.nd != 1:
         return False
     cdef int last = source.nd - 1
@@ -96,7 +96,8 @@ cdef bint may_mix(const Array* to, Py_ssize_t size, const Array* source, Py_ssiz
 
 
 cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
-    """Copies between two arrays of numbers, or answers False: where they are none, and where something is wrong."""
+    """Copies between two arrays of numbers. Returns False if they are not, or if anything is wrong: the engine then
+    does the copy or raises the error."""
     cdef Array* to = <Array*>first
     cdef Array* source = <Array*>second
     cdef Dtype* kind = <Dtype*>to.dtype

@@ -87,8 +87,8 @@ def lane(view: View, stream: Any) -> Lane:
 
 
 def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
-    """Of the source's device and of the destination's. A stream that belongs to the second is its
-    own; the source's is the default one then."""
+    """The lanes of the source's device and of the destination's. If `stream` belongs to the second,
+    the first uses its default stream."""
     here, there = device(source.ordinal), device(to.ordinal)
     handle = chosen_stream(stream)
     if not belongs(handle, here):
@@ -99,8 +99,8 @@ def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
 
 
 def _refused(handle: int | None, stream: Any) -> int | None:
-    """For a stream of a device that has no part in the copy: an error where it was named for this
-    copy; where `bfc.use_stream` named it, the answer that none was chosen."""
+    """Handles a stream of a device that has no part in the copy. If it was passed to this copy,
+    raises an error; if `bfc.use_stream` has set it, returns None, for no stream."""
     if stream is not None:
         raise ValueError(
             f"the stream {handle:#x} belongs to no device whose memory is copied here: "
@@ -181,7 +181,8 @@ class Lane:
             raise failure("bfc.copy", CAPTURING, hint)
 
     def refuse_capture_of(self, host: int, non_blocking: bool) -> None:
-        """A graph would read the host's memory each time it runs, and nobody can wait for it."""
+        """Raises an error while a graph is captured: the graph would read the host's memory each
+        time it runs, and the copy could not be waited for."""
         if not self.is_capturing():
             return
         if not non_blocking:
@@ -193,8 +194,8 @@ class Lane:
         raise failure("bfc.copy", CAPTURING, hint)
 
     def adopt(self, *views: View) -> None:
-        """Comes after what is queued where the views' memory was last used. Raises ClosedError for
-        a buffer that was freed."""
+        """Waits for the streams on which the views' memory was last used. Raises ClosedError if a
+        buffer was freed."""
         for view in views:
             if view.buffer is not None:
                 self.held.append(self._hold(view.buffer))
@@ -208,7 +209,7 @@ class Lane:
         return buffer.__dlpack__(stream=stream, max_version=(1, 0))
 
     def come_after(self, host: View) -> None:
-        """Of the stream that pinned memory names, if it does."""
+        """Waits for the stream that pinned memory names, if it names one."""
         if host.kind != "cuda_host" or host.stream is None:
             return
         there = lane_of(host.stream, host.ordinal)
@@ -246,8 +247,8 @@ class Lane:
             allocator.mark_event(block, there.handle)
 
     def _lane_on(self, ordinal: int) -> Lane:
-        """This one, or for an allocator that knows only streams of another device one of that
-        device, which follows this one when the copy is queued."""
+        """This lane; or, for an allocator that knows only streams of another device, a lane of that
+        device, which is made to wait for this one when the copy is queued."""
         if ordinal == self.device.ordinal or self.is_capturing():
             return self
         if ordinal not in self._followers:
@@ -286,9 +287,10 @@ class Lane:
         self._call("cuStreamSynchronize", self.handle)
 
     def keep(self, host: View) -> None:
-        """Pageable memory the driver has taken when its call returns, unless the device reads it in
-        place; pinned memory of ours is known to its allocator. That of others may show as an array,
-        as numba's and CuPy's does."""
+        """Keeps the host's memory until the copy is done, if nobody else does. The driver has read
+        pageable memory when its call returns, unless the device reads it in place. The allocator of
+        our pinned memory knows the stream. Pinned memory of others, such as numba and CuPy, is
+        kept."""
         if host.buffer is not None or self.is_capturing():
             return
         in_place = host.kind == "cuda_host" or self.device.attribute(PAGEABLE_ACCESS)

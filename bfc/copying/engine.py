@@ -1,5 +1,5 @@
-"""What a copy does, in the order in which PyTorch's `copy_` does it: the early exits, the way that
-two kinds of memory take, and when temporaries are needed.
+"""The steps of a copy, in the order of PyTorch's `copy_`: early exits, the path between two kinds
+of memory, and when temporaries are needed.
 
 The ways are the same for every kind of device. A `Lane` is a device and a stream of it, CUDA's in
 `cuda_stream.py` and OpenCL's in `_opencl.py`.
@@ -28,7 +28,7 @@ from bfc.copying.layout import (
 from bfc.copying.views import CUDA, View, of_array, view_of
 from bfc.streams import is_queue
 
-#: Rows of so many bytes cross the border of the host without a temporary.
+#: Rows of at least this many bytes are copied between host and device without a temporary.
 WIDE_ROW = 256
 
 
@@ -39,10 +39,10 @@ class Lane(Protocol):
         """Packed memory on the device. Raises OutOfMemoryError."""
 
     def release(self, view: View) -> None:
-        """Gives a temporary back once what is queued here now is done."""
+        """Frees a temporary after what is queued here now."""
 
     def move(self, to: View, source: View) -> None:
-        """Queues a copy of bytes: both sides lie alike in one run, one of them on this device."""
+        """Queues a copy of bytes: both sides are contiguous, and one is on this device."""
 
     def move_rows(self, to: View, source: View, rows: Rows) -> bool:
         """Queues a copy of rows, or answers that the driver has none for these."""
@@ -67,7 +67,7 @@ class Lane(Protocol):
 
 
 def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bool) -> None:
-    """`bfc.copy`, but for what `_fast.pyx` has done already."""
+    """`bfc.copy`, without its fast path in `_fast.pyx`."""
     handle = _told(stream)
     to, source = view_of(dst, writes=True, stream=handle), view_of(src, stream=handle)
     _host.refuse_objects(to.dtype, source.dtype)
@@ -91,7 +91,7 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
 
 
 def _told(stream: Any) -> int:
-    """The CUDA stream that a DLPack producer is told to come before."""
+    """The CUDA stream that a DLPack producer is given."""
     return 1 if is_queue(stream) else cuda_stream.chosen_stream(stream) or 1
 
 
@@ -177,7 +177,7 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
 
 
 def _through_host(to: View, source: View, change: int, stream: Any) -> None:
-    """Between devices that have nothing in common. Done when it returns."""
+    """Copies between devices of different kinds, by way of the host. Done when it returns."""
     between = of_array(np.empty(source.shape, source.dtype))
     first, second = (None, stream) if _is_of_second(stream, to, source) else (stream, None)
     _route(between, source, 0, False, first)
@@ -231,7 +231,7 @@ def _from_below(view: View, offset: int) -> View:
 
 
 def _cast_on_host(first: Lane, second: Lane, to: View, source: View, change: int) -> None:
-    """Dtypes that no kernel has arithmetic for. Done when it returns."""
+    """Casts dtypes that kernels cannot on the host. Done when it returns."""
     first.refuse_capture()
     second.refuse_capture()
     between = of_array(np.empty(source.shape, source.dtype))
@@ -266,7 +266,7 @@ def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
 
 
 def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
-    """Queues it all. The host's memory stays while the device may read it."""
+    """Queues the copy, and keeps the host's memory while the device may read it."""
     ends = _as_bytes(to, source)
     if ends is not None and (not change or _changes_in_place(lane, to)):
         lane.move(*ends)
@@ -304,7 +304,7 @@ def _changes_in_place(lane: Lane, to: View) -> bool:
 
 
 def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
-    """Queues it, and waits where the host has still to do something, or where it is asked to."""
+    """Queues the copy. Waits for it if the host has to do something afterwards, or if asked to."""
     assert to.array is not None
     ends = _as_bytes(to, source)
     if ends is not None and not (change and non_blocking):

@@ -41,15 +41,15 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> None:
-    """Between views that were checked. What overlaps is copied as NumPy does,
-    as if from a copy."""
+    """Copies between views that were checked. Overlapping ones are copied as if from a copy."""
     complex_source = source.dtype.kind == "c"
     if complex_source and to.dtype.kind in REAL:
         source, complex_source = source.real, False
     conj = conj and complex_source
     if not (conj or neg):
         if to.dtype != source.dtype and not (_is_number(to.dtype) and _is_number(source.dtype)):
-            # A text that is no number shows only when it is reached: nothing is written by then.
+            # A text that is no number raises an error when it is reached. Nothing may be written
+            # before.
             source = source.astype(to.dtype)
         elif to.ndim == 1 and np.may_share_memory(to, source):
             # NumPy does not see that different steps through the same memory meet.

@@ -1,4 +1,4 @@
-"""What lanes of every kind settle before a kernel is launched."""
+"""What CUDA and OpenCL have in common before a kernel is launched."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | 
 
 
 def launch_by_temporaries(lane: Any, to: View, source: View, change: int) -> None:
-    """By way of memory of its own, where items lie at multiples of their size: both sides go
-    through it as plain bytes."""
+    """Copies by way of temporaries in which items are aligned to their size; source and destination
+    are copied from and to them as plain bytes."""
     with (
         borrowed(lane, source.dtype, source.shape) as packed,
         borrowed(lane, to.dtype, to.shape) as cast,
@@ -44,7 +44,7 @@ def launch_by_temporaries(lane: Any, to: View, source: View, change: int) -> Non
 
 @contextmanager
 def borrowed(lane: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[View]:
-    """A temporary of a lane's."""
+    """A temporary of a lane, released at the end."""
     view = lane.temporary(dtype, shape)
     try:
         yield view

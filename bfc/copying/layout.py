@@ -14,7 +14,7 @@ MAX_ITEMS = 2**31 - 1
 
 
 class Dim(NamedTuple):
-    """So many steps, and how far each goes on either side."""
+    """A dimension: the number of steps, and the stride in bytes on either side."""
 
     steps: int
     to: int
@@ -22,7 +22,7 @@ class Dim(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The items of a copy: the outermost dimension first, the offsets where it starts."""
+    """The items of a copy: dimensions, the outermost first, and the offsets of the first item."""
 
     dims: tuple[Dim, ...]
     to: int = 0
@@ -101,8 +101,8 @@ def _no_broadcast(shape: Sequence[int], onto: Sequence[int]) -> ValueError:
 
 
 def walk(shape: Sequence[int], to: Sequence[int], source: Sequence[int]) -> Walk:
-    """The fewest dimensions that reach every item: in the order of the destination's memory and
-    upwards in it, with neighbours that go on where the other ends joined.
+    """The fewest dimensions that reach every item: sorted by the destination's strides, with
+    positive ones there, and with adjacent dimensions joined where one continues the other.
 
     >>> walk((2, 3), (12, 4), (12, 4))
     Walk(dims=(Dim(steps=6, to=4, source=4),), to=0, source=0)
@@ -206,5 +206,5 @@ def span(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[i
 
 
 def stands_still(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several items share one place by a stride of 0."""
+    """Whether several items share memory by a stride of 0."""
     return 0 in strides and any(n > 1 and not s for n, s in zip(shape, strides, strict=True))

@@ -43,7 +43,7 @@ LAYOUT: Any = np.dtype(
 
 
 class Context:
-    """The queue of a context that nobody has named one for, and its kernels."""
+    """The queue of a context for copies that name no queue, and its kernels."""
 
     def __init__(self, context: Any, device: Any) -> None:
         self.context = context
@@ -135,7 +135,8 @@ def _as_queue(stream: Any, context: Any) -> Any:
 
 
 class Lane:
-    """A queue of an OpenCL device. Each command waits for the one before, whatever the queue."""
+    """A queue of an OpenCL device. Each command waits for the one before, even if the queue runs
+    commands in any order."""
 
     def __init__(self, known: Context, queue: Any) -> None:
         self.known = known
@@ -149,7 +150,7 @@ class Lane:
     # -- what comes before and after ---------------------------------------------------------------
 
     def adopt(self, *views: View) -> None:
-        """Comes after what is queued where the views' memory was last used."""
+        """Waits for the queues on which the views' memory was last used."""
         has_no_events = False
         for view in views:
             if view.events is not None:
@@ -275,7 +276,7 @@ class Lane:
         return None
 
     def _move_overlapping(self, to: View, source: View) -> None:
-        """OpenCL refuses it. By way of a temporary the result is as if they did not overlap."""
+        """Copies by way of a temporary, as if the two did not overlap: OpenCL refuses to."""
         between = self.temporary(source.dtype, to.shape)
         try:
             self.move(between, source)
@@ -401,9 +402,9 @@ _waiting = Waiting(_is_done)
 
 
 def _finish(process: int) -> None:
-    """At the exit, before Python lets go of what transfers use."""
+    """Waits for transfers at exit, before Python drops the memory that they use."""
     if os.getpid() != process:
-        # Nothing runs in a child: an event that went would wait for ever.
+        # Nothing runs in a forked child, and releasing an event there would block for ever.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_waiting))
         return
     for event in _waiting.events():
@@ -415,7 +416,7 @@ atexit.register(_finish, os.getpid())
 
 
 class told:  # noqa: N801 - it reads as a statement
-    """Raises pyopencl's errors as ours: a lack of memory as one, where bytes are asked for."""
+    """Turns pyopencl's errors into OutOfMemoryError, if bytes were asked for, or DriverError."""
 
     def __init__(self, nbytes: int = 0, device: Any = None) -> None:
         self.nbytes, self.device = nbytes, device

@@ -56,7 +56,7 @@ class View:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """The same for two views where an address means the same memory."""
+        """Equal for two views if equal addresses in them mean the same memory."""
         if self.on_host or self.kind in CUDA:
             return ("unified",)
         return ("opencl", self.memory.int_ptr if self.memory is not None else None)
@@ -86,7 +86,7 @@ class View:
         )
 
     def expanded(self, shape: tuple[int, ...]) -> View:
-        """As broadcast to a shape. Raises ValueError."""
+        """This view, broadcast to a shape. Raises ValueError."""
         if shape == self.shape:
             return self
         strides = expanded_strides(self.shape, self.strides, shape)
@@ -150,7 +150,7 @@ def of_array(array: np.ndarray[Any, Any], owner: Any = None) -> View:
 
 
 def _of_memory(kind: str, ordinal: int, address: int, like: View) -> View:
-    """Host memory that is known by its address."""
+    """Host memory at an address."""
     low, high = span(like.shape, like.strides, like.dtype.itemsize)
     memory: Any = (ctypes.c_char * (high - low if like.items else 0)).from_address(address + low)
     array = np.ndarray(like.shape, like.dtype, memory, -low if like.items else 0, like.strides)
@@ -201,7 +201,7 @@ def _of_buffer(buffer: Buffer) -> View:
 
 
 def _find_in_opencl(view: View, root: Buffer) -> None:
-    """Where in which buffer of OpenCL the made-up address of one of ours lies."""
+    """Finds OpenCL's buffer, and the offset in it, for the invented address of a buffer of ours."""
     source = root.allocator.sub_allocator
     if source.svm:
         _refuse_gone(root)  # DLPack has no shared virtual memory: the buffer is held as it is
@@ -228,7 +228,7 @@ def _refuse_gone(block: Buffer | None) -> None:
 
 
 def _of_pyopencl(thing: Any) -> View | None:
-    """Of an array or a buffer of pyopencl's, whose module is loaded where there is one."""
+    """The view of an array or a buffer of pyopencl. If there is one, pyopencl is loaded."""
     cl = sys.modules.get("pyopencl")
     if cl is None:
         return None
@@ -403,7 +403,7 @@ def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> t
 
 
 def _of_dlpack(thing: Any, stream: int) -> View:
-    """A capsule that is not consumed: its own destructor gives the memory back."""
+    """The view of a DLPack capsule. It is not consumed: its own destructor frees the memory."""
     device, ordinal = (int(number) for number in thing.__dlpack_device__())
     if device not in _KINDS:
         raise TypeError(f"memory on DLPack's device {device} is none that can be copied")

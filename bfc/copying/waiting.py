@@ -1,4 +1,4 @@
-"""What is kept until a device is done with it."""
+"""Objects that are kept until a device has finished with them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Waiting:
-    """A queue of events, and what each of them keeps.
+    """A queue of events, and the object that each of them keeps.
 
-    What goes may have a finaliser that copies, in this thread too: nobody waits here for a lock,
-    and nothing goes while one is held.
+    Dropping an object may run a finaliser that copies, in this thread too. So nothing here waits
+    for a lock, or drops an object while it holds one.
     """
 
     def __init__(self, is_done: Callable[[object], bool]) -> None:
@@ -21,7 +21,7 @@ class Waiting:
         self._lock = threading.Lock()
 
     def keep(self, event: object, what: object) -> None:
-        """Keeps this one, and lets those go whose turn has come: the oldest first."""
+        """Keeps an object, and drops those whose events are done, the oldest first."""
         self._queue.append((event, what))
         if not self._lock.acquire(blocking=False):
             return  # whoever holds it does this

@@ -1,15 +1,15 @@
 """One pool under several libraries: `bfc.use(allocator, "cupy", "numba")`.
 
-One file a library, imported when it is first named, and each with the same `install(allocators)`,
-which returns the function that takes it back. No library is imported that was not asked for.
-In order:
+There is one file for each library, imported when the library is first named. Each has the same
+`install(allocators)`, which returns a function that undoes it. No other library is imported. In
+order:
 
     _shared.py, _numba_contexts.py
     _torch.pyx            calls from PyTorch that must not take the GIL
     _core_resource.py
     cuda_core.py
     _emm.py
-    _numba_default.py     what numba gets where a process names us in its environment
+    _numba_default.py     for processes that name us in NUMBA_CUDA_MEMORY_MANAGER
     cupy.py, numba.py, pyopencl.py, rmm.py, torch.py
 """
 
@@ -25,7 +25,7 @@ from bfc.interpreter._forks import ForkSafeLock
 
 LIBRARIES = ("cupy", "numba", "cuda_core", "torch", "rmm")
 _lock = ForkSafeLock()
-_layers: list[Installation] = []  # what `use` returned and nobody has put back, oldest first
+_layers: list[Installation] = []  # those that have not been put back, oldest first
 _installed: dict[str, tuple[Installation, Callable[[], None]]] = {}
 
 
@@ -151,7 +151,7 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
 
 
 def _follow(library: str) -> None:
-    """Gives a library what the youngest layer that serves it wants, or what it had of its own."""
+    """Gives a library the allocators of the newest installation that serves it, or its own."""
     wanted = next((layer for layer in reversed(_layers) if layer.serves(library)), None)
     current, put_back = _installed.get(library, (None, None))
     if wanted is current:

@@ -20,14 +20,14 @@ PER_THREAD_STREAM = 2
 
 
 def _let_go(buffer: Buffer, pointers: dict[int, Any] | None = None) -> None:
-    """The finaliser of numba's pointer: the reference to the buffer goes with it, and such a free
-    never raises. A reset has cleared `pointers` already."""
+    """The finaliser of numba's pointer. It drops the reference to the buffer, which frees it
+    without raising. After a reset, `pointers` is empty already."""
     if pointers is not None:
         pointers.pop(buffer.ptr, None)
 
 
 class Manager:
-    """The part that is ours. The rest, pinned memory above all, is numba's own."""
+    """Device memory from our pool. The rest, such as pinned memory, is numba's own."""
 
     interface_version = 1
     numba: Any  # its driver module
@@ -47,7 +47,8 @@ class Manager:
             self._stage_here()
 
     def _stage_here(self) -> None:
-        """A host array that is given to a kernel goes through cuda.core, and passes us by."""
+        """numba copies a host array that is passed to a kernel through cuda.core, not through its
+        memory manager: so cuda.core gets our pool, too."""
         device = getattr(self.context.device, "_dev", None)
         try:
             if device is not None and not cuda_core.is_ours(device):

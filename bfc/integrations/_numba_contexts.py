@@ -7,9 +7,9 @@ from typing import Any
 
 
 def install_in(driver: Any, ours: type) -> Callable[[], None]:
-    """Makes a manager that of one numba, by its driver module, for the contexts that it has and for
-    those to come: `set_memory_manager` alone sees to these. The function returned puts back what
-    was there, unless another was set meanwhile."""
+    """Sets the memory manager of one numba, given by its driver module, for the contexts that exist
+    and for those to come; `set_memory_manager` alone only does the latter. Returns a function that
+    puts back what was there, unless another manager was set meanwhile."""
     before = driver._memory_manager
     replaced: list[tuple[Any, Any]] = []
 

@@ -21,8 +21,8 @@ CUDA_KINDS = ("cuda", "cuda_managed")
 def by_device(allocators: OneOrMore) -> Allocators:
     """Sorts allocators by their device.
 
-    Raises TypeError for what is no allocator, ValueError for memory that is not a CUDA device's,
-    for two allocators of one device and for a wrong ordinal, and ClosedError.
+    Raises TypeError if one is not an allocator; ValueError if its memory is not that of a CUDA
+    device, if two are for one device, or if an ordinal is wrong; ClosedError if one is closed.
     """
     named = dict(allocators) if isinstance(allocators, Mapping) else {}
     given = allocators if isinstance(allocators, Iterable) else [allocators]
@@ -77,7 +77,7 @@ def device_memory(pool: Allocator) -> tuple[int, int]:
 
 
 def fault_of(pool: Allocator) -> DriverError | None:
-    """What the driver says where the device was reset or has failed. One driver call."""
+    """The driver's error if the device was reset or has failed. One driver call."""
     try:
         device_memory(pool)
     except DriverError as error:
@@ -112,8 +112,8 @@ class Blocks:
         return buffer.ptr
 
     def free(self, ptr: int, nbytes: int, stream: StreamLike) -> None:
-        """Raises nothing, since C++ calls it: the buffer goes as collected ones do. Does nothing
-        where the address is none of ours, or the allocator was closed."""
+        """Frees a block. Raises nothing, since C++ calls it: the buffer is freed as if collected.
+        Does nothing if the address is not ours, or the allocator is closed."""
         buffer = self.live.pop(ptr, None)
         if buffer is not None:
             try:

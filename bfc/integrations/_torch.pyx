@@ -117,7 +117,7 @@ cdef int check_servable(Allocator allocator) except -1:
 
 
 def serve_pool(Allocator allocator not None):
-    """The number of the pair of functions that this allocator serves from now on. Always the same for one allocator."""
+    """Assigns a pair of the functions above to an allocator, and returns its number. One allocator has one pair."""
     cdef int number
     check_servable(allocator)
     for number in range(POOLS):

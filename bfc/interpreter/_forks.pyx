@@ -1,4 +1,4 @@
-"""What has to know that threads ended in the middle of something: by a fork, or with the interpreter."""
+"""Locks that survive threads which end in the middle of a section: by a fork, or when the interpreter shuts down."""
 
 from posix.unistd cimport usleep
 
@@ -20,7 +20,7 @@ cdef unsigned long forker = 0
 
 
 cdef void note_fork() noexcept nogil:
-    """The C library calls it in a child before any hook of Python's runs, which may allocate."""
+    """Called by the C library in a child process, before any of Python's fork hooks, which may allocate."""
     global forks, forker
     forks += 1
     forker = PyThread_get_thread_ident()
@@ -30,12 +30,12 @@ pthread_atfork(NULL, NULL, note_fork)
 
 
 cdef uint64_t era() noexcept:
-    """As long as it stays the same, threads live on. A fork and the end of the interpreter leave one of them."""
+    """A number that changes when all threads but one end: in a forked child, and when the interpreter shuts down."""
     return 2 * forks + is_finalizing()
 
 
 cdef unsigned long survivor() noexcept:
-    """The one thread of the last era that still runs Python, 0 where there was none before."""
+    """The thread that was left when the era last changed; 0 if it never has."""
     return PyThread_get_thread_ident() if is_finalizing() else forker
 
 
@@ -60,7 +60,7 @@ cdef class ForkSafeLock:
         return self
 
     cdef bint take(self) noexcept:
-        """The GIL makes it one step."""
+        """Takes the lock if it is free. The GIL makes this atomic."""
         cdef unsigned long me = PyThread_get_thread_ident()
         cdef uint64_t now = era()
         if self.era != now:
@@ -72,6 +72,6 @@ cdef class ForkSafeLock:
         self.depth += 1
         return True
 
-    def __exit__(self, kind, error, traceback):     # a tuple of them might find no memory, and the lock be kept
+    def __exit__(self, kind, error, traceback):     # *exc_info would need memory for a tuple
         if self.depth and self.holder == PyThread_get_thread_ident() and self.era == era():
-            self.depth -= 1     # else a fork inside the section has freed it already
+            self.depth -= 1     # otherwise a fork inside the section has freed it already

@@ -1,4 +1,4 @@
 from types import FrameType
 
 def put_off(number: int, frame: FrameType | None) -> object:
-    """Stands in for the handler of a signal, which runs when the source that is being called has returned."""
+    """The handler of every signal while a source is called: it lets the real one run when the source has returned."""

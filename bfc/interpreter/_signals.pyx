@@ -1,8 +1,8 @@
-"""Signals' handlers in Python, put off while a source has memory in its hands that nobody knows of yet.
+"""Defers Python's signal handlers while a source runs: an exception in it could lose memory that only it knows of.
 
-Whatever thread the system gives a signal to, Python runs its handler in the main thread, between two lines of whatever
-runs there. So no mask keeps a Ctrl-C out of a source's last lines: for the time of the call `put_off` stands in the
-handlers' place. What came is handed to the interpreter's list of pending calls once they are back.
+Whichever thread the system delivers a signal to, Python runs its handler in the main thread, between any two lines. So
+a signal mask cannot keep a Ctrl-C out of a source. Instead, `put_off` replaces the handlers during the call. Signals
+that came meanwhile are given to the interpreter as pending calls, after the handlers are back.
 """
 
 import _signal
@@ -42,7 +42,7 @@ cdef list replaced = [None] * (SIGNALS + 1)     # the handler that was put aside
 
 
 def put_off(number, frame):
-    """Stands in for the handler of a signal, which runs when the source that is being called has returned."""
+    """The handler of every signal while a source is called: it lets the real one run when the source has returned."""
     if depth:
         came[<int>number] = True
     elif replaced[number] is not None:      # somebody took it for the handler, and calls it
@@ -70,7 +70,7 @@ cdef int raise_now(void* error) except -1:
 
 
 cdef cbool raise_later(object error) noexcept:
-    """Raises what came in the main thread as soon as Python code runs there. False in another thread."""
+    """Lets the main thread raise an error as soon as Python code runs there. False in another thread."""
     if not _PyOS_IsMainThread():
         return False
     Py_INCREF(error)
@@ -81,9 +81,9 @@ cdef cbool raise_later(object error) noexcept:
 
 
 cdef cbool set_handler(int number, object handler) noexcept:
-    """As `signal.signal`, but a library that stands before Python with a C handler of its own keeps it.
+    """Sets a handler as `signal.signal` does, but keeps the C handler of a library that has replaced Python's.
 
-    Handlers that are due run first in there. What they raise must not keep us from going on.
+    `signal.signal` first runs the handlers that are due. What they raise must not stop this.
     """
     cdef sigaction_t installed
     cdef int _attempt
@@ -102,9 +102,9 @@ cdef cbool set_handler(int number, object handler) noexcept:
 
 
 cdef void defer_handlers(Deferral* deferral) noexcept:
-    """From now on no handler in Python runs, until `resume_handlers`. Other threads than the main one run none anyway.
+    """Defers all Python handlers until `resume_handlers`. In other threads than the main one it does nothing.
 
-    Cost: some microseconds, as every signal's handler is looked at.
+    Cost: some microseconds, to look at the handler of every signal.
     """
     global depth, main_thread
     cdef int number
@@ -126,8 +126,8 @@ cdef void defer_handlers(Deferral* deferral) noexcept:
 
 
 cdef void resume_handlers(Deferral* deferral) noexcept:
-    """Puts the handlers back, but for those that were replaced meanwhile. Those that are due run as soon as Python code
-    does, or in `run_handlers`."""
+    """Puts the handlers back, except those that were replaced meanwhile. Those that are due run as soon as Python code
+    runs, or in `run_handlers`."""
     global depth
     cdef int number
     if not deferral.in_main_thread:
@@ -153,7 +153,7 @@ cdef int run_handlers() except -1:
 
 
 def _after_fork_in_child():
-    """Signals are the parent's. A call of a source that another thread had under way does not exist here."""
+    """In a forked child, drops the parent's signals, and calls of sources in threads that do not exist here."""
     global depth
     cdef int number
     for number in range(1, last_signal + 1):

@@ -1,4 +1,4 @@
-"""What a stub says of a compiled class, which itself keeps no signature that Python could read."""
+"""Reads signatures of compiled classes from their stubs: Cython keeps none that Python can read."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ class OpenCLSubAllocator(SubAllocator):
         queue = self._queues.find(stream)
         with _opencl.in_words(f"clEnqueueMarker on the queue {queue.handle:#x}"):
             event = self._cl.enqueue_marker(queue.queue)
-            queue.queue.flush()  # what is never submitted is never done
+            queue.queue.flush()  # a command that is not submitted never finishes
         return _opencl.Fence(self._home, queue, event)
 
     def order(self, first: int, then: int) -> None:
@@ -446,5 +446,5 @@ def _host(address: int, nbytes: int) -> Any:
 
 
 def _power_of_two(number: int) -> int:
-    """The least one that is no smaller."""
+    """The next power of two, or the number itself."""
     return 1 << max(0, int(number) - 1).bit_length()

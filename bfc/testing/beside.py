@@ -34,7 +34,7 @@ class Beside(Protocol):
 
 
 def model_for(allocator: Any, tape: Tape) -> Beside | None:
-    """The model of a fresh allocator of ours; None where there is none: for a policy that is not
+    """The model of a fresh allocator of ours; None if it has none: for a policy that is not
     ours, or for options and sources that the model does not know."""
     source = tape.source
     if type(allocator) is BFCAllocator:

@@ -109,7 +109,7 @@ class Twins:
             raise
 
     def _tell(self, do: Callable[[Beside], Any]) -> Any:
-        """What the model answers; None where there is none, or none any more."""
+        """What the model answers; None if there is no model, or not any more."""
         if self.beside is None:
             return None
         try:

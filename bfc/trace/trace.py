@@ -473,7 +473,7 @@ class Trace:
 
         addresses = np.empty(len(self), np.uint64)
         handles = np.empty(self._number_count, np.uint32)
-        # The trace's ordinals are no handles, and nothing is queued anywhere: one stream will do.
+        # The trace's ordinals are not handles, and nothing is queued anywhere: stream 0 will do.
         are_handles = getattr(allocator.sub_allocator, "streams_are_handles", False)
         stream = np.zeros_like(self.stream) if are_handles else self.stream
         run = Run(allocator, self.op, self._numbers, self.size, stream, handles, addresses)
@@ -489,7 +489,7 @@ class Trace:
 
 
 def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
-    """A copy of one dimension and of the right type; TraceError where values do not fit into it."""
+    """A copy with one dimension and the right dtype. Raises TraceError if the values do not fit."""
     import numpy as np
 
     array = np.asarray(values)
@@ -504,7 +504,7 @@ def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
 
 
 def _fixed(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """A copy that nobody can change, as it lies in bytes: compiled code relies on its numbers."""
+    """A copy over a bytes object, which cannot be changed: compiled code relies on its values."""
     import numpy as np
 
     return np.ndarray(len(array), dtype, array.astype(dtype, copy=False).tobytes())

@@ -1,4 +1,4 @@
-"""The CUDA driver's calls on one device. What is `nogil` here needs no GIL, and no lock is held across a call."""
+"""The CUDA driver's calls on one device. No lock is held while the driver is called."""
 
 from libc.stdint cimport uint64_t
 from libcpp.map cimport map as cmap
@@ -39,7 +39,7 @@ cdef class Device:
     cdef void* context
     cdef unsigned long long identity    # of the context, as it was when it was retained
     cdef bint retained
-    cdef void* own_stream               # of the kind "async": regions come and go on it
+    cdef void* own_stream               # for memory of the kind "async": it is allocated and freed on this stream
     cdef Lock lock                      # guards the next three; never held across a driver call
     cdef cmap[uint64_t, Block] live
     cdef readonly uint64_t live_bytes

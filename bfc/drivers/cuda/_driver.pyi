@@ -1,6 +1,6 @@
 class Device:
-    """The primary context of one device, a kind of memory on it, and the events that fence it. Retained until this
-    object goes.
+    """The primary context of one device, a kind of memory on it, and its events. It is retained until this object is
+    collected.
     """
 
     def __init__(self, device: int, kind: str) -> None: ...
@@ -22,7 +22,9 @@ class Device:
         """As SubAllocator.alloc."""
 
     def alloc_registered(self, alignment: int, nbytes: int, threads: int) -> tuple[int, int] | None:
-        """As SubAllocator.alloc: pages of the operating system, which so many threads touch, and cuMemHostRegister."""
+        """As SubAllocator.alloc: pages of the operating system, touched by some threads, and pinned with
+        cuMemHostRegister.
+        """
 
     def free(self, address: int, nbytes: int, idle: bool = False) -> None:
         """As SubAllocator.free, or free_idle."""
@@ -37,7 +39,7 @@ class Device:
         """As SubAllocator.stream_id. Raises DriverError."""
 
     def synchronize(self) -> None:
-        """Waits for all work on the device. Raises DriverError, also for what a kernel did wrong earlier."""
+        """Waits for all work on the device. Raises DriverError, also if a kernel has failed earlier."""
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         """As SubAllocator.copy. Raises DriverError."""
@@ -58,7 +60,7 @@ def load() -> None:
     """Finds the driver and initialises it, once. Raises DeviceUnavailableError, which says what is missing."""
 
 def hint_for(code: int) -> str:
-    """What there is to do about an error of the driver's; "" where that is not known."""
+    """What to try after an error of the driver; "" if that is not known."""
 
 def device_count() -> int:
     """The devices that the driver shows this process. Raises DeviceUnavailableError."""
@@ -70,11 +72,11 @@ def driver_version() -> tuple[int, int]:
     """(major, minor) of the newest CUDA that the driver knows. Raises DeviceUnavailableError."""
 
 def device_in_use() -> int:
-    """The device whose context is current in this thread, else the first with an active primary context, else 0: what
-    needs any device takes this one, and makes no context that nobody asked for. Raises DeviceUnavailableError.
+    """The device whose context is current in this thread, or else the first with an active primary context, or else 0.
+    Code that can use any device takes this one, so that it makes no further context. Raises DeviceUnavailableError.
     """
 
 def is_host_memory(address: int) -> bool:
-    """Whether the driver knows an address as memory of the host: pinned, or registered. Makes no context: where no
-    device has one, nothing can be pinned.
+    """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
+    one, nothing can be pinned.
     """

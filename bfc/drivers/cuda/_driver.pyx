@@ -1,4 +1,4 @@
-"""The CUDA driver through cuda-python's C functions, which one build finds in cuda-bindings 12.9 and 13 alike.
+"""The CUDA driver, through cuda-python's C functions. One build works with cuda-bindings 12.9 and 13.
 
 They are taken from `cuda.bindings.cydriver.__pyx_capi__`, whose capsules are named by their C signature: no header, no
 library to link, and no Python call between us and the driver. Nothing is loaded before the first device is asked for.
@@ -39,7 +39,7 @@ cdef enum:                      # CUresult, as far as the code decides by it; th
     NOT_FOUND = 500
     NOT_READY = 600
     CONTEXT_IS_DESTROYED = 709
-    CAPTURES_OTHERS = 905       # a stream that captures would wait for one that does not
+    CAPTURES_OTHERS = 905       # a capturing stream would have to wait for one that does not capture
     CAPTURED = 907
     NOT_LIVE = -1               # ours: no block of this source
 
@@ -146,7 +146,7 @@ _SIGNATURES = (
 
 cdef Functions cu
 cdef bint loaded = False
-cdef bint found = False         # whether there is a driver to ask what an error means
+cdef bint found = False         # there is a driver, which can be asked what an error means
 cdef bint forked = False        # the driver does not survive a fork: its calls fail in the child
 cdef bint exiting = False       # it may be gone already
 
@@ -178,7 +178,7 @@ def _leave_the_driver_alone():
 
 
 cdef void forget_the_driver() noexcept nogil:
-    """In a forked child, before any hook of Python's."""
+    """Runs in a forked child, before any of Python's fork hooks."""
     global forked
     forked = loaded
 
@@ -256,7 +256,7 @@ cdef object failure(CUresult result, str call):
 
 
 def hint_for(code):
-    """What there is to do about an error of the driver's; "" where that is not known."""
+    """What to try after an error of the driver; "" if that is not known."""
     return _HINTS.get(code, "")
 
 
@@ -302,7 +302,7 @@ def driver_version():
 
 
 cdef int first_active_device() except -2:
-    """The first device whose primary context somebody uses, -1 where there is none."""
+    """The first device with an active primary context; -1 if no device has one."""
     cdef int device, active
     cdef unsigned int flags
     for device in range(device_count()):
@@ -314,8 +314,8 @@ cdef int first_active_device() except -2:
 
 
 def device_in_use():
-    """The device whose context is current in this thread, else the first with an active primary context, else 0: what
-    needs any device takes this one, and makes no context that nobody asked for. Raises DeviceUnavailableError."""
+    """The device whose context is current in this thread, or else the first with an active primary context, or else 0.
+    Code that can use any device takes this one, so that it makes no further context. Raises DeviceUnavailableError."""
     cdef int device = 0
     load()
     if cu.context_device(&device) == SUCCESS:
@@ -324,8 +324,8 @@ def device_in_use():
 
 
 def is_host_memory(uint64_t address):
-    """Whether the driver knows an address as memory of the host: pinned, or registered. Makes no context: where no
-    device has one, nothing can be pinned."""
+    """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
+    one, nothing can be pinned."""
     cdef unsigned int found = 0
     cdef int device
     cdef void* context = NULL
@@ -348,22 +348,23 @@ cdef inline void* stream_handle(uint64_t stream) noexcept nogil:
 
 
 cdef inline void* all_of(uint64_t stream) noexcept nogil:
-    """Where a mark covers all of a stream. The per-thread stream of which thread is not known, but the default stream
-    waits for every one of them."""
+    """The stream on which an event covers all work of `stream`. Of which thread a per-thread stream is, is not known,
+    but the legacy default stream waits for every one of them."""
     return stream_handle(0 if stream == PER_THREAD_STREAM else stream)
 
 
 cdef CUresult unless_capturing(void* stream, CUresult otherwise) noexcept nogil:
-    """An event recorded in a capture belongs to its graph, and what waits for it joins the capture: neither is ours to
-    do, and a failure would end the user's capture."""
+    """The error for a stream that is being captured, or `otherwise`. An event that is recorded in a capture becomes a
+    part of the graph, and a stream that waits for it joins the capture. We must not do that to a user's capture, nor
+    let it end with an error."""
     cdef int capturing = 0
     cdef CUresult result = cu.stream_is_capturing(stream, &capturing)
     return otherwise if result == SUCCESS and capturing else result
 
 
 cdef class Device:
-    """The primary context of one device, a kind of memory on it, and the events that fence it. Retained until this
-    object goes."""
+    """The primary context of one device, a kind of memory on it, and its events. It is retained until this object is
+    collected."""
 
     def __init__(self, device, kind):
         if kind not in _KINDS:
@@ -409,9 +410,9 @@ cdef class Device:
         cu.context_release(self.ordinal)
 
     cdef CUresult enter(self, int* mode) noexcept nogil:
-        """Makes the context current. A graph that another thread captures must not mind what is done here.
+        """Makes the context current, and relaxes the capture mode, so that captures in other threads are not affected.
 
-        Another library may reset the primary context and use it anew, under the same handle: only its id tells.
+        Another library may reset the primary context and use it again under the same handle: only its id has changed.
         """
         cdef unsigned long long identity = 0
         if forked or not self.retained:
@@ -482,7 +483,8 @@ cdef class Device:
         return self.answer(address, nbytes)
 
     def alloc_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads):
-        """As SubAllocator.alloc: pages of the operating system, which so many threads touch, and cuMemHostRegister."""
+        """As SubAllocator.alloc: pages of the operating system, touched by some threads, and pinned with
+        cuMemHostRegister."""
         cdef uint64_t address = 0
         cdef CUresult result
         with nogil:
@@ -494,7 +496,7 @@ cdef class Device:
         return self.answer(address, nbytes)
 
     cdef tuple answer(self, uint64_t address, uint64_t nbytes):
-        """A new block, as Python has it. Where there is no memory for that, nobody would know of the block."""
+        """A new block as a tuple. If Python has no memory for that, the block is given back, or it would be lost."""
         try:
             return address, nbytes
         except MemoryError:
@@ -559,7 +561,7 @@ cdef class Device:
         return result
 
     cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil:
-        """Notes a new block, or gives it back where the host has no memory for the note."""
+        """Lists a new block, or gives it back if the host has no memory for the list."""
         cdef bint kept
         self.lock.wait_and_acquire()
         kept = try_store(self.live, address, block[0])
@@ -592,7 +594,7 @@ cdef class Device:
         cdef Block block
         if forked:
             self.live_bytes -= min(nbytes, self.live_bytes)
-            return SUCCESS      # the map may be half changed, by a thread that does not exist here
+            return SUCCESS      # a thread that does not exist here may have been changing the map
         self.lock.wait_and_acquire()
         cdef bint found = self.live.count(address) and self.live[address].nbytes == nbytes
         if found:
@@ -617,8 +619,8 @@ cdef class Device:
         return result
 
     cdef CUresult give_back(self, Block* block, bint idle) noexcept nogil:
-        """cuMemFree waits for all work on the device. For the others we do, unless the block is said to be idle: any
-        stream may use a region."""
+        """Gives a block back to the driver. cuMemFree waits for all work on the device. For other kinds of memory we
+        wait, as any stream may use a region, unless the caller says that the block is idle."""
         cdef CUresult result = SUCCESS
         if self.kind == DEVICE or self.kind == MANAGED:
             return cu.memory_free(block.base)
@@ -635,7 +637,7 @@ cdef class Device:
             return cu.host_free(<void*>block.base)
         result = cu.async_free(block.base, self.own_stream)
         if result == SUCCESS:
-            cu.stream_synchronize(self.own_stream)      # freed it is, whatever this says of earlier work
+            cu.stream_synchronize(self.own_stream)      # it is freed, even if this returns an earlier error
         return result
 
     # -- streams -------------------------------------------------------------------------------------------------------
@@ -672,7 +674,7 @@ cdef class Device:
         return id
 
     def synchronize(self):
-        """Waits for all work on the device. Raises DriverError, also for what a kernel did wrong earlier."""
+        """Waits for all work on the device. Raises DriverError, also if a kernel has failed earlier."""
         cdef CUresult result
         with nogil:
             result = self.drain()
@@ -702,7 +704,7 @@ cdef class Device:
     cdef void put_event(self, void* event) noexcept nogil:
         cdef bint kept
         if forked:
-            return              # the list may be half changed, by a thread that does not exist here
+            return              # a thread that does not exist here may have been changing the list
         self.lock.wait_and_acquire()
         kept = try_push_back(self.idle_events, event)
         self.lock.release()
@@ -710,7 +712,7 @@ cdef class Device:
             cu.event_destroy(event)
 
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
-        """An event behind what is queued on a stream now. One that a graph captures could not be asked."""
+        """Records an event on a stream. Not in a capture: such an event could not be queried."""
         cdef int mode
         cdef CUresult result = self.enter(&mode)
         if result != SUCCESS:
@@ -727,7 +729,8 @@ cdef class Device:
         return result
 
     cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil:
-        """A wait takes the event as it stands at the call, so the event is idle again at once."""
+        """Lets a stream wait for another. The event can be reused at once, as a wait refers to its state at the
+        call."""
         cdef int mode
         cdef void* event
         cdef CUresult result = self.enter(&mode)
@@ -747,7 +750,7 @@ cdef class Device:
         return result
 
     cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil:
-        """The streams that have a name, not a handle, are always there. Their names are no ids, but none clashes."""
+        """A stream's id. The default streams, which have fixed handles, always exist: their handles serve as ids."""
         cdef int mode
         cdef unsigned long long found = 0
         id[0] = stream
@@ -807,7 +810,7 @@ _FREE_CALLS = {DEVICE: "cuMemFree", MANAGED: "cuMemFree", PINNED: "cuMemFreeHost
 
 
 cdef inline bint is_lost(CUresult result) noexcept nogil:
-    """Whether the memory went with its context, or belongs to the parent of this process."""
+    """Whether memory is gone: with its context, or because it belongs to the parent of this process."""
     return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 
 

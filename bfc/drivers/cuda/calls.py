@@ -1,4 +1,4 @@
-"""The CUDA driver's calls from Python: what they say of addresses, devices and streams."""
+"""The CUDA driver's calls from Python: facts about addresses, devices and streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """What a call gives besides its success. Raises DriverError."""
+    """What a call returns after its CUresult. Raises DriverError if it fails."""
     results = getattr(_cu or driver(), name)(*arguments)
     if results[0]:
         raise failure(name, int(results[0]))
@@ -89,12 +89,12 @@ def is_pinned(address: int) -> bool:
 
 
 def is_drivers(address: int) -> bool:
-    """Whether memory is the driver's, pinned or managed, which it uses where it is."""
+    """Whether memory is pinned or managed, so that the device can use it in place."""
     return bool(int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]))
 
 
 def is_mapped(address: int) -> bool:
-    """Whether memory belongs to no context: mapped piece by piece, or of a pool."""
+    """Whether memory belongs to no context: it is mapped from pages, or comes from a pool."""
     return not int(_attributes(address, CONTEXT, MEMORY_TYPE)[0])
 
 
@@ -104,7 +104,7 @@ def _relaxed() -> Any:
 
 
 class Device:
-    """What is asked of a device once."""
+    """Facts about a device, which are asked for once, and its primary context."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -150,7 +150,7 @@ class Device:
             self.leave(mode)
 
     def notice_reset(self) -> None:
-        """Forgets what has gone with the context, where another library has reset the device."""
+        """If another library has reset the device, forgets what was in the old context."""
         try:
             found = call("cuCtxGetId", self.context())
         except DriverError as error:
@@ -167,7 +167,7 @@ class Device:
         self._context_id = found
 
     def follower(self) -> int:
-        """A stream that nothing is queued on but waiting for others."""
+        """A stream on which nothing is queued except waits for other streams."""
         self.notice_reset()
         if self._follower is None:
             self._follower = int(self.call("cuStreamCreate", NON_BLOCKING))
@@ -223,6 +223,6 @@ def belongs(handle: int | None, there: Device) -> bool:
 
 
 def forget() -> None:
-    """Asks everything anew, as after a reset of the devices."""
+    """Forgets all facts, as after a reset of the devices."""
     _devices.clear()
     peers.clear()

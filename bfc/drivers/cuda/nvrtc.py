@@ -8,8 +8,8 @@ from bfc.errors import DeviceUnavailableError
 
 
 def compiled(text: str, arch: int) -> bytes:
-    """A program for a device of compute capability `arch` (90 for 9.0): its own code, or where
-    NVRTC is older than the device PTX that the driver finishes."""
+    """A program for a device of compute capability `arch` (90 for 9.0): machine code, or PTX if
+    NVRTC is older than the device."""
     nvrtc = _nvrtc()
     error, known = nvrtc.nvrtcGetSupportedArchs()
     _check_nvrtc(error, "nvrtcGetSupportedArchs")

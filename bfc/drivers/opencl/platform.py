@@ -19,9 +19,9 @@ DRIVERS = (
     "pocl-binary-distribution"
 )
 
-#: Codes of OpenCL that say "no room", and no more.
+#: Codes of OpenCL that mean "no room", and nothing else.
 NO_ROOM = frozenset({-4, -5, -6, -61})
-#: The events of a wait ended with an error: ended they have.
+#: An event that was waited for has ended with an error: but it has ended.
 ENDED_BADLY = -14
 
 #: The extension of drivers whose objects all start with their table of functions.
@@ -106,7 +106,8 @@ def note_use() -> None:
 
 
 def default_context(ordinal: int) -> Any:
-    """The one context of a device that whoever names none shares. Raises DeviceUnavailableError."""
+    """The context of a device for users that give none: they share it. Raises
+    DeviceUnavailableError."""
     found = devices()
     if not 0 <= ordinal < len(found):
         raise DeviceUnavailableError(
@@ -151,7 +152,7 @@ def first_line(error: object) -> str:
 
 @contextlib.contextmanager
 def in_words(call: str) -> Iterator[None]:
-    """What a driver's call raises becomes a DriverError that names it."""
+    """Turns pyopencl's errors into a DriverError that names the call."""
     cl = load()
     try:
         yield
@@ -188,11 +189,11 @@ class Home:
 
 
 class WrongQueueError(SubAllocatorError):
-    """What was given for a queue is none, or another context's: no fault of the device's."""
+    """A stream is not a queue, or one of another context: the device has not failed."""
 
 
 class Queue:
-    """A command queue that was named once: `number` is its own, and no other's."""
+    """A command queue that a user has named. No other queue ever has the same `number`."""
 
     __slots__ = ("handle", "is_ordered", "number", "queue")
 
@@ -229,7 +230,7 @@ class Queues:
         self._known = {0: self.own, self.own.handle: self.own}
 
     def find(self, stream: int) -> Queue:
-        """The queue of a handle. Raises SubAllocatorError where it is none of this context."""
+        """The queue of a handle. Raises SubAllocatorError if it is not a queue of this context."""
         found = self._known.get(stream)
         return self._remember(stream) if found is None else found
 
@@ -247,7 +248,8 @@ class Queues:
             return self._known.setdefault(stream, queue)
 
     def _refuse_what_is_none(self, stream: int) -> None:
-        """Looks before pyopencl does, which counts the reference to whatever a number leads to."""
+        """Raises SubAllocatorError if a number is not a queue. pyopencl would not check it, and
+        would count a reference to whatever is there."""
         if not self._can_look:
             return
         if is_object(stream, self.own.handle):
@@ -293,13 +295,13 @@ def foreign_queue(stream: int) -> WrongQueueError:
 
 
 def can_look(device: Any) -> bool:
-    """Whether objects of its driver start with the driver's table of functions, as an installable
-    one's do, and memory can be read that may not be there, as on Linux."""
+    """Whether `is_object` can work: the objects of this driver start with its table of functions,
+    as those of an ICD do, and invalid addresses can be read safely, as on Linux."""
     return ICD in device.platform.extensions and os.path.exists("/proc/self/mem")
 
 
 def is_object(handle: int, known: int) -> bool:
-    """Whether a number leads to an object of the same driver as the known one does. Where
+    """Whether a number is the address of an object of the same driver as a known object. Needs
     `can_look`."""
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
@@ -390,7 +392,7 @@ class PinnedSide:
         with in_words(f"clEnqueueMarker on the queue {handle:#x}"):
             queue = cl.CommandQueue.from_int_ptr(handle, True)  # which the block's use keeps
             event = cl.enqueue_marker(queue)
-            queue.flush()  # what is never submitted is never done
+            queue.flush()  # a command that is not submitted never finishes
         return Fence(self._home, queue, event)
 
 
