@@ -2,8 +2,7 @@
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release,
-    PyObject_GetBuffer,
+    PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE,
 )
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore

@@ -502,7 +502,7 @@ def _wrong_field(name: str, given: str, fault: str, large: int) -> SettingsError
 
 
 def check_switches(**switches: object) -> None:
-    """TypeError where one is neither a bool nor None: a text such as "no" would count as True."""
+    """Raises TypeError if one is neither a bool nor None: a text such as "no" would be true."""
     for name, value in switches.items():
         if not isinstance(value, bool | None):
             raise TypeError(f"{name} is True or False, not {value!r:.{SHOWN}}")
