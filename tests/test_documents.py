@@ -84,6 +84,7 @@ def test_every_link_of_a_document_leads_somewhere():
     for path in DOCUMENTS:
         for link in re.findall(r"\]\((?!http)([^)#]+)", path.read_text()):
             assert (path.parent / link).exists(), f"{path.name}: {link}"
+        assert "[](" not in path.read_text(), f"{path.name}: a link without words"
 
 
 def test_the_readme_has_no_link_that_an_index_page_would_break():
