@@ -10,7 +10,8 @@ it. In order:
     report/, buffers/
     allocators/                                   the machine that the policies share
     policies/, pinned/                            TensorFlow's and PyTorch's
-    trace/, copying/, opencl.py, integrations/
+    trace/, copying/, opencl.py
+    integrations/, study/                         other libraries; policies compared
     cli/, testing/                                use `bfc` as a user does
     __main__.py
 """

@@ -142,7 +142,24 @@ class InvariantError(AssertionError):
 
 
 class TraceError(ValueError):
-    """A trace cannot be read or replayed; the text names the file and the fault in one line."""
+    """A trace cannot be read or replayed; the text names the file and the fault in one line.
+
+    Parameters
+    ----------
+    fault : str
+        The file, and what is wrong.
+    devices : tuple of int, optional
+        The devices that a snapshot has histories of, if one of them must be chosen.
+
+    Attributes
+    ----------
+    devices : tuple of int
+        As given, else empty.
+    """
+
+    def __init__(self, fault: str = "", *, devices: tuple[int, ...] = ()) -> None:
+        self.devices = devices
+        super().__init__(fault)
 
 
 class SettingsError(ValueError):

@@ -5,41 +5,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import bfc
+from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
+from bfc.study.experiment import Policy
 from bfc.units import parse_bytes
-
-
-class Counted(bfc.SubAllocator):
-    """A device that counts the regions taken from it."""
-
-    regions_taken = 0
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        block = super().alloc(alignment, nbytes)  # type: ignore[safe-super]  # a device's own
-        self.regions_taken += block is not None
-        return block
-
-
-class CountedSimulated(Counted, bfc.SimulatedSubAllocator):
-    """A GPU made of integers."""
-
-
-class CountedHost(Counted, bfc.HostSubAllocator):
-    """Host memory."""
-
-
-class CountedOpenCL(Counted, bfc.OpenCLSubAllocator):
-    """Memory of an OpenCL device."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """One `--policy`: its name, as it was asked for, and what makes its allocator."""
-
-    name: str
-    make_allocator: Callable[[bfc.SubAllocator], bfc.Allocator]
 
 
 def device_maker(text: str) -> Callable[[], Counted]:

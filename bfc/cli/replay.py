@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.cli.policies import Counted, Policy, device_maker, policies
+from bfc.cli.policies import device_maker, policies
+from bfc.pytorch.reader import some_numbers
+from bfc.study.counted import Counted
+from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -50,33 +53,19 @@ exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
 
 
-@dataclass
-class Row:
-    """What one trace came to under one policy. Sizes are bytes, and `regions_taken` counts."""
-
-    trace: str
-    policy: str
-    events: int
-    peak_bytes_live: int
-    peak_bytes_in_use: int
-    peak_bytes_reserved: int
-    regions_taken: int
-    fragmentation: float | None
-    ns_per_event: float
-    refused: int
-
-    def cells(self) -> tuple[str, ...]:
-        return (
-            self.trace,
-            str(self.events),
-            format_bytes(self.peak_bytes_live),
-            format_bytes(self.peak_bytes_in_use),
-            format_bytes(self.peak_bytes_reserved),
-            str(self.regions_taken),
-            "-" if self.fragmentation is None else f"{self.fragmentation:.1%}",
-            f"{self.ns_per_event:.1f}",
-            str(self.refused),
-        )
+def _cells(row: Row) -> tuple[str, ...]:
+    """What a line of the table says."""
+    return (
+        row.trace,
+        str(row.events),
+        format_bytes(row.peak_bytes_live),
+        format_bytes(row.peak_bytes_in_use),
+        format_bytes(row.peak_bytes_reserved),
+        str(row.regions_taken),
+        "-" if row.fragmentation is None else f"{row.fragmentation:.1%}",
+        f"{row.ns_per_event:.1f}",
+        str(row.refused),
+    )
 
 
 def add_to(subparsers: Any) -> None:
@@ -145,7 +134,8 @@ def _add_options_of_allocators(add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> bool:
     """Replays every trace under every policy. True where all of it fitted."""
-    makers = _makers(arguments)
+    make_device = device_maker(arguments.device)
+    listed = _policies_on(arguments, make_device)
     paths = list(_files(arguments.traces))
     if arguments.snapshot_device is not None and not any(map(_is_snapshot, paths)):
         raise ValueError(
@@ -155,10 +145,18 @@ def run(arguments: argparse.Namespace) -> bool:
     results: list[tuple[str, Row, bfc.Snapshot | None]] = []
     for name, path in _named(paths):
         trace = _read(path, arguments.snapshot_device)
-        for policy, make in makers:
-            caption = name if arguments.policy is None else f"{name} under {policy}"
-            row = _replay(name, policy, trace, make, arguments.passes, caption)
-            picture = None if arguments.no_picture else _at_its_fullest(trace, make)
+        for policy in listed:
+            caption = name if arguments.policy is None else f"{name} under {policy.name}"
+            row = measure(
+                trace,
+                policy,
+                make_device,
+                name=name,
+                passes=arguments.passes,
+                progress=functools.partial(_progress, caption),
+            )
+            wanted = not arguments.no_picture
+            picture = at_its_fullest(trace, policy, make_device) if wanted else None
             results.append((caption, row, picture))
     if arguments.json:
         traces = [_as_json(row, picture) for _, row, picture in results]
@@ -171,24 +169,13 @@ def run(arguments: argparse.Namespace) -> bool:
     return not any(row.refused for _, row, _ in results)
 
 
-#: What makes an allocator on a new device, and that device.
-_Make = Callable[[], tuple[bfc.Allocator, Counted]]
-
-
-def _makers(arguments: argparse.Namespace) -> list[tuple[str, _Make]]:
-    """Each policy's name, and its maker. What is wrong with the options is raised here, before
-    anything is read."""
-    make_device = device_maker(arguments.device)
-
-    def maker(policy: Policy) -> _Make:
-        def make() -> tuple[bfc.Allocator, Counted]:
-            device = make_device()
-            return policy.make_allocator(device), device
-
-        make()[0].close()
-        return make
-
-    return [(policy.name, maker(policy)) for policy in policies(arguments)]
+def _policies_on(arguments: argparse.Namespace, make_device: Callable[[], Counted]) -> list[Policy]:
+    """The policies asked for. What is wrong with the options is raised here, before anything is
+    read."""
+    listed = policies(arguments)
+    for policy in listed:
+        policy.make_allocator(make_device()).close()
+    return listed
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:
@@ -212,52 +199,18 @@ def _read(path: Path, device: int | None) -> bfc.Trace:
     try:
         return bfc.Trace.from_torch(path, device=device)
     except bfc.TraceError as error:
-        # What is an argument in Python is an option here.
-        said, argument, rest = str(error).rpartition("choose one with device=")
-        if argument and not rest:
-            raise bfc.TraceError(f"{said}choose one with --snapshot-device") from None
-        raise
+        if not error.devices:
+            raise
+        raise bfc.TraceError(
+            f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
+            "--snapshot-device"
+        ) from None
 
 
 def _named(paths: list[Path]) -> list[tuple[str, Path]]:
     """Each path behind its name: the stem, or all of it where two have one stem."""
     stems = Counter(path.stem for path in paths)
     return [(path.stem if stems[path.stem] == 1 else str(path), path) for path in paths]
-
-
-def _replay(
-    name: str, policy: str, trace: bfc.Trace, make: _Make, passes: int, caption: str
-) -> Row:
-    closed = trace.closed()
-    with _progress(caption, len(trace) + len(closed) * passes) as progress:
-        allocator, device = make()
-        with allocator:
-            first = trace.replay(allocator, progress=progress())
-            fragmentation = allocator.stats().fragmentation
-        allocator, _ = make()
-        with allocator:
-            times = [
-                closed.replay(allocator, progress=progress()).ns_per_event for _ in range(passes)
-            ]
-    return Row(
-        name,
-        policy,
-        len(trace),
-        first.peak_bytes_live,
-        first.peak_bytes_in_use,
-        first.peak_bytes_reserved,
-        device.regions_taken,
-        None if math.isnan(fragmentation) else fragmentation,
-        min(times),
-        first.failed,
-    )
-
-
-def _at_its_fullest(trace: bfc.Trace, make: _Make) -> bfc.Snapshot:
-    allocator, _ = make()
-    with allocator:
-        trace[: trace.fullest_event() + 1].replay(allocator)
-        return allocator.snapshot()
 
 
 def _bar(name: str, events: int) -> tqdm[NoReturn] | None:
@@ -272,7 +225,7 @@ def _bar(name: str, events: int) -> tqdm[NoReturn] | None:
 
 
 @contextlib.contextmanager
-def _progress(name: str, events: int) -> Iterator[Callable[[], Callable[[int], None] | None]]:
+def _progress(name: str, events: int) -> Iterator[Start]:
     """A function to call once a replay: it returns what that replay calls to move the bar, or None
     where there is no bar."""
     bar = _bar(name, events)
@@ -301,7 +254,7 @@ def _as_json(row: Row, picture: bfc.Snapshot | None) -> dict[str, Any]:
 
 
 def _print_table(rows: list[Row], with_policies: bool) -> None:
-    lines = [HEADINGS, *(row.cells() for row in rows)]
+    lines = [HEADINGS, *map(_cells, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     for line, policy in zip(lines, ["policy", *(row.policy for row in rows)], strict=True):
         cells = [

@@ -64,7 +64,7 @@ def read(
         recording = _recording(loads(data), device, _Parts(len(data)))
         return _converted(recording)
     except TraceError as error:
-        raise TraceError(f"{name}: {error}") from None
+        raise TraceError(f"{name}: {error}", devices=error.devices) from None
 
 
 def _content(source: str | os.PathLike[str] | IO[bytes]) -> bytes:
@@ -148,16 +148,19 @@ def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) 
     present = sorted(recorded | holding)
     if wanted is not None:
         if wanted not in present:
-            raise TraceError(f"it holds nothing of device {wanted}, but of {_some(present)}")
+            raise TraceError(f"it holds nothing of device {wanted}, but of {some_numbers(present)}")
         return wanted
     choice = sorted(recorded) or present or [0]
     if len(choice) > 1:
-        raise TraceError(f"it holds the devices {_some(choice)}: choose one with device=")
+        raise TraceError(
+            f"it holds the devices {some_numbers(choice)}: choose one with device=",
+            devices=tuple(choice),
+        )
     return choice[0]
 
 
-def _some(numbers: list[int]) -> str:
-    return f"{numbers or 'none'}" if len(numbers) <= 16 else f"{numbers[:16]} and more"
+def some_numbers(numbers: Sequence[int]) -> str:
+    return f"{list(numbers) or 'none'}" if len(numbers) <= 16 else f"{list(numbers[:16])} and more"
 
 
 def _device_of(segment: dict[str, Any], where: str) -> int:

@@ -1,0 +1,68 @@
+"""One trace under several policies, without the command that prints the rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import bfc
+from bfc.study.counted import CountedSimulated
+from bfc.study.experiment import Policy, at_its_fullest, compare, measure
+
+MIB = 1 << 20
+BOTH = [Policy("bfc", bfc.BFCAllocator), Policy("caching", bfc.CachingAllocator)]
+#: 5 MiB twice, of which the first is freed, and 1000 bytes that stay.
+TRACE = bfc.Trace([0, 0, 1, 0], [0, 1, 0, 2], [5 * MIB, 5 * MIB, 0, 1000])
+
+
+def device() -> CountedSimulated:
+    return CountedSimulated("64 MiB")
+
+
+def test_each_policy_has_a_row_with_the_figures_of_one_replay() -> None:
+    plain, caching = compare(TRACE, BOTH, device, name="three", passes=1)
+    assert (plain.trace, plain.policy, caching.policy) == ("three", "bfc", "caching")
+    for row in (plain, caching):
+        assert (row.events, row.refused, row.peak_bytes_live) == (4, 0, 10 * MIB)
+        assert row.peak_bytes_in_use == 10 * MIB
+        assert row.ns_per_event > 0
+    assert (plain.regions_taken, plain.peak_bytes_reserved) == (1, 64 * MIB)
+    # A large segment, and a small one for the last.
+    assert (caching.regions_taken, caching.peak_bytes_reserved) == (2, 22 * MIB)
+    assert 0 < caching.fragmentation < 1
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    (row,) = compare(bfc.Trace([0, 0], [0, 1], [48 * MIB] * 2), BOTH[1:], device)
+    assert (row.refused, row.peak_bytes_in_use) == (1, 48 * MIB)
+
+
+def test_there_is_no_fragmentation_where_nothing_is_free() -> None:
+    (row,) = compare(bfc.Trace([0], [0], [64 * MIB]), BOTH[:1], device)
+    assert row.fragmentation is None
+
+
+def test_progress_is_told_of_every_replay() -> None:
+    totals: list[int] = []
+    seen: list[list[int]] = []
+
+    @contextlib.contextmanager
+    def progress(events: int) -> Iterator[Callable[[], Callable[[int], None]]]:
+        totals.append(events)
+
+        def start() -> Callable[[int], None]:
+            seen.append([])
+            return seen[-1].append
+
+        yield start
+
+    measure(TRACE, BOTH[1], device, passes=2, progress=progress)
+    closed = len(TRACE.closed())
+    assert totals == [len(TRACE) + 2 * closed]
+    assert [replay[-1] for replay in seen] == [len(TRACE), closed, closed]
+
+
+def test_a_picture_is_of_the_moment_when_most_is_live() -> None:
+    snapshot = at_its_fullest(TRACE, BOTH[1], device)
+    chunks = [chunk for region in snapshot.regions for chunk in region.chunks if chunk.in_use]
+    assert [chunk.size for chunk in chunks] == [5 * MIB, 5 * MIB]
