@@ -425,7 +425,7 @@ class DeviceAllocator:
         known = self._live.pop(handle, None)
         if known is None:
             raise InvalidPointerError(
-                f"{handle!r} is no live handle of this allocator: it was freed already, or is "
+                f"{handle!r} is not a live handle of this allocator: it was freed already, or is "
                 f"another's"
             )
         pool = known.place.pool
@@ -658,7 +658,7 @@ class DeviceAllocator:
     def _find(self, handle: int) -> _Handle:
         known = self._live.get(handle)
         if known is None:
-            raise InvalidPointerError(f"{handle!r} is no live handle of this allocator")
+            raise InvalidPointerError(f"{handle!r} is not a live handle of this allocator")
         return known
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ def as_int(value: SupportsIndex) -> int:
     7
     """
     if isinstance(value, bool):
-        raise TypeError("a bool is no number here")
+        raise TypeError("a bool is not a number here")
     return operator.index(value)
 
 

@@ -74,7 +74,7 @@ def test_passes_that_are_no_number_are_said_to_be_none(capsys, passes):
     with pytest.raises(SystemExit) as raised:
         main(["replay", SMALL, f"--passes={passes}"])
     assert raised.value.code == 2
-    fault = f"argument --passes: {passes!r} is no whole number of at least 1"
+    fault = f"argument --passes: {passes!r} is not a whole number of at least 1"
     assert fault in capsys.readouterr().err
 
 
@@ -167,7 +167,7 @@ def test_real_memory_holds_a_trace(capsys):
     ("arguments", "fault"),
     [
         (["nowhere.npz"], "nowhere.npz"),
-        ([__file__], "it is no .npz archive"),
+        ([__file__], "it is not an .npz archive"),
         (["/dev/null"], "it is a device"),
         ([SMALL, "--device", "tpu"], "--device tpu"),
         ([SMALL, "--device", "simulated"], "--device simulated"),

@@ -269,9 +269,9 @@ WHOLE = pickle.dumps(recording().snapshot(), protocol=4)
 BROKEN = {
     "hostile": (pickle.dumps({"segments": [Hostile()]}, protocol=4), "exec"),
     "cut": (WHOLE[: len(WHOLE) // 2], "it ends in the middle"),
-    "empty": (b"", "it is no pickle of protocol 2 to 5"),
-    "text": (b"no pickle at all", "it is no pickle of protocol 2 to 5"),
-    "other": (pickle.dumps({"weights": [1, 2]}, protocol=4), "it is no memory snapshot"),
+    "empty": (b"", "it is not a pickle of protocol 2 to 5"),
+    "text": (b"no pickle at all", "it is not a pickle of protocol 2 to 5"),
+    "other": (pickle.dumps({"weights": [1, 2]}, protocol=4), "it is not a memory snapshot"),
     "gzip": (b"\x1f\x8b" + WHOLE, "it is compressed (gzip)"),
 }
 

@@ -368,7 +368,7 @@ def test_a_rounded_size_fits_is_a_multiple_of_512_and_stays_when_rounded_again(s
         ("per_process_memory_fraction:2", "2", ["from 0 to 1"]),
         ("roundup_power2_divisions:3", "3", ["'3' is not a power of two", "[64:8,256:4,>:1]"]),
         ("roundup_power2_divisions:[3:4]", "3", ["'3' is not a power of two, or '>'"]),
-        ("roundup_power2_divisions:[64:3]", "64:3", ["'64:3' has divisions that are no power"]),
+        ("roundup_power2_divisions:[64:3]", "64:3", ["'64:3' has divisions that are neither"]),
         ("roundup_power2_divisions:[64:8", "", ["closing bracket is missing at the end"]),
         ("release_lock_on_hipmalloc:1", "1", ["'1' is neither True nor False"]),
         ("backend:native,backend:native", "", ["stands twice"]),

@@ -556,7 +556,7 @@ def test_paths_and_binary_files_are_read_and_nothing_else(tmp_path: Path):
     path.write_bytes(b"nonsense")
     with pytest.raises(bfc.TraceError) as caught:
         bfc.Trace.from_torch(path)
-    assert str(caught.value) == f"{path}: it is no pickle of protocol 2 to 5"
+    assert str(caught.value) == f"{path}: it is not a pickle of protocol 2 to 5"
 
 
 # Files that are damaged, or mean harm --------------------------------------------------------
@@ -634,10 +634,10 @@ HEAD = b"\x80\x04"
         (HEAD + HEAD + b"N.", "a second pickle"),
         (HEAD + b"Nr\xff\xff\xff\x7f.", "remembers a value out of turn, as 2147483647"),
         (HEAD + b"X\xff\xff\xff\xffabc", "ends in the middle"),
-        (HEAD + b"\x8c\x02\xff\xfe.", "its text is no UTF-8"),
+        (HEAD + b"\x8c\x02\xff\xfe.", "its text is not UTF-8"),
         (HEAD + b"\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", "neither 'segments'"),
-        (HEAD + b"N" * 99 + b"a.", "appends to what is no list"),
-        (HEAD + b"NNN" + b"s.", "sets an item of what is no dict"),
+        (HEAD + b"N" * 99 + b"a.", "appends to something that is not a list"),
+        (HEAD + b"NNN" + b"s.", "sets an item of something that is not a dict"),
         (HEAD + b"}K\x01Ns.", "a dict has the key 1, no text"),
         (HEAD + b"})Ns.", "a dict has the key a tuple, no text"),
         (HEAD + b"(N}d" + b"N" * 20 + b".", "a dict has the key None"),
@@ -649,12 +649,12 @@ HEAD = b"\x80\x04"
         (HEAD + b"NN.", "ends with 2 values"),
         (HEAD + b".", "ends with 0 values"),
         (HEAD, "ends in the middle"),
-        (b"", "no pickle of protocol 2 to 5"),
-        (b"\x80\x06N.", "no pickle of protocol 2 to 5"),
-        (b"(lp0\n.", "no pickle of protocol 2 to 5"),
+        (b"", "not a pickle of protocol 2 to 5"),
+        (b"\x80\x06N.", "not a pickle of protocol 2 to 5"),
+        (b"(lp0\n.", "not a pickle of protocol 2 to 5"),
         (b"\x1f\x8b\x08", "gzip"),
         (b"PK\x03\x04", "zip archive"),
-        (b'{"segments": []}', "no pickle of protocol 2 to 5"),
+        (b'{"segments": []}', "not a pickle of protocol 2 to 5"),
     ],
 )
 def test_an_operation_that_no_snapshot_needs_is_refused(content: bytes, text: str):

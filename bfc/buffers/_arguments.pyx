@@ -81,7 +81,7 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
     except TypeError:
         raise TypeError(f"an address is an int, not {type(ptr).__name__}") from None
     if not 0 <= address < 2**64 - 1:
-        raise InvalidPointerError(f"{address:#x} is no address")
+        raise InvalidPointerError(f"{address:#x} is not an address")
     return address
 
 

@@ -551,7 +551,7 @@ cdef class Buffer:
         """
         device = self.owner.device
         if device is None or device.kind not in _CUDA_KINDS:
-            raise AttributeError(f"no __cuda_array_interface__: memory on {device} is none that a CUDA device reaches")
+            raise AttributeError(f"no __cuda_array_interface__: memory on {device} cannot be reached by a CUDA device")
         cdef uint64_t start = self.address()
         cdef _Layout items = self.items()
         interface = {
@@ -779,14 +779,14 @@ cdef class BufferView(Buffer):
             raise ValueError(f"{dtype} holds arrays: put their dimensions into the shape")
         if shape is None:
             if base.nbytes % dtype.itemsize:
-                raise ValueError(f"{base.nbytes} bytes are no whole number of {dtype}")
+                raise ValueError(f"{base.nbytes} bytes are not a whole number of {dtype}")
             shape = (base.nbytes // dtype.itemsize,)
         shape = _whole_shape(shape, base.nbytes // dtype.itemsize)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > base.nbytes:
             raise ValueError(f"{shape} of {dtype} needs {nbytes} bytes; there are {base.nbytes}")
         if math.prod(filter(None, shape)) * dtype.itemsize >= 2**63:
-            raise ValueError(f"{shape} of {dtype} is no shape: its strides are above 2**63 - 1 bytes")
+            raise ValueError(f"{shape} of {dtype} is not a shape: its strides are above 2**63 - 1 bytes")
         cdef _Layout layout = _layout_of(dtype)
         cdef bint is_read_only = bool(read_only) or base.read_only
         cdef Py_ssize_t size = nbytes
@@ -913,7 +913,7 @@ def _whole_shape(shape, items):
         except TypeError:
             raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
     if len(dims) > MAX_DIMENSIONS or dims.count(-1) > 1 or any(not -1 <= n < 2**63 for n in dims):
-        raise ValueError(f"{tuple(dims)} is no shape: at most {MAX_DIMENSIONS} dimensions, one of them -1")
+        raise ValueError(f"{tuple(dims)} is not a shape: at most {MAX_DIMENSIONS} dimensions, one of them -1")
     if -1 in dims:
         known = 1
         for n in dims:

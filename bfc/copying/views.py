@@ -290,7 +290,7 @@ def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
 
     if not isinstance(interface, dict):
         raise TypeError(
-            f"the __cuda_array_interface__ of a {type(thing).__name__} is no dict but a "
+            f"the __cuda_array_interface__ of a {type(thing).__name__} is not a dict but a "
             f"{type(interface).__name__}"
         )
     if interface.get("mask") is not None:
@@ -332,7 +332,7 @@ def _read_interface(
     if min(shape, default=0) < 0:
         raise ValueError(f"the shape {shape} is negative")
     if 0 not in shape and not 0 <= operator.index(address) < 1 << 64:
-        raise ValueError(f"{address} is no address")
+        raise ValueError(f"{address} is not an address")
     return address or 0, bool(readonly), dtype, shape, strides
 
 
@@ -388,9 +388,9 @@ def _exported(thing: Any, **extra: int) -> Any:
 
 
 def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> tuple[Any, int, int]:
-    """(capsule, device, what its producer was told: a stream of that device). A stream of another
-    device is the other side's, which comes after the default stream of this one. Which device has
-    managed memory is known by its address alone: its producers name the device 0."""
+    """The capsule, its device, and the stream of that device that its producer was given. If
+    `stream` is of another device, that is the default stream, for which the other side then waits.
+    The device of managed memory is asked of the driver: its producers always name device 0."""
     from bfc.drivers.cuda import calls
 
     if managed:
@@ -406,7 +406,7 @@ def _of_dlpack(thing: Any, stream: int) -> View:
     """The view of a DLPack capsule. It is not consumed: its own destructor frees the memory."""
     device, ordinal = (int(number) for number in thing.__dlpack_device__())
     if device not in _KINDS:
-        raise TypeError(f"memory on DLPack's device {device} is none that can be copied")
+        raise TypeError(f"memory on DLPack's device {device} cannot be copied")
     on_cuda = device in (_CUDA, _CUDA_MANAGED)
     if on_cuda:
         managed = device == _CUDA_MANAGED
@@ -457,7 +457,7 @@ def _dtype_of(tensor: _Tensor) -> np.dtype[Any]:
         return np.dtype(f"{_CODES[code]}{bits // 8}")
     name = _EXTRA.get(code)
     if name is None:
-        raise TypeError(f"DLPack's dtype with the code {code} is none that NumPy has")
+        raise TypeError(f"NumPy has no dtype for DLPack's code {code}")
     try:
         import ml_dtypes
     except ImportError as error:

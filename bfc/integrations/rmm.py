@@ -149,7 +149,7 @@ class RMMSubAllocator(CUDASubAllocator):
     def free(self, address: int, nbytes: int) -> None:
         block = self._blocks.get(address)
         if block is None or block[2] != nbytes or self._blocks.pop(address, None) is None:
-            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is not a live block")
         try:
             self.synchronize()
             self._give(block)

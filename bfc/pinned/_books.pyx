@@ -294,7 +294,7 @@ cdef class PinnedBooks(Owner):
         """The live block that starts there, or an error that says what is wrong."""
         cdef uint32_t handle = self.holder_of(address)
         if handle == NO_BLOCK:
-            raise InvalidPointerError(f"{address:#x} is no memory of this allocator")
+            raise InvalidPointerError(f"{address:#x} is not memory of this allocator")
         if self.blocks[handle].state != LIVE:
             raise InvalidPointerError(f"{address:#x} was freed already")
         if self.blocks[handle].ptr != address:

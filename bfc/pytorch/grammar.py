@@ -388,7 +388,7 @@ class Reader:
         number = self.whole(ROUNDUP, written)
         if number.bit_count() > 1:
             given = f"{interval}:{written}"
-            raise self.fault(ROUNDUP, given, "has divisions that are no power of two, and not 0")
+            raise self.fault(ROUNDUP, given, "has divisions that are neither 0 nor a power of two")
         return number
 
 

@@ -61,7 +61,7 @@ def loads(data: bytes) -> Any:
     if data[:2] == b"PK":
         raise TraceError("it is a zip archive, and no pickle")
     if len(data) < 2 or data[0] != 0x80 or not 2 <= data[1] <= 5:
-        raise TraceError("it is no pickle of protocol 2 to 5")
+        raise TraceError("it is not a pickle of protocol 2 to 5")
     return _Machine(data).run()
 
 
@@ -94,7 +94,7 @@ class _Machine:
                 raise TraceError(f"it ends in the middle, after {len(self.data)} bytes") from None
             raise TraceError(f"byte {self.at}: it takes a value that is not there") from None
         except UnicodeDecodeError:
-            raise TraceError(f"byte {self.at}: its text is no UTF-8") from None
+            raise TraceError(f"byte {self.at}: its text is not UTF-8") from None
         if len(self.stack) != 1:
             raise TraceError(f"it ends with {len(self.stack)} values, where one is expected")
         return self.stack[0]
@@ -219,14 +219,14 @@ class _Machine:
 
     def _extend(self, taken: list[Any], at: int) -> int:
         if type(self.stack[-1]) is not list:
-            raise TraceError(f"byte {self.at}: it appends to what is no list")
+            raise TraceError(f"byte {self.at}: it appends to something that is not a list")
         self.values += 1
         self.stack[-1].extend(taken)
         return at
 
     def _set_items(self, taken: list[Any], at: int) -> int:
         if type(self.stack[-1]) is not dict:
-            raise TraceError(f"byte {self.at}: it sets an item of what is no dict")
+            raise TraceError(f"byte {self.at}: it sets an item of something that is not a dict")
         return self._fill(self.stack.pop(), taken, at)
 
     def _fill(self, target: dict[str, Any], taken: list[Any], at: int) -> int:

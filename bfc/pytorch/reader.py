@@ -120,8 +120,8 @@ def _recording(content: Any, device: int | None, parts: _Parts) -> _Recording:
         content = {"segments": content}
     if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
         raise TraceError(
-            f"it holds {shown(content)} with neither 'segments' nor 'device_traces': it is no "
-            "memory snapshot of PyTorch"
+            f"it holds {shown(content)} with neither 'segments' nor 'device_traces': it is "
+            "not a memory snapshot of PyTorch"
         )
     segments = _list(content.get("segments", []), "segments")
     traces = _list(content.get("device_traces", []), "device_traces")

@@ -467,7 +467,7 @@ def _checked_table(entries: tuple[int, ...]) -> tuple[int, ...]:
     if len(entries) != ENTRIES:
         fault = f"has {len(entries)} entries"
     elif not all(0 <= entry < WORD and entry.bit_count() < 2 for entry in entries):
-        fault = "has divisions that are no power of two below 2**64, and not 0"
+        fault = "has divisions that are neither 0 nor a power of two below 2**64"
     if fault:
         allowed = f"{ENTRIES} numbers of divisions, each a power of two, or 0"
         raise SettingsError(fault, key=ROUNDUP, given=f"{entries!r:.{SHOWN}}", allowed=allowed)
@@ -489,7 +489,7 @@ def _checked_number(name: str, number: int, large: int) -> int:
         return number
     least = {"large_segment_size": LEAST_LARGE_SEGMENT, "pinned_reserve_segment_size": 0}
     if number % MIB:
-        raise _wrong_field(name, shown, "bytes are no whole number of MiB", large)
+        raise _wrong_field(name, shown, "bytes are not a whole number of MiB", large)
     if not least.get(name, large) <= number < WORD:
         raise _wrong_field(name, shown, "bytes are out of range", large)
     return number

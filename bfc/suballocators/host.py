@@ -90,7 +90,7 @@ class HostSubAllocator(SubAllocator):
         with self._lock:
             mapping, received = self._mappings.get(address, (None, 0))
             if mapping is None or received != nbytes:
-                raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+                raise SubAllocatorError(f"free({address:#x}, {nbytes}) is not a live block")
             left = self.live_bytes - nbytes
             del self._mappings[address]
             self.live_bytes = left

@@ -232,7 +232,7 @@ class OpenCLSubAllocator(SubAllocator):
         with self._lock:
             region = self._region_at(address, 1)
             if region is None or (region.address, region.nbytes) != (address, nbytes):
-                raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+                raise SubAllocatorError(f"free({address:#x}, {nbytes}) is not a live block")
             self._change_regions(remove=region)
         try:
             self._release(region)

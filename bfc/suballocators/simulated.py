@@ -164,7 +164,7 @@ class SimulatedSubAllocator(SubAllocator):
             start += self.live[start]
         if left or not blocks:
             raise SubAllocatorError(
-                f"free({address:#x}, {nbytes}) is no block, or no run of blocks, that is live"
+                f"free({address:#x}, {nbytes}) is not a live block, or a run of live blocks"
             )
         return blocks
 

@@ -124,7 +124,7 @@ class IntegerSource(SubAllocator):
             run.append(run[-1] + self.live[run[-1]])
         held = sum(self.live.get(start, 0) for start in run)
         if not 0 < nbytes == held or (len(run) > 1 and not self.supports_coalescing):
-            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is no block that is live")
+            raise SubAllocatorError(f"free({address:#x}, {nbytes}) is not a live block")
         self.calls.append(("free", nbytes, address))
         for start in run:
             del self.live[start]

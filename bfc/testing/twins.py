@@ -221,7 +221,7 @@ class Twins:
             except InvalidPointerError:
                 continue
             self.has_failed = True
-            raise AssertionError(f"deallocate_raw({wrong:#x}), which is no block, was taken")
+            raise AssertionError(f"deallocate_raw({wrong:#x}), where no block starts, was accepted")
 
     def record_stream(self, index: int, stream: int) -> None:
         """Use a live block on another stream too.
@@ -314,7 +314,7 @@ class Twins:
         if ptr in self.sizes:
             raise AssertionError(f"{ptr:#x} was handed out twice: the first overlaps the second")
         if ptr % self.alignment:
-            raise AssertionError(f"{ptr:#x} is no multiple of {self.alignment}")
+            raise AssertionError(f"{ptr:#x} is not a multiple of {self.alignment}")
         if self.is_ours:
             said = self.allocator.requested_size(ptr), self.allocator.allocated_size(ptr)
             if said[0] != nbytes or said[1] < nbytes:

@@ -239,7 +239,7 @@ class Trace:
         try:
             with open_regular(path) as raw:
                 if not zipfile.is_zipfile(raw):
-                    raise TraceError("it is no .npz archive")
+                    raise TraceError("it is not an .npz archive")
                 with zipfile.ZipFile(raw) as archive:
                     members = _members(archive)
                     arrays = {name: _array(archive, info) for name, info in members.items()}
@@ -584,4 +584,4 @@ def _meta(text: NDArray[Any]) -> Any:
     try:
         return json.loads(str(text.item()))
     except ValueError as error:
-        raise TraceError(f"its meta is no JSON ({error})") from None
+        raise TraceError(f"its meta is not JSON ({error})") from None

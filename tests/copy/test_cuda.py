@@ -554,7 +554,7 @@ def test_the_stream_that_memory_names_is_waited_for(emulated):
         ({"data": None}, "'data'"),
         ({"data": 4096}, "TypeError"),
         ({"data": (None, False)}, "TypeError"),
-        ({"data": (-5, False)}, "-5 is no address"),
+        ({"data": (-5, False)}, "-5 is not an address"),
         ({"typestr": "bogus"}, "bogus"),
         ({"shape": (4.0, 6)}, "float"),
         ({"shape": (-1, 6)}, "negative"),

@@ -758,10 +758,10 @@ def test_a_number_that_leads_to_no_queue_of_the_memorys_context_is_refused(openc
     there = cl.array.zeros(opencl, 4, "f4")
     other = cl.CommandQueue(cl.Context(opencl.context.devices))
     for number, words in (
-        (5, "no command queue"),
+        (5, "not a command queue"),
         (-1, "stream handle lies"),
-        (1 << 63, "no command queue"),
-        (opencl.context.int_ptr, "no command queue"),
+        (1 << 63, "not a command queue"),
+        (opencl.context.int_ptr, "not a command queue"),
         (other.int_ptr, "another context"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -245,5 +245,5 @@ def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
 
 
 def test_an_interface_that_is_no_dict(emulated):
-    with pytest.raises(TypeError, match="of a SimpleNamespace is no dict but a int"):
+    with pytest.raises(TypeError, match="of a SimpleNamespace is not a dict but a int"):
         bfc.copy(values(), SimpleNamespace(__cuda_array_interface__=3))

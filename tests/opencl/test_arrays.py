@@ -173,7 +173,7 @@ def test_odd_arguments_are_errors_in_words(pool, context) -> None:
 
 def test_a_buffer_says_why_it_is_no_cuda_array(pool) -> None:
     buffer = pool.allocate(100)
-    with pytest.raises(AttributeError, match="none that a CUDA device reaches"):
+    with pytest.raises(AttributeError, match="cannot be reached by a CUDA device"):
         _ = buffer.__cuda_array_interface__
     with pytest.raises(BufferError, match="opencl"):
         memoryview(buffer)

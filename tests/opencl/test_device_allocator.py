@@ -272,7 +272,7 @@ def test_a_recorded_queue_is_waited_for_and_the_same_one_is_not(memory, cl, hold
         held.let_go()
         other.finish()
         assert memory.allocate(1000) == handle
-    with pytest.raises(bfc.SubAllocatorError, match="no command queue"):
+    with pytest.raises(bfc.SubAllocatorError, match="not a command queue"):
         memory.record_stream(second, 7)
     memory.record_stream(second, source.queue)
     memory.raw_delete(second)

@@ -156,7 +156,7 @@ class Crooked(AllocatorMachine):
 
 
 def test_an_address_that_is_not_aligned_is_found() -> None:
-    find(Crooked, AssertionError, "no multiple of 512")
+    find(Crooked, AssertionError, "not a multiple of 512")
 
 
 class Keeps(bfc.BFCAllocator):

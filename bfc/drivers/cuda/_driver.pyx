@@ -243,7 +243,7 @@ cdef object failure(CUresult result, str call):
     cdef const char* name = NULL
     cdef const char* text = NULL
     if result == NOT_LIVE:
-        return SubAllocatorError(f"{call} is no block that is live")
+        return SubAllocatorError(f"{call} is not a live block")
     if forked or not found:
         result = NOT_INITIALIZED
         named, said = "CUDA_ERROR_NOT_INITIALIZED", "initialization error"

@@ -61,14 +61,14 @@ def _named(numbers: tuple[int, ...]) -> list[Any]:
 
 
 def kind_and_ordinal(address: int) -> tuple[str, int]:
-    """Of memory that is known by its address alone. Raises InvalidPointerError for what the driver
-    does not know: it was freed, or belongs to another process."""
+    """The kind and the device of the memory at an address. Raises InvalidPointerError if the driver
+    does not know it: it was freed, or belongs to another process."""
     context, kind, managed, ordinal = _attributes(
         address, CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL
     )
     if not int(kind):
         raise InvalidPointerError(
-            f"{address:#x} is no memory that the CUDA driver knows: it was freed, or never was"
+            f"{address:#x} is not memory of CUDA: it was freed, or never allocated"
         )
     ordinal = int(ordinal)
     if managed:

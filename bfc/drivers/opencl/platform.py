@@ -259,7 +259,7 @@ class Queues:
                     return
                 raise foreign_queue(stream)
         raise WrongQueueError(
-            f"stream {stream:#x} is no command queue: pass the pyopencl.CommandQueue"
+            f"stream {stream:#x} is not a command queue: pass the pyopencl.CommandQueue"
         )
 
     def _has_device(self, device: int) -> bool:

@@ -464,7 +464,7 @@ class Driver:
 
     def _hold(self, stream: object, device: int, held: bool) -> None:
         if not self.library.emu_hold(_number(stream), device, held):
-            raise ValueError(f"{stream!r} is no stream of device {device}")
+            raise ValueError(f"{stream!r} is not a stream of device {device}")
 
     def hold(self, stream: object, device: int = 0) -> None:
         """Let nothing run on a stream.
