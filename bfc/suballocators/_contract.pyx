@@ -18,7 +18,7 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
     `strict` takes a block that is smaller than was asked for, as TensorFlow does (TensorFlow's behaviour, CC-36). No
     signal's handler runs until the block is in the caller's hands: it is for the caller to `run_handlers` when the
     block is in its books.
-    `rejected` takes what is no block by the contract, and what the source did not take back: see `offer_again`.
+    `rejected` collects blocks that break the contract and that the source did not take back: see `offer_again`.
     """
     cdef Deferral deferral
     defer_handlers(&deferral)
