@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from caching_subject import Ours  # noqa: E402
-from test_stateful import play  # noqa: E402
+from strategies import play  # noqa: E402
 from torch_histories import PROFILES, first_difference, make_history  # noqa: E402
 
 from bfc.testing.torch_model import TorchModel  # noqa: E402

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
+import cpp
 import pytest
-
-TESTS = Path(__file__).parent
-HEADERS = TESTS.parent / "bfc" / "native"
-COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-
-
-def compile_cpp(source: Path, program: Path, options: list[str]) -> subprocess.CompletedProcess:
-    command = [*COMPILER.split(), "-std=c++17", "-O1", "-g", *options, f"-I{HEADERS}"]
-    return subprocess.run(
-        [*command, str(source), "-o", str(program)], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if COMPILER is None:
-        pytest.skip("no C++ compiler: set CXX, or install g++ or clang++")
-    folder = tmp_path_factory.mktemp("bins")
-    (folder / "empty.cpp").write_text("int main() { return 0; }\n")
-    has_sanitizers = compile_cpp(folder / "empty.cpp", folder / "empty", SANITIZERS).returncode == 0
-    options = WARNINGS + (SANITIZERS if has_sanitizers else [])
-    built = compile_cpp(TESTS / "test_bins.cpp", folder / "test_bins", options)
-    assert built.returncode == 0, built.stderr
-    return folder / "test_bins"
+    return cpp.built(Path(__file__).with_suffix(".cpp"), tmp_path_factory.mktemp("bins"))
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_trace_from_torch import (
+from torch_dumps import (
     BASE,
     HEAD,
     KIB,

@@ -15,12 +15,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from strategies import Policy, Source, draw_policy, draw_source, setups, twins_of
+from strategies import Policy, Source, play, set_timing_counter, setups, twins_of
 
 from bfc.testing import AllocatorMachine, Twins
 
 HISTORIES = 400
-STEPS = 200
 
 histories = settings(
     max_examples=150,
@@ -58,11 +57,6 @@ class AllocatorBesideItsModel(AllocatorMachine):
     def allocate_with_a_constraint(self, share: int, behind: int) -> None:
         before = max(0, self.twins.frees - behind)
         self.twins.allocate(self.twins.limit * share // 1000, freed_before=before)
-
-
-def set_timing_counter(twins: Twins) -> None:
-    twins.beside.set_timing_counter()
-    twins.frees = 0
 
 
 TestAllocatorBesideItsModel = AllocatorBesideItsModel.TestCase
@@ -138,52 +132,3 @@ def test_random_histories_agree_with_the_model() -> None:
         except Exception as error:
             line = f"BFC_SEED={seed} python -m pytest tests/test_stateful.py -k random_histories"
             pytest.fail(f"{error!r}\nthis history again: {line}", pytrace=True)
-
-
-def play(rng: random.Random, steps: int = STEPS, check_every: int = 1) -> None:
-    """One history: its set-up, then steps that fill the pool, churn, and drain it by turns. Each
-    answer is compared; statistics, chunks and invariants after so many steps."""
-    policy = draw_policy(rng.choice)
-    twins = twins_of(policy, draw_source(rng.choice, policy.memory_limit))
-    counted = rng.random() < 0.4
-    if counted:
-        set_timing_counter(twins)
-    scale = rng.choice((3, 10, 40, 200))
-    wanted = 0.8
-    for step in range(steps):
-        if step % 30 == 0:
-            wanted = rng.choice((0.3, 0.5, 0.8))
-        if twins.live and rng.random() > wanted:
-            twins.free(rng.randrange(len(twins.live)))
-        else:
-            before = max(0, twins.frees - rng.randrange(5)) if counted else 0
-            size = draw_size(rng, policy.memory_limit, scale)
-            twins.allocate(size, freed_before=rng.choice((0, 0, before)))
-        disturb(rng, twins, counted)
-        if step % check_every == 0:
-            twins.check()
-    twins.close()
-
-
-def draw_size(rng: random.Random, limit: int, scale: int) -> int:
-    """Up to a share of the limit; now and then 256s, near a power of two, or most of the limit."""
-    kind = rng.random()
-    if kind < 0.15:
-        return 256 * rng.randrange(1, 5)
-    if kind < 0.3:
-        return max(1, (1 << rng.randrange(8, max(9, limit.bit_length()))) + rng.randrange(-1, 2))
-    if kind < 0.35:
-        return rng.randrange(limit // 2, limit + 2)
-    return rng.randrange(1, max(2, limit // scale))
-
-
-def disturb(rng: random.Random, twins: Twins, counted: bool) -> None:
-    kind = rng.random()
-    if kind < 0.03:
-        twins.fail_at(rng.randrange(1, 5))
-    elif kind < 0.05:
-        twins.release_free_regions()
-    elif kind < 0.06:
-        twins.clear_stats()
-    elif counted and kind < 0.2:
-        twins.beside.set_safe_frontier(max(0, twins.frees + 1 - rng.randrange(6)))

@@ -6,8 +6,8 @@ import random
 import subprocess
 from pathlib import Path
 
+import cpp
 import pytest
-from test_bins import COMPILER, SANITIZERS, TESTS, WARNINGS, compile_cpp
 
 import bfc
 from bfc.pytorch.settings import CachingSettings
@@ -20,15 +20,7 @@ TOO_LARGE = 1 << 60
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if COMPILER is None:
-        pytest.skip("no C++ compiler: set CXX, or install g++ or clang++")
-    folder = tmp_path_factory.mktemp("sizes")
-    (folder / "empty.cpp").write_text("int main() { return 0; }\n")
-    has_sanitizers = compile_cpp(folder / "empty.cpp", folder / "empty", SANITIZERS).returncode == 0
-    options = WARNINGS + (SANITIZERS if has_sanitizers else [])
-    built = compile_cpp(TESTS / "test_torch_sizes.cpp", folder / "sizes", options)
-    assert built.returncode == 0, built.stderr
-    return folder / "sizes"
+    return cpp.built(Path(__file__).with_suffix(".cpp"), tmp_path_factory.mktemp("sizes"))
 
 
 def in_cpp(program: Path, settings: CachingSettings, sizes: list[int]) -> list[tuple[int, int]]:

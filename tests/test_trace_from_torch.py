@@ -18,55 +18,27 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_recorder import Recorder, random_places, random_run, random_size, replayed
+from torch_dumps import (
+    BASE,
+    HEAD,
+    MIB,
+    event,
+    facts,
+    free,
+    read,
+    recorded,
+    recording,
+    refused,
+    segment,
+)
+from torch_recorder import Recorder, random_size, replayed
 
 import bfc
 import bfc.pytorch.plain_pickle as plain_pickle
 import bfc.pytorch.reader as torch_pickle
 from bfc.pytorch.settings import CachingSettings
 
-KIB, MIB = 1 << 10, 1 << 20
-BASE = 1 << 40
 NOTHING = {"segments": [], "device_traces": [[]]}
-
-
-def read(content: Any, protocol: int = 4, **options: Any) -> bfc.Trace:
-    return bfc.Trace.from_torch(io.BytesIO(pickle.dumps(content, protocol)), **options)
-
-
-def facts(trace: bfc.Trace) -> dict[str, Any]:
-    return trace.meta["torch"]
-
-
-def event(action: str, addr: int = 0, size: int = 1000, **rest: Any) -> dict[str, Any]:
-    return {"action": action, "addr": BASE + addr, "size": size, "stream": 0, **rest}
-
-
-def free(addr: int = 0, size: int = 1000) -> list[dict[str, Any]]:
-    return [event("free_requested", addr, size), event("free_completed", addr, size)]
-
-
-def segment(*blocks: tuple[int, int], addr: int = 0, **rest: Any) -> dict[str, Any]:
-    """A segment of blocks (bytes, bytes asked for or -1 where it is free)."""
-    return {
-        "address": BASE + addr,
-        "total_size": sum(size for size, _ in blocks),
-        "stream": 0,
-        "segment_type": "small" if sum(size for size, _ in blocks) <= 2 * MIB else "large",
-        "blocks": [
-            {
-                "size": size,
-                "requested_size": max(requested, 0),
-                "state": "inactive" if requested < 0 else "active_allocated",
-            }
-            for size, requested in blocks
-        ],
-        **rest,
-    }
-
-
-def recording(segments: list[Any], events: list[Any], **rest: Any) -> dict[str, Any]:
-    return {"segments": segments, "device_traces": [events], **rest}
 
 
 def history(trace: bfc.Trace) -> list[tuple[int, int, int]]:
@@ -104,13 +76,6 @@ def live_in(content: dict[str, Any]) -> dict[int, int]:
 
 
 # What was live before the recording ----------------------------------------------------------
-
-
-def recorded(seed: int, steps: int = 120, **options: Any) -> Recorder:
-    dice = random.Random(seed)
-    recorder = Recorder(random_places(dice), **options)
-    random_run(dice, recorder, steps)
-    return recorder
 
 
 def played_again(trace: bfc.Trace, **options: Any) -> tuple[Recorder, list[tuple[int, int]]]:
@@ -572,16 +537,6 @@ class Harm:
         return self.how
 
 
-def refused(content: bytes) -> str:
-    with pytest.raises(bfc.TraceError) as caught:
-        bfc.Trace.from_torch(io.BytesIO(content))
-    text = str(caught.value)
-    assert "\n" not in text
-    assert len(text) < 500
-    assert text.isascii()
-    return text.removeprefix("the snapshot: ")
-
-
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize(
     ("function", "arguments", "name"),
@@ -601,9 +556,6 @@ def test_what_a_hostile_file_names_is_named_and_not_called(protocol, function, a
     text = refused(content)
     assert text.startswith("byte ")
     assert f"{name}, which may run code" in text
-
-
-HEAD = b"\x80\x04"
 
 
 @pytest.mark.parametrize(
