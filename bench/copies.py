@@ -59,7 +59,8 @@ def seconds(run: Run, number: int) -> float:
 
 
 def measure(runs: dict[str, Run]) -> dict[str, list[float]]:
-    """Seconds a call, the runs in turn, so that what the machine does otherwise meets them all."""
+    """Seconds a call. The runs take turns, so that other load on the machine affects all of
+    them."""
     number = 1
     while seconds(runs["bfc.copy"], number) * number < LEAST_SECONDS:
         number *= 2

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def machine() -> str:
-    """The line that a figure is worth little without."""
+    """A line about the machine, to print above the figures."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

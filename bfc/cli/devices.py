@@ -30,7 +30,8 @@ def add_to(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Lists them. What cannot be asked is part of the list, and no failure."""
+    """Lists the devices. One that cannot be asked is in the list, with the reason; that is no
+    failure."""
     kinds = {
         "cuda": _listed(bfc.cuda.is_available, bfc.cuda.device_count, _cuda_device),
         "opencl": _listed(bfc.opencl.is_available, bfc.opencl.device_count, _opencl_device),
@@ -57,7 +58,7 @@ def _listed(
 
 
 def _attempt(describe: Callable[[int], dict[str, Any]], number: int) -> dict[str, Any]:
-    """What a device says of itself, or why it does not: one that is broken hides no other."""
+    """The facts of a device, or why there are none: a broken device must not hide the others."""
     try:
         return describe(number)
     except Exception as error:

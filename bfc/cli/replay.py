@@ -133,7 +133,7 @@ def _add_options_of_allocators(add: Callable[..., Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Replays every trace under every policy. True where all of it fitted."""
+    """Replays every trace under every policy. Returns True if nothing was refused."""
     make_device = device_maker(arguments.device)
     listed = _policies_on(arguments, make_device)
     paths = list(_files(arguments.traces))
@@ -208,7 +208,8 @@ def _read(path: Path, device: int | None) -> bfc.Trace:
 
 
 def _named(paths: list[Path]) -> list[tuple[str, Path]]:
-    """Each path behind its name: the stem, or all of it where two have one stem."""
+    """Each path, and its name in the table: the stem, or the whole path if two have the same
+    stem."""
     stems = Counter(path.stem for path in paths)
     return [(path.stem if stems[path.stem] == 1 else str(path), path) for path in paths]
 
@@ -261,7 +262,7 @@ def _print_table(rows: list[Row], with_policies: bool) -> None:
             line[0].ljust(widths[0]),
             *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
         ]
-        if with_policies:  # at the end, so that long settings leave the figures where they are
+        if with_policies:  # at the end, so that long settings do not move the figures
             cells.append(policy)
         print("  ".join(cells).rstrip())
 

@@ -34,7 +34,7 @@ _ALIASES = {
     "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
     "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
 }
-#: What PyTorch has in a later version than the one that is followed here.
+#: Settings of later versions of PyTorch.
 LATER = (
     "throw_on_cudamalloc_oom",
     "pinned_max_round_threshold_mb",
@@ -130,7 +130,7 @@ def read_fields(text: str, strict: bool, keys: Keys, large: int) -> dict[str, An
 
 
 class Items:
-    """Turns tokens into pairs of a known key and what was written for it."""
+    """Turns tokens into pairs of a known key and its value as written."""
 
     def __init__(self, tokens: list[str], strict: bool, keys: Keys) -> None:
         self.tokens = tokens
@@ -213,7 +213,7 @@ def _name(key: str) -> str:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that a text may have, and what is said of all others."""
+    """The keys that a text may have, and the errors about others."""
 
     kinds: Mapping[str, Kind]
     fixed: Mapping[str, Fixed]
@@ -465,7 +465,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fixed:
-    """A key with one value that bfc can honour, and one that it cannot honour yet."""
+    """A key with one value that bfc supports, and one that it does not support yet."""
 
     value: str
     refused: str

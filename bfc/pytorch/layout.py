@@ -13,8 +13,8 @@ from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.sizes import ENTRIES, MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT
 from bfc.pytorch.words import ALLOC, FREE_COMPLETED
 
-#: The most requests that a file's holes in expandable segments of small blocks are filled with, of
-#: 1 MiB each: a few bytes of a file can say that such a hole is as large as all memory.
+#: A limit for the requests, of 1 MiB each, that fill holes in expandable segments of small blocks:
+#: a few bytes of a file can claim a hole as large as all memory.
 MOST_PIECES = 1 << 14
 
 _LARGE = re.compile(r"large_segment_size_mb:[^,]*")
@@ -80,7 +80,7 @@ class Columns:
 
 @dataclass(slots=True)
 class Block:
-    """What is live at an address. `size` is the block's, 0 where nobody has said it."""
+    """A live block. `size` is 0 if the file does not say it."""
 
     address: int
     requested: int
@@ -112,7 +112,7 @@ class Span:
 class Spans:
     """Segments that do not overlap, by address, run backwards. O(log n) a look-up, O(n) a change.
 
-    Both changes say False, and change nothing, where they contradict what is there.
+    Both changes return False, and change nothing, if they contradict what is there.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -129,7 +129,7 @@ class Spans:
         return span if span is not None and address < span.end else None
 
     def add(self, new: Span) -> bool:
-        """Puts one in; expandable neighbours on its stream become one with it."""
+        """Adds a segment, and joins it to expandable neighbours on its stream."""
         above = bisect_left(self._starts, new.end)
         if above and self._spans[self._starts[above - 1]].end > new.start:
             return False
@@ -146,7 +146,7 @@ class Spans:
         return True
 
     def cut(self, start: int, size: int, in_part: bool) -> bool:
-        """Takes a whole one out, or a part of an expandable one."""
+        """Removes a whole segment, or a part of an expandable one."""
         span, end = self.holding(start), start + size
         if span is None or end > span.end:
             return False
@@ -257,7 +257,7 @@ def _large_segment(settings: dict[str, Any]) -> int:
 
 @dataclass
 class Layout:
-    """What `lay_out` came to."""
+    """The result of `lay_out`."""
 
     #: [event, address, size] of each segment: the event that takes it.
     segments: list[list[int]] = field(default_factory=list)

@@ -99,7 +99,7 @@ class _Recording:
 
 
 class _Parts:
-    """Counts the entries, segments and blocks that are looked at, as often as they are."""
+    """Limits how many entries, segments and blocks are read, counting shared ones each time."""
 
     def __init__(self, file_bytes: int) -> None:
         self.file_bytes = file_bytes
@@ -409,7 +409,8 @@ def _converted(recording: _Recording) -> tuple[Columns, dict[str, Any]]:
 
 @dataclass
 class _Player:
-    """Turns the history into events, and mends what contradicts itself: each mend is counted."""
+    """Turns the history into events. Contradictions in it are repaired, and each repair is
+    counted."""
 
     columns: Columns
     recording: _Recording
@@ -475,7 +476,7 @@ class _Player:
         self.segment_events.append(now)
 
     def finish(self) -> None:
-        """Brings what is live to what the file says is live at its end."""
+        """Adds frees and allocations until exactly the blocks are live that the file says are."""
         final, spans = self.recording.blocks, Spans(self.recording.spans)
         for address in sorted(self.columns.live):
             block = final.get(address)

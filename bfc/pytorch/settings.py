@@ -509,7 +509,7 @@ def check_switches(**switches: object) -> None:
 
 
 def late_fraction(fraction: float) -> SettingsError:
-    """The error for a memory fraction in a text that comes after an allocator was made."""
+    """The error for a text that sets the memory fraction after the allocator was made."""
     return SettingsError(
         f"{fraction} comes too late: it is read where an allocator is made",
         key=FRACTION,

@@ -139,8 +139,8 @@ def _frames(frames: tuple[Frame, ...], shared: _Shared) -> list[dict[str, Any]]:
 
 
 def _in_time(entries: Iterable[HistoryEntry]) -> Iterable[tuple[HistoryEntry, int]]:
-    """Each entry and its time, which never runs backwards: a clock that is set back stands still
-    until it has caught up."""
+    """Each entry and its time, which never decreases: if the clock was set back, the time stands
+    still until the clock has caught up."""
     latest = 0
     for entry in entries:
         latest = max(latest, int(entry.time_us))

@@ -1,5 +1,5 @@
-"""What tests of allocators need: histories that Hypothesis makes up, slow models, a contract for
-sources of memory, sources that misbehave, a check for leaks, and a CUDA driver without a GPU.
+"""Tools for tests of allocators: Hypothesis strategies and a state machine, slow models, a contract
+for sub-allocators, sub-allocators that misbehave, a leak check, and a CUDA driver without a GPU.
 
 Nothing here is loaded by `import bfc`. The strategies and the machine need Hypothesis, the contract
 pytest: `pip install 'bfc-allocator[testing]'`; all else works without them.

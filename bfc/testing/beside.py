@@ -1,5 +1,5 @@
-"""The slow models beside an allocator: each is told what the allocator was told, and answered by
-its source what the allocator was answered."""
+"""Runs a slow model beside an allocator: the model gets the same calls, and the same answers from
+its source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Beside(Protocol):
 
     #: Whether it knows streams other than 0.
     knows_streams: bool
-    #: Whether it goes on where it refuses and the allocator does not.
+    #: Whether the comparison can go on after the model has refused a request.
     outlives_refusals: bool
 
     def allocate(self, nbytes: int, stream: int, freed_before: int) -> int | None: ...
@@ -43,7 +43,8 @@ def model_for(allocator: Any, tape: Tape) -> Beside | None:
     if type(allocator) is CachingAllocator:
         settings = allocator.snapshot().settings
         assert settings is not None
-        # From outside a limit of the whole device looks like none, and counts otherwise here.
+        # A limit of the whole device cannot be told from no limit here, but the model counts
+        # differently.
         ambiguous = settings.garbage_collection_threshold > 0 and allocator.memory_fraction == 1.0
         known = source.granularity <= 512 and source.largest_block is None and not ambiguous
         plain = source.stream_ordered and not allocator.release_only_what_is_needed

@@ -158,7 +158,7 @@ class leak_check:  # noqa: N801 - used as a function is
         return self._frames.get(chunk.allocation_id, ())
 
     def _note(self, allocation_id: int) -> None:
-        """Told by the allocator: the caller's frame is that of the code that allocates."""
+        """Called by the allocator, directly below the code that allocates."""
         frames: list[Frame] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and len(frames) < self._depth:
@@ -173,7 +173,8 @@ class leak_check:  # noqa: N801 - used as a function is
             self._outer(allocation_id)
 
     def _forget_freed(self) -> None:
-        """Whatever is noted and live by now is live in the snapshot, which is taken later."""
+        """Drops the notes of freed allocations. Those that are live now are in the later snapshot,
+        too."""
         noted = list(self._frames)
         live = {chunk.allocation_id for chunk in self._live()}
         for allocation_id in noted:

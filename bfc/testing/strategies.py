@@ -149,7 +149,7 @@ def traces(
     allocation = requests(sizes, range(streams))
     free = st.integers(-5, max_events)
     most = max_events // 2 if frees_all else max_events
-    # Lists are short of themselves: some are to be long from the start.
+    # Hypothesis prefers short lists: let some be long from the start.
     least = st.sampled_from(sorted({min(min_events, most), most // 4, most // 2}))
     events = least.flatmap(
         lambda fewest: st.lists(allocation | free, min_size=fewest, max_size=most)

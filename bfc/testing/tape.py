@@ -1,4 +1,4 @@
-"""What a source answers an allocator, kept so that a model can be answered the same."""
+"""Records what a source answers an allocator, so that a model gets the same answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Call:
 
 
 class Tape:
-    """Listens to a source: from now on each call is kept until the model makes the same one.
+    """Records the calls of a source from now on. Each is kept until the model has made the same
+    one.
 
     `live` holds the blocks that are handed out, by address.
     """
@@ -72,12 +73,12 @@ class Tape:
         )
 
     def stop(self) -> None:
-        """The source is as it was."""
+        """Stops recording."""
         for name in ("alloc", "free", "free_idle", "fence"):
             vars(self.source).pop(name, None)
 
     def forget(self) -> None:
-        """Nobody asks for the calls any more."""
+        """Drops the recorded calls: there is no model any more."""
         self.keeps = False
         self.calls.clear()
 

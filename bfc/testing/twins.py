@@ -97,7 +97,8 @@ class Twins:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """One step of both. What the source raised and is expected leaves the model behind."""
+        """One step of both. If the source raises an error that is expected, the model is
+        dropped."""
         try:
             yield
             if self.tape is not None and self.beside is not None:
@@ -406,7 +407,7 @@ def is_fresh(allocator: Any) -> bool:
 
 
 def check_figures(error: OutOfMemoryError, nbytes: int, stats: Stats) -> None:
-    """What a refusal says must be what the allocator counts."""
+    """The figures of an OutOfMemoryError must be those of the statistics."""
     said = error.requested, error.limit, error.in_use, error.reserved, error.largest_free
     true = (
         nbytes,
