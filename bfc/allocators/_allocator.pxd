@@ -6,7 +6,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
-from bfc.drivers.cuda._driver cimport bfc_native_source
+from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.allocators._frees cimport Frees
 from bfc.allocators._ledger cimport Shown
 

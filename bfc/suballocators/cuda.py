@@ -6,7 +6,7 @@ import os
 from typing import Literal, SupportsIndex
 
 from bfc.devices import Device
-from bfc.drivers.cuda import _driver
+from bfc.drivers.cuda import _device
 from bfc.suballocators.base import SubAllocator
 from bfc.units import as_int, format_bytes
 
@@ -73,7 +73,7 @@ class CUDASubAllocator(SubAllocator):
 
     def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:
         ordinal = as_int(device)
-        self._driver = _driver.Device(ordinal, kind)
+        self._driver = _device.Device(ordinal, kind)
         self.kind = kind
         self.device = Device(
             {"managed": "cuda_managed", "pinned": "cuda_host"}.get(kind, "cuda"), ordinal
@@ -151,7 +151,7 @@ class CUDASubAllocator(SubAllocator):
             raise ValueError(f"only pinned memory is registered: {self!r} is of another kind")
         return self._driver.alloc_registered(alignment, nbytes, threads)
 
-    def fence(self, stream: int) -> _driver.Fence | None:
+    def fence(self, stream: int) -> _device.Fence | None:
         return self._driver.fence(stream)
 
     def order(self, first: int, then: int) -> None:

@@ -1,74 +1,71 @@
-"""The CUDA driver's calls on one device. No lock is held while the driver is called."""
+"""The CUDA driver's C functions, and what their results mean. What is `nogil` here needs no GIL."""
 
 from libc.stdint cimport uint64_t
-from libcpp.map cimport map as cmap
-from libcpp.vector cimport vector
-
-cdef extern from "lock.hpp" namespace "bfc" nogil:
-    cdef cppclass Lock:
-        void wait_and_acquire()
-        void release()
-        void reset()
-
-cdef extern from "source.h":
-    ctypedef struct bfc_native_source:
-        void* self
-        int (*alloc)(void*, uint64_t alignment, uint64_t nbytes, uint64_t* address, uint64_t* received) noexcept nogil
-        int (*free)(void*, uint64_t address, uint64_t nbytes) noexcept nogil
-        int (*order)(void*, uint64_t first, uint64_t then) noexcept nogil
-        int (*stream_id)(void*, uint64_t stream, uint64_t* id) noexcept nogil
-        int (*synchronize)(void*) noexcept nogil
 
 ctypedef int CUresult
 
-cdef enum Kind:
-    DEVICE
-    MANAGED
-    PINNED
-    ASYNC
+cdef enum:                      # CUresult, as far as the code decides by it; the driver names the rest
+    SUCCESS = 0
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    DEINITIALIZED = 4
+    NO_DEVICE = 100
+    INVALID_CONTEXT = 201
+    INVALID_HANDLE = 400
+    NOT_FOUND = 500
+    NOT_READY = 600
+    CONTEXT_IS_DESTROYED = 709
+    CAPTURES_OTHERS = 905       # a capturing stream would have to wait for one that does not capture
+    CAPTURED = 907
+    NOT_LIVE = -1               # ours: no block of this source
 
-cdef struct Block:
-    uint64_t base               # what the driver gave; the block's address is this, aligned
-    uint64_t nbytes
-    uint64_t mapped             # bytes of ours that were registered with the driver; 0: the driver's own
+cdef struct Functions:          # in the order of _SIGNATURES
+    CUresult (*init)(unsigned int) noexcept nogil
+    CUresult (*driver_version)(int*) noexcept nogil
+    CUresult (*error_name)(CUresult, const char**) noexcept nogil
+    CUresult (*error_text)(CUresult, const char**) noexcept nogil
+    CUresult (*device_count)(int*) noexcept nogil
+    CUresult (*device_get)(int*, int) noexcept nogil
+    CUresult (*device_name)(char*, int, int) noexcept nogil
+    CUresult (*device_total)(size_t*, int) noexcept nogil
+    CUresult (*device_attribute)(int*, int, int) noexcept nogil
+    CUresult (*context_state)(int, unsigned int*, int*) noexcept nogil
+    CUresult (*context_device)(int*) noexcept nogil
+    CUresult (*context_retain)(void**, int) noexcept nogil
+    CUresult (*context_release)(int) noexcept nogil
+    CUresult (*context_id)(void*, unsigned long long*) noexcept nogil
+    CUresult (*context_push)(void*) noexcept nogil
+    CUresult (*context_pop)(void**) noexcept nogil
+    CUresult (*context_synchronize)() noexcept nogil
+    CUresult (*capture_mode)(int*) noexcept nogil
+    CUresult (*memory_info)(size_t*, size_t*) noexcept nogil
+    CUresult (*memory_alloc)(uint64_t*, size_t) noexcept nogil
+    CUresult (*memory_free)(uint64_t) noexcept nogil
+    CUresult (*managed_alloc)(uint64_t*, size_t, unsigned int) noexcept nogil
+    CUresult (*host_alloc)(void**, size_t, unsigned int) noexcept nogil
+    CUresult (*host_free)(void*) noexcept nogil
+    CUresult (*host_register)(void*, size_t, unsigned int) noexcept nogil
+    CUresult (*host_unregister)(void*) noexcept nogil
+    CUresult (*pointer_attribute)(void*, int, uint64_t) noexcept nogil
+    CUresult (*async_alloc)(uint64_t*, size_t, void*) noexcept nogil
+    CUresult (*async_free)(uint64_t, void*) noexcept nogil
+    CUresult (*copy_async)(uint64_t, uint64_t, size_t, void*) noexcept nogil
+    CUresult (*event_create)(void**, unsigned int) noexcept nogil
+    CUresult (*event_record)(void*, void*) noexcept nogil
+    CUresult (*event_query)(void*) noexcept nogil
+    CUresult (*event_synchronize)(void*) noexcept nogil
+    CUresult (*event_destroy)(void*) noexcept nogil
+    CUresult (*stream_create)(void**, unsigned int) noexcept nogil
+    CUresult (*stream_destroy)(void*) noexcept nogil
+    CUresult (*stream_wait_event)(void*, void*, unsigned int) noexcept nogil
+    CUresult (*stream_synchronize)(void*) noexcept nogil
+    CUresult (*stream_is_capturing)(void*, int*) noexcept nogil
+    CUresult (*stream_id)(void*, unsigned long long*) noexcept nogil
 
+cdef Functions cu               # filled by `load`
+cdef bint forked                # the driver does not survive a fork: its calls fail in the child
+cdef bint exiting               # it may be gone already
 
-cdef class Device:
-    cdef readonly int ordinal
-    cdef Kind kind
-    cdef void* context
-    cdef unsigned long long identity    # of the context, as it was when it was retained
-    cdef bint retained
-    cdef void* own_stream               # for memory of the kind "async": it is allocated and freed on this stream
-    cdef Lock lock                      # guards the next three; never held across a driver call
-    cdef cmap[uint64_t, Block] live
-    cdef readonly uint64_t live_bytes
-    cdef vector[void*] idle_events
-    cdef bfc_native_source table
-    cdef object __weakref__
-
-    cdef int open_own_stream(self) except -1
-    cdef CUresult enter(self, int* mode) noexcept nogil
-    cdef void leave(self, int mode) noexcept nogil
-    cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil
-    cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil
-    cdef tuple answer(self, uint64_t address, uint64_t nbytes)
-    cdef CUresult allocate_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads,
-                                      uint64_t* address) noexcept nogil
-    cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil
-    cdef CUresult release(self, uint64_t address, uint64_t nbytes, bint idle) noexcept nogil
-    cdef CUresult give_back(self, Block* block, bint idle) noexcept nogil
-    cdef CUresult take_event(self, void** event) noexcept nogil
-    cdef void put_event(self, void* event) noexcept nogil
-    cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil
-    cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil
-    cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil
-    cdef CUresult drain(self) noexcept nogil
-    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil
-    cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil
-
-
-cdef class Fence:
-    cdef Device device
-    cdef void* event                    # NULL once it was seen to be done
-    cdef int ask(self, bint wait) except -1
+cdef object failure(CUresult result, str call)
+cdef bint failed(CUresult result) noexcept
+cdef int check(CUresult result, str call) except -1

@@ -1,0 +1,57 @@
+class Device:
+    """The primary context of one device, a kind of memory on it, and its events. It is retained until this object is
+    collected.
+    """
+
+    def __init__(self, device: int, kind: str) -> None: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def live_bytes(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def total_bytes(self) -> int: ...
+    def attribute(self, number: int) -> int:
+        """A CUdevice_attribute."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device now, as every process on it shares them."""
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        """As SubAllocator.alloc."""
+
+    def alloc_registered(self, alignment: int, nbytes: int, threads: int) -> tuple[int, int] | None:
+        """As SubAllocator.alloc: pages of the operating system, touched by some threads, and pinned with
+        cuMemHostRegister.
+        """
+
+    def free(self, address: int, nbytes: int, idle: bool = False) -> None:
+        """As SubAllocator.free, or free_idle."""
+
+    def fence(self, stream: int) -> Fence | None:
+        """As SubAllocator.fence. Raises DriverError."""
+
+    def order(self, first: int, then: int) -> None:
+        """As SubAllocator.order. Raises DriverError."""
+
+    def stream_id(self, stream: int) -> int:
+        """As SubAllocator.stream_id. Raises DriverError."""
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device. Raises DriverError, also if a kernel has failed earlier."""
+
+    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
+        """As SubAllocator.copy. Raises DriverError."""
+
+    def native(self) -> object:
+        """The capsule of `native/source.h`. It is good for as long as this object."""
+
+class Fence:
+    """An event behind what was queued on a stream. See `bfc.Fence`."""
+
+    def done(self) -> bool:
+        """Whether everything queued before the mark has finished."""
+
+    def wait(self) -> None:
+        """Blocks until it has."""

@@ -1,0 +1,581 @@
+"""One device of CUDA's: its primary context, a kind of memory on it, and events behind what is queued there."""
+
+cimport cython
+from cpython.pycapsule cimport PyCapsule_New
+from libcpp cimport bool as cbool
+
+from bfc.drivers.cuda._driver cimport (
+    CAPTURED,
+    CAPTURES_OTHERS,
+    CONTEXT_IS_DESTROYED,
+    DEINITIALIZED,
+    INVALID_CONTEXT,
+    NOT_INITIALIZED,
+    NOT_LIVE,
+    NOT_READY,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    check,
+    cu,
+    exiting,
+    failed,
+    failure,
+    forked,
+)
+
+from bfc.drivers.cuda._driver import device_count, driver_version, load
+from bfc.errors import DeviceUnavailableError
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_back[T](vector[T]& items, T& item)
+    cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
+
+cdef extern from "pages.hpp" namespace "bfc" nogil:
+    void* map_pages(size_t nbytes)
+    void unmap_pages(void* start, size_t nbytes)
+    void touch_pages(void* start, size_t nbytes, unsigned int threads)
+
+cdef extern from "source.h":
+    const char* BFC_NATIVE_SOURCE
+
+cdef enum:
+    LEGACY_STREAM = 1           # the default stream, whatever cuda-python takes 0 for
+    PER_THREAD_STREAM = 2
+    NON_BLOCKING = 1            # cuStreamCreate
+    BLOCKING_WAIT = 1           # cuEventCreate
+    NO_TIMING = 2
+    RELAXED = 2                 # CUstreamCaptureMode
+    ATTACH_GLOBAL = 1           # cuMemAllocManaged
+    PORTABLE_AND_MAPPED = 3     # cuMemHostAlloc
+    PAGE = 4096
+    ALIGNMENT = 256             # of what the driver gives, at least
+
+_KINDS = {"device": DEVICE, "managed": MANAGED, "pinned": PINNED, "async": ASYNC}
+
+
+cdef inline void* stream_handle(uint64_t stream) noexcept nogil:
+    return <void*><size_t>(stream if stream else LEGACY_STREAM)
+
+
+cdef inline void* all_of(uint64_t stream) noexcept nogil:
+    """The stream on which an event covers all work of `stream`. Of which thread a per-thread stream is, is not known,
+    but the legacy default stream waits for every one of them."""
+    return stream_handle(0 if stream == PER_THREAD_STREAM else stream)
+
+
+cdef CUresult unless_capturing(void* stream, CUresult otherwise) noexcept nogil:
+    """The error for a stream that is being captured, or `otherwise`. An event that is recorded in a capture becomes a
+    part of the graph, and a stream that waits for it joins the capture. We must not do that to a user's capture, nor
+    let it end with an error."""
+    cdef int capturing = 0
+    cdef CUresult result = cu.stream_is_capturing(stream, &capturing)
+    return otherwise if result == SUCCESS and capturing else result
+
+
+cdef class Device:
+    """The primary context of one device, a kind of memory on it, and its events. It is retained until this object is
+    collected."""
+
+    def __init__(self, device, kind):
+        if kind not in _KINDS:
+            raise ValueError(f"kind is one of {', '.join(map(repr, _KINDS))}, not {kind!r}")
+        if self.retained:
+            raise RuntimeError("a device is opened once")
+        count = device_count()
+        self.ordinal = device
+        if not 0 <= device < count:
+            raise DeviceUnavailableError(f"there is no device {device}: the driver shows {count}, counted from 0")
+        cdef int handle = 0
+        check(cu.device_get(&handle, self.ordinal), f"cuDeviceGet({device})")
+        self.kind = _KINDS[kind]
+        if self.kind == ASYNC and not self.attribute(115):
+            raise DeviceUnavailableError(f"device {device} or its driver has no memory pools (CUDA "
+                                         f"{'.'.join(map(str, driver_version()))}): take kind=\"device\"")
+        if self.kind == MANAGED and not self.attribute(83):
+            raise DeviceUnavailableError(f"device {device} has no managed memory: take kind=\"device\"")
+        check(cu.context_retain(&self.context, self.ordinal), f"cuDevicePrimaryCtxRetain({device})")
+        self.retained = True
+        check(cu.context_id(self.context, &self.identity), "cuCtxGetId")
+        if self.kind == ASYNC:
+            self.open_own_stream()
+
+    cdef int open_own_stream(self) except -1:
+        cdef int mode
+        check(self.enter(&mode), "cuCtxPushCurrent")
+        cdef CUresult result = cu.stream_create(&self.own_stream, NON_BLOCKING)
+        self.leave(mode)
+        return check(result, "cuStreamCreate")
+
+    def __dealloc__(self):
+        cdef void* event
+        cdef int mode
+        if not self.retained or exiting or forked:
+            return
+        if self.enter(&mode) == SUCCESS:
+            for event in self.idle_events:
+                cu.event_destroy(event)
+            if self.own_stream != NULL:
+                cu.stream_destroy(self.own_stream)
+            self.leave(mode)
+        cu.context_release(self.ordinal)
+
+    cdef CUresult enter(self, int* mode) noexcept nogil:
+        """Makes the context current, and relaxes the capture mode, so that captures in other threads are not affected.
+
+        Another library may reset the primary context and use it again under the same handle: only its id has changed.
+        """
+        cdef unsigned long long identity = 0
+        if forked or not self.retained:
+            return NOT_INITIALIZED
+        cdef CUresult result = cu.context_id(self.context, &identity)
+        if result == SUCCESS and identity != self.identity:
+            result = CONTEXT_IS_DESTROYED
+        if result == SUCCESS:
+            result = cu.context_push(self.context)
+        mode[0] = RELAXED
+        if result == SUCCESS:
+            cu.capture_mode(mode)
+        return result
+
+    cdef void leave(self, int mode) noexcept nogil:
+        cdef void* popped
+        cu.capture_mode(&mode)
+        cu.context_pop(&popped)
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    def attribute(self, number):
+        """A CUdevice_attribute."""
+        cdef int value = 0
+        load()
+        check(cu.device_attribute(&value, number, self.ordinal), f"cuDeviceGetAttribute({number}, {self.ordinal})")
+        return value
+
+    @property
+    def name(self):
+        cdef char text[256]
+        load()
+        check(cu.device_name(text, 256, self.ordinal), f"cuDeviceGetName({self.ordinal})")
+        return (<const char*>text).decode()
+
+    @property
+    def total_bytes(self):
+        cdef size_t total = 0
+        load()
+        check(cu.device_total(&total, self.ordinal), f"cuDeviceTotalMem({self.ordinal})")
+        return total
+
+    def memory_info(self):
+        """(free, total) bytes of the device now, as every process on it shares them."""
+        cdef size_t free = 0, total = 0
+        cdef int mode
+        cdef CUresult result
+        with nogil:
+            result = self.enter(&mode)
+            if result == SUCCESS:
+                result = cu.memory_info(&free, &total)
+                self.leave(mode)
+        check(result, "cuMemGetInfo")
+        return free, total
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def alloc(self, uint64_t alignment, uint64_t nbytes):
+        """As SubAllocator.alloc."""
+        cdef uint64_t address = 0
+        cdef CUresult result
+        with nogil:
+            result = self.allocate(alignment, nbytes, &address)
+        if result == OUT_OF_MEMORY:
+            return None
+        if failed(result):
+            raise failure(result, f"{_ALLOC_CALLS[self.kind]}({nbytes} bytes) on device {self.ordinal}")
+        return self.answer(address, nbytes)
+
+    def alloc_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads):
+        """As SubAllocator.alloc: pages of the operating system, touched by some threads, and pinned with
+        cuMemHostRegister."""
+        cdef uint64_t address = 0
+        cdef CUresult result
+        with nogil:
+            result = self.allocate_registered(alignment, nbytes, threads, &address)
+        if result == OUT_OF_MEMORY:
+            return None
+        if failed(result):
+            raise failure(result, f"cuMemHostRegister({nbytes} bytes) on device {self.ordinal}")
+        return self.answer(address, nbytes)
+
+    cdef tuple answer(self, uint64_t address, uint64_t nbytes):
+        """A new block as a tuple. If Python has no memory for that, the block is given back, or it would be lost."""
+        try:
+            return address, nbytes
+        except MemoryError:
+            with nogil:
+                self.release(address, nbytes, True)
+            raise
+
+    def free(self, address, nbytes, bint idle=False):
+        """As SubAllocator.free, or free_idle."""
+        cdef CUresult result = NOT_LIVE
+        cdef uint64_t start, size
+        if 0 <= address < 2**64 and 0 <= nbytes < 2**64:
+            start, size = address, nbytes
+            with nogil:
+                result = self.release(start, size, idle)
+        if failed(result):
+            raise failure(result, f"{_FREE_CALLS[self.kind]}({address:#x}, {nbytes} bytes) on device {self.ordinal}")
+
+    cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil:
+        cdef int mode
+        cdef Block block
+        cdef uint64_t margin = alignment - ALIGNMENT if alignment > ALIGNMENT else 0
+        if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 63:
+            return OUT_OF_MEMORY
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = self.ask(nbytes + margin, &block.base)
+        block.nbytes = nbytes
+        block.mapped = 0
+        if result == SUCCESS:
+            address[0] = (block.base + alignment - 1) & ~(alignment - 1)
+            result = self.keep(address[0], &block)
+        self.leave(mode)
+        return result
+
+    cdef CUresult allocate_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads,
+                                      uint64_t* address) noexcept nogil:
+        cdef int mode
+        cdef Block block
+        cdef uint64_t margin = alignment if alignment > PAGE else 0
+        if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 62:
+            return OUT_OF_MEMORY
+        block.nbytes = nbytes
+        block.mapped = (nbytes + margin + PAGE - 1) // PAGE * PAGE
+        cdef void* pages = map_pages(block.mapped)
+        if pages == NULL:
+            return OUT_OF_MEMORY
+        touch_pages(pages, block.mapped, threads)
+        block.base = <uint64_t>pages
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.host_register(pages, block.mapped, PORTABLE_AND_MAPPED)
+            if result == SUCCESS:
+                address[0] = (block.base + alignment - 1) & ~(alignment - 1)
+                result = self.keep(address[0], &block)
+            else:
+                unmap_pages(pages, block.mapped)
+            self.leave(mode)
+        else:
+            unmap_pages(pages, block.mapped)
+        return result
+
+    cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil:
+        """Lists a new block, or gives it back if the host has no memory for the list."""
+        cdef bint kept
+        self.lock.wait_and_acquire()
+        kept = try_store(self.live, address, block[0])
+        if kept:
+            self.live_bytes += block.nbytes
+        self.lock.release()
+        if not kept:
+            self.give_back(block, True)
+        return SUCCESS if kept else OUT_OF_MEMORY
+
+    cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil:
+        cdef CUresult result
+        if self.kind == MANAGED:
+            return cu.managed_alloc(address, nbytes, ATTACH_GLOBAL)
+        if self.kind == PINNED:
+            return cu.host_alloc(<void**>address, nbytes, PORTABLE_AND_MAPPED)
+        if self.kind == ASYNC:
+            result = cu.async_alloc(address, nbytes, self.own_stream)
+            if result != SUCCESS:
+                return result
+            result = cu.stream_synchronize(self.own_stream)
+            if result != SUCCESS:
+                cu.async_free(address[0], self.own_stream)
+            return result
+        return cu.memory_alloc(address, nbytes)
+
+    cdef CUresult release(self, uint64_t address, uint64_t nbytes, bint idle) noexcept nogil:
+        cdef int mode
+        cdef CUresult result
+        cdef Block block
+        if forked:
+            self.live_bytes -= min(nbytes, self.live_bytes)
+            return SUCCESS      # a thread that does not exist here may have been changing the map
+        self.lock.wait_and_acquire()
+        cdef bint found = self.live.count(address) and self.live[address].nbytes == nbytes
+        if found:
+            block = self.live[address]
+            self.live.erase(address)
+            self.live_bytes -= nbytes
+        self.lock.release()
+        if not found:
+            return NOT_LIVE
+        result = self.enter(&mode)
+        if result == SUCCESS:
+            result = self.give_back(&block, idle)
+            self.leave(mode)
+        elif is_lost(result) and block.mapped:      # the registration went with the context
+            unmap_pages(<void*>block.base, block.mapped)
+        if result == SUCCESS or is_lost(result):
+            return SUCCESS
+        self.lock.wait_and_acquire()
+        try_store(self.live, address, block)    # without host memory for it only its free is lost
+        self.live_bytes += nbytes
+        self.lock.release()
+        return result
+
+    cdef CUresult give_back(self, Block* block, bint idle) noexcept nogil:
+        """Gives a block back to the driver. cuMemFree waits for all work on the device. For other kinds of memory we
+        wait, as any stream may use a region, unless the caller says that the block is idle."""
+        cdef CUresult result = SUCCESS
+        if self.kind == DEVICE or self.kind == MANAGED:
+            return cu.memory_free(block.base)
+        if not idle:
+            result = cu.context_synchronize()
+        if result != SUCCESS:
+            return result
+        if block.mapped:
+            result = cu.host_unregister(<void*>block.base)
+            if result == SUCCESS or is_lost(result):
+                unmap_pages(<void*>block.base, block.mapped)
+            return result
+        if self.kind == PINNED:
+            return cu.host_free(<void*>block.base)
+        result = cu.async_free(block.base, self.own_stream)
+        if result == SUCCESS:
+            cu.stream_synchronize(self.own_stream)      # it is freed, even if this returns an earlier error
+        return result
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def fence(self, uint64_t stream):
+        """As SubAllocator.fence. Raises DriverError."""
+        cdef Fence fence = Fence.__new__(Fence)
+        cdef CUresult result
+        with nogil:
+            result = self.mark(stream, &fence.event)
+        if is_lost(result):
+            return None     # no work is queued in a context that is gone, and no memory left to protect
+        if failed(result):
+            raise failure(result, f"a fence on stream {stream:#x} of device {self.ordinal}")
+        fence.device = self
+        return fence
+
+    def order(self, uint64_t first, uint64_t then):
+        """As SubAllocator.order. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.make_wait(first, then)
+        if failed(result):
+            raise failure(result, f"making stream {then:#x} wait for stream {first:#x} on device {self.ordinal}")
+
+    def stream_id(self, uint64_t stream):
+        """As SubAllocator.stream_id. Raises DriverError."""
+        cdef uint64_t id = 0
+        cdef CUresult result
+        with nogil:
+            result = self.identify(stream, &id)
+        if failed(result):
+            raise failure(result, f"cuStreamGetId of stream {stream:#x} on device {self.ordinal}")
+        return id
+
+    def synchronize(self):
+        """Waits for all work on the device. Raises DriverError, also if a kernel has failed earlier."""
+        cdef CUresult result
+        with nogil:
+            result = self.drain()
+        if failed(result):
+            raise failure(result, f"cuCtxSynchronize on device {self.ordinal}")
+
+    def copy(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream):
+        """As SubAllocator.copy. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.move(destination, source, nbytes, stream)
+        if failed(result):
+            raise failure(result, f"a copy of {nbytes} bytes on stream {stream:#x} of device {self.ordinal}")
+
+    cdef CUresult take_event(self, void** event) noexcept nogil:
+        """An idle event, or a new one, in the context that is current."""
+        event[0] = NULL
+        self.lock.wait_and_acquire()
+        if self.idle_events.size():
+            event[0] = self.idle_events.back()
+            self.idle_events.pop_back()
+        self.lock.release()
+        if event[0] != NULL:
+            return SUCCESS
+        return cu.event_create(event, NO_TIMING | BLOCKING_WAIT)
+
+    cdef void put_event(self, void* event) noexcept nogil:
+        cdef bint kept
+        if forked:
+            return              # a thread that does not exist here may have been changing the list
+        self.lock.wait_and_acquire()
+        kept = try_push_back(self.idle_events, event)
+        self.lock.release()
+        if not kept:
+            cu.event_destroy(event)
+
+    cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
+        """Records an event on a stream. Not in a capture: such an event could not be queried."""
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = unless_capturing(all_of(stream), CAPTURED)
+        if result == SUCCESS:
+            result = self.take_event(event)
+        if result == SUCCESS:
+            result = cu.event_record(event[0], all_of(stream))
+            if result != SUCCESS:
+                self.put_event(event[0])
+                event[0] = NULL
+        self.leave(mode)
+        return result
+
+    cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil:
+        """Lets a stream wait for another. The event can be reused at once, as a wait refers to its state at the
+        call."""
+        cdef int mode
+        cdef void* event
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = unless_capturing(all_of(first), CAPTURED)
+        if result == SUCCESS:
+            result = unless_capturing(stream_handle(then), CAPTURES_OTHERS)
+        if result == SUCCESS:
+            result = self.take_event(&event)
+        if result == SUCCESS:
+            result = cu.event_record(event, all_of(first))
+            if result == SUCCESS:
+                result = cu.stream_wait_event(stream_handle(then), event, 0)
+            self.put_event(event)
+        self.leave(mode)
+        return result
+
+    cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil:
+        """A stream's id. The default streams, which have fixed handles, always exist: their handles serve as ids."""
+        cdef int mode
+        cdef unsigned long long found = 0
+        id[0] = stream
+        if stream <= PER_THREAD_STREAM:
+            return SUCCESS
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.stream_id(<void*><size_t>stream, &found)
+            self.leave(mode)
+        id[0] = found | <uint64_t>1 << 63
+        return result
+
+    cdef CUresult drain(self) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.context_synchronize()
+            self.leave(mode)
+        return result
+
+    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = unless_capturing(all_of(stream), CAPTURED)
+        if result == SUCCESS:
+            result = cu.copy_async(destination, source, nbytes, all_of(stream))
+        if result == SUCCESS:
+            result = cu.stream_synchronize(all_of(stream))
+        self.leave(mode)
+        return result
+
+    cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.enter(&mode)
+        if result == SUCCESS:
+            result = cu.event_synchronize(event) if wait else cu.event_query(event)
+            self.leave(mode)
+        return result
+
+    # -- without the GIL -----------------------------------------------------------------------------------------------
+
+    def native(self):
+        """The capsule of `native/source.h`. It is good for as long as this object."""
+        self.table.self = <void*>self
+        self.table.alloc = <int (*)(void*, uint64_t, uint64_t, uint64_t*, uint64_t*) noexcept nogil>native_alloc
+        self.table.free = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_free
+        self.table.order = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_order
+        self.table.stream_id = <int (*)(void*, uint64_t, uint64_t*) noexcept nogil>native_stream_id
+        self.table.synchronize = <int (*)(void*) noexcept nogil>native_synchronize
+        return PyCapsule_New(&self.table, BFC_NATIVE_SOURCE, NULL)
+
+
+_ALLOC_CALLS = {DEVICE: "cuMemAlloc", MANAGED: "cuMemAllocManaged", PINNED: "cuMemHostAlloc", ASYNC: "cuMemAllocAsync"}
+_FREE_CALLS = {DEVICE: "cuMemFree", MANAGED: "cuMemFree", PINNED: "cuMemFreeHost", ASYNC: "cuMemFreeAsync"}
+
+
+cdef inline bint is_lost(CUresult result) noexcept nogil:
+    """Whether memory is gone: with its context, or because it belongs to the parent of this process."""
+    return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
+
+
+cdef int native_alloc(Device device, uint64_t alignment, uint64_t nbytes, uint64_t* address,
+                      uint64_t* received) noexcept nogil:
+    received[0] = nbytes
+    return device.allocate(alignment, nbytes, address)
+
+
+cdef int native_free(Device device, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return device.release(address, nbytes, False)
+
+
+cdef int native_order(Device device, uint64_t first, uint64_t then) noexcept nogil:
+    return device.make_wait(first, then)
+
+
+cdef int native_stream_id(Device device, uint64_t stream, uint64_t* id) noexcept nogil:
+    return device.identify(stream, id)
+
+
+cdef int native_synchronize(Device device) noexcept nogil:
+    return device.drain()
+
+
+@cython.no_gc
+cdef class Fence:
+    """An event behind what was queued on a stream. See `bfc.Fence`."""
+
+    cdef int ask(self, bint wait) except -1:
+        cdef CUresult result
+        cdef void* event = self.event
+        if event == NULL:
+            return 1
+        with nogil:
+            result = self.device.ask_event(event, wait)
+        if result == NOT_READY:
+            return 0
+        if not is_lost(result):
+            if failed(result):
+                raise failure(result, "cuEventSynchronize" if wait else "cuEventQuery")
+        if self.event != NULL:      # another thread may have seen it, too
+            self.event = NULL
+            if result == SUCCESS:
+                self.device.put_event(event)
+        return 1
+
+    def done(self):
+        """Whether everything queued before the mark has finished."""
+        return bool(self.ask(False))
+
+    def wait(self):
+        """Blocks until it has."""
+        self.ask(True)
+
+    def __dealloc__(self):
+        if self.event != NULL and not exiting:
+            self.device.put_event(self.event)
