@@ -15,6 +15,7 @@ from bfc.buffers._current import current_stream
 from bfc.cuda import Availability
 from bfc.devices import Device
 from bfc.drivers.opencl import platform as _opencl
+from bfc.drivers.opencl import queues as _queues
 from bfc.errors import (
     ClosedError,
     DeviceUnavailableError,
@@ -381,7 +382,7 @@ class DeviceAllocator:
                 stream = pool.stream or 0
             handle = pool.allocate_raw(nbytes, stream)
         except (MemoryError, SubAllocatorError) as error:
-            if not isinstance(error, _opencl.WrongQueueError):
+            if not isinstance(error, _queues.WrongQueueError):
                 place.count_failure()
             raise
         if handle:

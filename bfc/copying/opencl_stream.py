@@ -28,6 +28,7 @@ from bfc.copying.layout import (
 from bfc.copying.views import View
 from bfc.copying.waiting import Waiting
 from bfc.drivers.opencl import platform as _opencl
+from bfc.drivers.opencl import queues as _queues
 from bfc.errors import DeviceUnavailableError, DriverError, OutOfMemoryError
 from bfc.interpreter._forks import ForkSafeLock
 
@@ -126,8 +127,8 @@ def _as_queue(stream: Any, context: Any) -> Any:
     if isinstance(stream, int) and stream and context is not None:
         own = context_of(context, context.devices[0]).queue()
         try:
-            return _opencl.Queues(context, own).find(stream).queue
-        except _opencl.WrongQueueError as error:
+            return _queues.Queues(context, own).find(stream).queue
+        except _queues.WrongQueueError as error:
             raise ValueError(str(error)) from None
     raise TypeError(
         f"the stream of a copy in OpenCL is a pyopencl.CommandQueue, not {type(stream).__name__}"
@@ -159,7 +160,7 @@ class Lane:
                 self.wait_for(view.stream)
             elif view.events is None:
                 has_no_events = True
-        if has_no_events and not _opencl.is_ordered(self.queue):
+        if has_no_events and not _queues.is_ordered(self.queue):
             self.wait_for(self.queue)  # its order is all that such memory has
         self.last.extend(self.adopted)
 

@@ -29,7 +29,7 @@ from bfc.pinned._books cimport (
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc import cuda
-from bfc.drivers.opencl import platform as _opencl
+from bfc.drivers.opencl import queues as _queues
 from bfc.drivers.cuda._driver import device_in_use
 from bfc.allocators._frees import OVER as _OVER, VIEWED as _VIEWED
 from bfc.errors import (
@@ -754,7 +754,7 @@ cdef class PinnedAllocator(PinnedBooks):
         """The sub-allocator of a stream for which none was named: another one for a queue of OpenCL than for CUDA."""
         cl = sys.modules.get("pyopencl")
         if cl is not None and isinstance(stream, getattr(cl, "CommandQueue", ())):
-            return _opencl.pinned_side()
+            return _queues.pinned_side()
         return self.sub_allocator
 
     cdef object number_of(self, stream, source):

@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 
 from bfc.devices import Device
 from bfc.drivers.opencl import platform as _opencl
+from bfc.drivers.opencl import queues as _queues
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
@@ -143,7 +144,7 @@ class OpenCLSubAllocator(SubAllocator):
         self.total_bytes = total if capacity is None else parse_bytes(capacity)
         with _opencl.in_words("clCreateCommandQueue"):
             self.queue = cl.CommandQueue(context, self.cl_device)
-        self._queues = _opencl.Queues(context, self.queue)
+        self._queues = _queues.Queues(context, self.queue)
         self._home = _opencl.Home()
         self.default_stream_alias = self._queues.own.handle
         self.live_bytes = 0
@@ -365,14 +366,14 @@ class OpenCLSubAllocator(SubAllocator):
         self._home.check()
         return self._queues.find(stream).number
 
-    def fence(self, stream: int) -> _opencl.Fence | None:
+    def fence(self, stream: int) -> _queues.Fence | None:
         if not self._home.is_here:
             return None
         queue = self._queues.find(stream)
         with _opencl.in_words(f"clEnqueueMarker on the queue {queue.handle:#x}"):
             event = self._cl.enqueue_marker(queue.queue)
             queue.queue.flush()  # a command that is not submitted never finishes
-        return _opencl.Fence(self._home, queue, event)
+        return _queues.Fence(self._home, queue, event)
 
     def order(self, first: int, then: int) -> None:
         self._home.check()

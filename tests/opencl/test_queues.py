@@ -11,7 +11,7 @@ import pocl
 import pytest
 
 import bfc
-from bfc.drivers.opencl import platform as _opencl
+from bfc.drivers.opencl import queues as _queues
 
 
 def test_a_fence_is_done_when_what_was_queued_has_finished(source, queue, hold) -> None:
@@ -103,15 +103,15 @@ def test_it_knows_which_queues_run_in_any_order(source, queue, out_of_order) -> 
 def test_no_two_queues_have_one_id(source, context, cl) -> None:
     """Also where the driver gives the handle of a queue that has gone to a new one."""
     ids = []
-    for _ in range(3 * _opencl.Queues.MANY):
+    for _ in range(3 * _queues.Queues.MANY):
         queue = cl.CommandQueue(context)
         ids.append(source.stream_id(queue.int_ptr))
     assert len(set(ids)) == len(ids)
-    assert len(source._queues._known) <= _opencl.Queues.MANY + 1, "queues are let go"
+    assert len(source._queues._known) <= _queues.Queues.MANY + 1, "queues are let go"
 
 
 def test_queues_that_somebody_holds_are_not_let_go(source, context, cl) -> None:
-    queues = [cl.CommandQueue(context) for _ in range(2 * _opencl.Queues.MANY)]
+    queues = [cl.CommandQueue(context) for _ in range(2 * _queues.Queues.MANY)]
     ids = [source.stream_id(queue.int_ptr) for queue in queues]
     assert [source.stream_id(queue.int_ptr) for queue in queues] == ids
 
@@ -138,9 +138,9 @@ def test_letting_a_queue_go_stops_at_no_lost_one_and_at_no_finaliser(
     finalisers = [lambda: source.is_ordered(late[1].int_ptr)]
     finishes = fails, lambda: finalisers and finalisers.pop()()
     for number, finish in enumerate(finishes, 1):
-        known[number] = _opencl.Queue(source.queue, number)
+        known[number] = _queues.Queue(source.queue, number)
         known[number].queue = Lost(finish)
-    others = [cl.CommandQueue(context) for _ in range(_opencl.Queues.MANY)]
+    others = [cl.CommandQueue(context) for _ in range(_queues.Queues.MANY)]
 
     def name() -> None:
         assert all(source.is_ordered(queue.int_ptr) for queue in others)
@@ -230,11 +230,11 @@ def test_where_no_look_can_be_had_the_driver_is_trusted(context, cl, monkeypatch
         exists = os.path.exists
         monkeypatch.setattr(os.path, "exists", lambda path: "proc" not in path and exists(path))
     elif missing == "the right answer":
-        monkeypatch.setattr(_opencl, "asked_as_queue", lambda _handle: (0, 0))
+        monkeypatch.setattr(_queues, "asked_as_queue", lambda _handle: (0, 0))
     else:
-        monkeypatch.setattr(_opencl, "ICD", "cl_khr_none")
+        monkeypatch.setattr(_queues, "ICD", "cl_khr_none")
     source = bfc.OpenCLSubAllocator(context)
-    monkeypatch.setattr(_opencl, "is_object", lambda *_arguments: False)
+    monkeypatch.setattr(_queues, "is_object", lambda *_arguments: False)
     assert source.is_ordered(cl.CommandQueue(context).int_ptr)
     theirs = cl.CommandQueue(cl.Context([pocl.devices()[0]]))
     with pytest.raises(bfc.SubAllocatorError, match="another context"):
