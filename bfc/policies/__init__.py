@@ -1,7 +1,8 @@
 """The policies: where a request may look, and what is tried where nothing fits. In order:
 
-_bfc.pyx         TensorFlow's best fit with coalescing
-_recorded.pyx    what PyTorch's policy counts and writes down
-_caching.pyx     PyTorch's caching policy
-mem_pool.py      private pools of PyTorch's policy
+_bfc.pyx               TensorFlow's best fit with coalescing
+_recorded.pyx          what PyTorch's policy counts and writes down
+_caching.pyx           PyTorch's caching policy
+mem_pool.py            private pools of PyTorch's policy
+device_allocator.py    one of them on each OpenCL device, for a framework's back end
 """

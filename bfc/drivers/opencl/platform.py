@@ -71,6 +71,24 @@ def devices() -> list[Any]:
     return found
 
 
+def device_count() -> int:
+    """How many devices there are; 0 if OpenCL is not available."""
+    try:
+        return len(devices())
+    except (DeviceUnavailableError, DriverError):
+        return 0
+
+
+def availability() -> tuple[bool, str]:
+    """Whether there is a device, and a sentence that says why, or why not."""
+    try:
+        found = devices()
+    except (DeviceUnavailableError, DriverError) as error:
+        return False, f"OpenCL is not available: {error}"
+    count = "1 device" if len(found) == 1 else f"{len(found)} devices"
+    return True, f"OpenCL is available: {count}, the first {name_of(found[0])}"
+
+
 def refuse_child() -> None:
     """Raises DeviceUnavailableError in a child of a process that used a driver."""
     if _asked_in not in (0, os.getpid()):
