@@ -34,10 +34,10 @@ test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver
 	$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
-	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers" tests/cuda tests/copy/test_gpu.py
+	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers" tests/cuda tests/copying/test_gpu.py
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/test_emulator.py
+	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m pytest -m peers
@@ -77,7 +77,7 @@ bench-gpu: $(VENV)/clients $(VENV)/built ## measure a cache hit through each lib
 	$(BIN)/python -m bench.integrations
 
 stubs: $(VENV)/linters $(VENV)/built ## copy the docstrings of the compiled modules into their stubs
-	$(BIN)/python tests/stub_docstrings.py
+	$(BIN)/python tests/helpers/stub_docstrings.py
 
 lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
 	$(BIN)/ruff format --check .
@@ -150,10 +150,11 @@ build/check/built: $(BUILT_FROM) | $(VENV)/built
 	@touch $@
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -g1
-CORE_TESTS := tests/test_allocator.py tests/test_bins.py tests/test_buffer.py tests/test_corner_cases.py tests/test_growth.py \
-	tests/test_many.py tests/test_snapshot.py tests/test_stateful.py tests/test_streams.py tests/test_trace.py tests/test_finalisers.py \
-	tests/test_caching_faults.py tests/test_caching_history.py tests/test_caching_recorded.py tests/test_torch_corner_ours.py \
-	tests/test_pinned_corner_cases.py tests/copy/test_host.py tests/copy/test_layout.py
+CORE_TESTS := tests/native/test_bins.py tests/report/test_snapshot.py tests/buffers/test_buffer.py tests/trace/test_trace.py \
+	$(patsubst %,tests/allocators/test_%.py,allocator finalisers many streams) \
+	$(patsubst %,tests/policies/test_%.py,bfc_beside_its_model growth tensorflow_behaviour) \
+	$(patsubst %,tests/policies/test_%.py,caching_faults caching_history caching_recorded differences_from_pytorch) \
+	tests/pinned/test_pytorch_behaviour.py tests/copying/test_host.py tests/copying/test_layout.py
 
 OLDEST_CYTHON = $(shell sed -n 's/^build = .*"Cython>=\([0-9.]*\).*/\1/p' pyproject.toml)
 
@@ -168,7 +169,7 @@ build/tsan/built: $(BUILT_FROM) | $(VENV)/built
 	@touch $@
 
 NO_ASLR = $(shell command -v setarch >/dev/null && echo setarch -R)
-THREAD_TESTS := tests/test_threads.py tests/test_caching_threads.py tests/cuda/test_torch.py -k 'thread and not child'
+THREAD_TESTS := tests/allocators/test_threads.py tests/policies/test_caching_threads.py tests/cuda/test_torch.py -k 'thread and not child'
 
 build/asan/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=1 BFC_CFLAGS="$(SANITIZE)" BFC_LDFLAGS="$(SANITIZE)" $(call BUILD_APART,asan)

@@ -126,7 +126,11 @@ def try_wheel(python: str, wheel: Path, scratch: Path) -> None:
     run(folder / "bin/bfc", "replay", trace, "--no-picture", cwd=scratch)
     run(installed, "-m", "pip", "--quiet", "install", f"{wheel}[testing]", "ml-dtypes")
     shutil.rmtree(tests / "bfc", ignore_errors=True)  # the tests are to find the wheel's
-    some = ("tests/test_allocator.py", "tests/test_trace.py", "tests/test_caching_recorded.py")
+    some = (
+        "tests/allocators/test_allocator.py",
+        "tests/trace/test_trace.py",
+        "tests/policies/test_caching_recorded.py",
+    )
     run(installed, "-m", "pytest", "-q", *some, cwd=tests)
 
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).parents[1])]
 
 from caching_subject import Ours  # noqa: E402
 from strategies import play  # noqa: E402

@@ -1,6 +1,6 @@
 """Buffers of CUDA memory, and the libraries that take them: NumPy, numba, cuda.core.
 
-Which rules the protocols follow is tested without CUDA, in tests/test_buffer.py.
+Which rules the protocols follow is tested without CUDA, in tests/buffers/test_buffer.py.
 """
 
 from __future__ import annotations

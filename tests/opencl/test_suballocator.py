@@ -33,7 +33,7 @@ def address_of(array: np.ndarray) -> int:
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(HOME), str(HOME / "tests")])
+    path = os.pathsep.join([str(HOME), str(HOME / "tests" / "helpers")])
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code],
         capture_output=True,

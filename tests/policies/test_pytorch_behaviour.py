@@ -1,8 +1,8 @@
 """The corner cases of PyTorch's caching policy by number: rows 1 to 53.
 
 Each runs on PyTorch 2.11's compiled allocator, on the model of it that the random tests use, and
-on ours in strict mode. `test_torch_corner_pools.py` has the further rows, and
-`test_torch_corner_ours.py` those where ours does otherwise on purpose.
+on ours in strict mode. `test_pytorch_behaviour_of_pools.py` has the further rows, and
+`test_differences_from_pytorch.py` those where ours does otherwise on purpose.
 """
 
 from __future__ import annotations

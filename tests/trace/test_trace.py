@@ -18,7 +18,7 @@ import pytest
 import bfc
 import bfc.trace.trace as trace_module
 
-TRACES = sorted((Path(__file__).parents[1] / "bench" / "traces").glob("*.npz"))
+TRACES = sorted((Path(__file__).parents[2] / "bench" / "traces").glob("*.npz"))
 
 
 def allocator(size: str = "80 GiB", **options) -> bfc.BFCAllocator:

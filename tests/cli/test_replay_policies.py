@@ -15,7 +15,7 @@ from torch_recorder import Recorder, random_places, random_run
 import bfc
 from bfc.cli import main, replay
 
-TRACES = Path(__file__).parents[1] / "bench" / "traces"
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")
 THREE_STREAMS = TRACES / "llama7b_zero3_lro.npz"
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from bench.peers.tensorflow import TensorFlowBFC, build
 
 pytestmark = pytest.mark.peers
 
-TRACES = sorted((Path(__file__).parents[1] / "bench" / "traces").glob("*.npz"))
+TRACES = sorted((Path(__file__).parents[2] / "bench" / "traces").glob("*.npz"))
 SEEDS = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else range(400)
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEVICE_OPTIONS = ("capacity", "base", "alignment", "gap", "supports_coalescing", "max_bytes")

@@ -14,7 +14,7 @@ import pytest
 import bfc
 from bfc.cli import devices, main, replay
 
-TRACES = Path(__file__).parents[1] / "bench" / "traces"
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")
 
 

@@ -1,7 +1,7 @@
 """`PinnedAllocator` beside PyTorch's own policy: every address, every call of the driver in its
 order, every figure.
 
-`BFC_SEED=n pytest -m peers tests/test_pinned_peer.py -k random` repeats one random history of
+`BFC_SEED=n pytest -m peers tests/peers/test_pinned.py -k random` repeats one random history of
 each kind.
 """
 
@@ -419,7 +419,7 @@ def test_random_histories_are_equal(kind: str, clock: Clock) -> None:
         pair = Pair(version, clock)
         asked = [each for one in operations for each in (one, ("stats",))]
         theirs = pair.theirs.run(asked)
-        again = f"BFC_SEED={seed} pytest -m peers tests/test_pinned_peer.py -k '{kind} and random'"
+        again = f"BFC_SEED={seed} pytest -m peers tests/peers/test_pinned.py -k '{kind} and random'"
         for number, operation in enumerate(operations):
             [answer, figures] = pair.ours.run([operation, ("stats",)])
             try:

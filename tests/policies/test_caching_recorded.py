@@ -11,7 +11,7 @@ import pytest
 
 import bfc
 
-TRACES = Path(__file__).parents[1] / "bench" / "traces"
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
 ALLOCATIONS = {"gpu_decomfl": 7946, "gpu_lm_small": 36}
 #: Histories of PyTorch's own format, by their recorded allocations: see the README beside them.
 SNAPSHOTS = {
@@ -113,7 +113,7 @@ class RecordedBySize(Recorded):
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_a_snapshot_of_a_gpu_is_repeated_to_the_byte(name: str, strict: bool) -> None:
-    trace = bfc.Trace.load(Path(__file__).parent / "recordings" / f"{name}.npz")
+    trace = bfc.Trace.load(Path(__file__).parents[1] / "recordings" / f"{name}.npz")
     recorded = trace.meta["torch"]
     source = RecordedBySize(recorded["segments"], recorded["segment_events"])
     with bfc.CachingAllocator(source, strict=strict) as allocator:

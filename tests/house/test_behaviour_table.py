@@ -15,7 +15,7 @@ import pytest
 import bfc
 from bfc.report.snapshot import bin_index
 
-TABLE = Path(__file__).parents[1] / "docs" / "behaviour" / "index.md"
+TABLE = Path(__file__).parents[2] / "docs" / "behaviour" / "index.md"
 BASE, SIDE = 1 << 40, 2
 MIB, GIB = 1 << 20, 1 << 30
 Figures = list[int]

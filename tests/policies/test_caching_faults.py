@@ -14,7 +14,7 @@ import pytest
 import bfc
 
 MIB = 1 << 20
-TRACES = Path(__file__).parent.parent / "bench" / "traces"
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
 
 
 class Device(bfc.SimulatedSubAllocator):

@@ -12,7 +12,7 @@ import pytest
 
 import bfc
 
-ROOT = Path(__file__).parent.parent / "bfc"
+ROOT = Path(__file__).parents[2] / "bfc"
 PROJECT = ROOT.parent / "pyproject.toml"
 HEAVY = [
     "bfc.testing",

@@ -540,7 +540,7 @@ def first_difference(history: History, a: Make, b: Make) -> str | None:
         f"{history.profile}, seed {history.seed}, {history.options}\n"
         f"operation {len(own)} is answered differently to {probed[index]!r}; the last ones:\n"
         f"  {before}\n{describe(*answers)}\n"
-        f"repeat with BFC_SEED={history.seed} pytest tests/test_torch_agreement.py "
+        f"repeat with BFC_SEED={history.seed} pytest tests/policies/test_caching_beside_pytorch.py "
         f"-m 'peers or not peers' -k {history.profile}"
     )
 

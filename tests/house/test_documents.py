@@ -21,7 +21,7 @@ import bfc
 from bfc import testing
 from bfc.testing import cuda_emulator as emulator
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -53,7 +53,8 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
     driver = "pass" if os.environ.get("BFC_TEST_GPU") == "1" else emulator.preamble()
     run = f"from test_documents import *; run_document(Path({str(path)!r}))"
     script = f"{driver}\nimport pocl; pocl.devices()\n{run}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    folders = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-c", script]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
@@ -267,7 +268,7 @@ def test_what_is_cited_of_the_behaviour_is_there():
 
 
 def test_the_numbers_of_cases_in_tests_are_those_of_the_documents():
-    tests = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*corner*.py")))
+    tests = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
     cases = re.findall(r"test_cc_(\d+[a-c]?)_", tests)
     rows = re.findall(r"test_rows?_(\d+[a-g]?)_", tests)
     assert len(set(cases)) > 50

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "bfc"
+ROOT = Path(__file__).parents[2] / "bfc"
 
 SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi")
 LONGEST_FUNCTION, MOST_CODE_IN_A_FILE = 60, 750

@@ -107,7 +107,7 @@ except bfc.SettingsError as error:
 
 def test_fields_that_were_set_past_the_checks_do_not_reach_the_pool():
     """On its own: memory was overwritten once."""
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     ran = subprocess.run(
         [sys.executable, "-c", UNCHECKED], cwd=folder, capture_output=True, text=True, check=False
     )

@@ -130,5 +130,5 @@ def test_random_histories_agree_with_the_model() -> None:
         try:
             play(random.Random(seed))
         except Exception as error:
-            line = f"BFC_SEED={seed} python -m pytest tests/test_stateful.py -k random_histories"
+            line = f"BFC_SEED={seed} python -m pytest {__file__} -k random_histories"
             pytest.fail(f"{error!r}\nthis history again: {line}", pytrace=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 import pocl
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: A command of a docstring, and what it prints.
 RUN = re.compile(r"^    \$ (.+)\n((?:    .*\n)*)", re.MULTILINE)
-#: PoCL's compiler may have to be told which processor it is on (tests/pocl.py).
+#: PoCL's compiler may have to be told which processor it is on (tests/helpers/pocl.py).
 WITH_POCL = (
     "import pocl, runpy, sys; pocl.start(); sys.argv = sys.argv[1:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"

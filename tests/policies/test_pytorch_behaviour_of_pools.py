@@ -1,6 +1,6 @@
 """The corner cases of PyTorch's caching policy by number: rows 54 to 61 and 70 to 82.
 
-As in `test_torch_corner_cases.py`; that and `test_torch_corner_ours.py` have the others.
+As in `test_pytorch_behaviour.py`; that and `test_differences_from_pytorch.py` have the others.
 """
 
 from __future__ import annotations

@@ -724,7 +724,7 @@ def test_reading_does_not_load_pythons_unpickler_or_numpy_early():
         "import bfc, sys; assert 'numpy' not in sys.modules; bfc.Trace.from_torch; "
         "import bfc.pytorch.plain_pickle; assert 'pickle' not in vars(bfc.pytorch.plain_pickle)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
     assert ran.returncode == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 #: What a processor can be called that is newer than PoCL's compiler, and what it then is.
 UNKNOWN, PLAIN = b"generic\0", ctypes.create_string_buffer(b"x86-64")
-CACHE = Path(__file__).resolve().parent.parent / "build" / "pocl"
+CACHE = Path(__file__).resolve().parents[2] / "build" / "pocl"
 #: The words of PoCL's record of a device that are looked through.
 WORDS = 200
 

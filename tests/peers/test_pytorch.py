@@ -23,7 +23,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BASE = 1 << 40
 SIDE, OTHER = 2, 4
 POOL, SECOND_POOL = (0, 1), (0, 2)
-TRACES = Path(__file__).parents[1] / "bench" / "traces"
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
 RECORDED = sorted(TRACES.glob("gpu_*.npz"))
 
 Make = Callable[..., TorchPeer]
