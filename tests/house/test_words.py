@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCES = (".py", ".pyx", ".pxd", ".pyi", ".hpp", ".h", ".c", ".md", ".rst")
 FILES = sorted(
     path
