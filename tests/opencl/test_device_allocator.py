@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import bfc
-from bfc import opencl
 from bfc.opencl import DeviceAllocator, DeviceStats
+from bfc.policies import device_allocator
 
 MIB = 1 << 20
 
@@ -352,7 +352,7 @@ def test_a_free_that_the_driver_fails_leaves_the_handle_live(memory, cl, monkeyp
 @pytest.mark.parametrize("name", ["count_allocation", "count_free", "count_failure", "stats"])
 def test_a_finaliser_may_free_a_handle_wherever_something_is_counted(memory, interrupt, name):
     """A garbage collection runs it in the same thread."""
-    counting = getattr(opencl._Place, name)
+    counting = getattr(device_allocator._Place, name)
     faults: list[BaseException] = []
 
     def use() -> None:
