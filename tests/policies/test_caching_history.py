@@ -155,3 +155,38 @@ def test_the_frames_are_those_of_the_thread_that_allocated() -> None:
     assert {chunk.frames[0].name: chunk.ptr for chunk in chunks} == live
     allocator.check()
     allocator.close()
+
+
+def test_frames_that_find_no_room_lose_no_allocation():
+    """The block was handed out, then RecursionError raised: nobody had its address."""
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    allocator.record_history()
+    got = []
+
+    def deeper() -> None:
+        got.append(allocator.allocate_raw(1000))
+        deeper()
+
+    with pytest.raises(RecursionError):
+        deeper()
+    assert allocator.memory_stats()["allocation.all.current"] == len(got)
+
+
+@pytest.mark.parametrize("entries", [-1, 2**70])
+def test_a_history_has_a_count_of_entries(entries):
+    with pytest.raises(ValueError, match="max_entries is a count"):
+        bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).record_history(max_entries=entries)
+
+
+@pytest.mark.parametrize("entries", ["7", 1.5])
+def test_a_count_of_entries_is_an_integer(entries):
+    with pytest.raises(TypeError):
+        bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).record_history(max_entries=entries)
+
+
+def test_a_closed_allocator_records_nothing():
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    allocator.close()
+    with pytest.raises(bfc.ClosedError):
+        allocator.record_history()
+    gc.collect()

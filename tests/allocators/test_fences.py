@@ -1,0 +1,244 @@
+"""Fences that fail, that two threads ask, or that come too late; streams that were destroyed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import bfc
+
+
+class DeadStream(bfc.SimulatedSubAllocator):
+    """A device on which some streams were destroyed."""
+
+    asynchronous = True
+    dead = frozenset({7})
+
+    def fence(self, stream: int) -> None:
+        if stream in self.dead:
+            raise RuntimeError(f"stream {stream} was destroyed")
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What went to sys.unraisablehook."""
+    reports: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reports.append(repr(args.exc_value)))
+    return reports
+
+
+@pytest.fixture
+def device() -> Iterator[DeadStream]:
+    device = DeadStream("64 MiB")
+    yield device
+    device.dead = frozenset()  # so that an allocator of a failed test can go in peace
+
+
+def test_a_fence_that_always_fails_stops_no_other_call(
+    device: DeadStream, reported: list[str]
+) -> None:
+    allocator = bfc.BFCAllocator(device)
+    ptr = allocator.allocate_raw(1000)
+    buffer = allocator.allocate(100)
+    allocator.record_stream(buffer, 7)
+    del buffer
+    calls: list[Callable[[], object]] = [
+        lambda: allocator.deallocate_raw(allocator.allocate_raw(10)),
+        lambda: allocator.deallocate_raw(ptr),
+        lambda: allocator.allocate(10).free(),
+        allocator.release_free_regions,
+        allocator.check,
+    ]
+    for call in calls:
+        call()
+    with pytest.raises(bfc.InvalidPointerError):
+        allocator.deallocate_raw(ptr)
+    assert any("stream 7 was destroyed" in fault for fault in reported)
+    try:
+        allocator.close()
+    except (RuntimeError, bfc.SubAllocatorError):
+        pass  # it may tell of the stream once more
+    assert allocator.closed
+    assert device.live == {}
+    allocator.check()
+
+
+def test_a_replay_that_fails_leaves_nothing_that_nobody_can_free(
+    device: DeadStream, reported: list[str]
+) -> None:
+    allocator = bfc.BFCAllocator(device)
+    trace = bfc.Trace([0, 0, 0, 0, 1], [0, 1, 2, 3, 0], [1000] * 4 + [0], [7, 0, 0, 0, 7])
+    with pytest.raises(RuntimeError, match="stream 7 was destroyed"):
+        trace.replay(allocator)
+    allocator.check()
+    assert allocator.stats().bytes_in_use <= 1024  # at most what the dead stream has used
+    device.dead = frozenset()
+    allocator.release_free_regions()
+    allocator.deallocate_many([chunk.ptr for chunk in allocator.snapshot().live_chunks()])
+    assert allocator.stats().bytes_in_use == 0
+    allocator.check()
+    allocator.close()
+    assert device.live == {}
+
+
+def test_a_replay_forgets_the_streams_of_the_chunks_that_it_frees(
+    simulated, make_allocator
+) -> None:
+    device = simulated("64 MiB")
+    allocator = make_allocator(device)
+    pairs = 1 << 17
+    op = np.r_[0, np.tile([0, 1], pairs), 1].astype(np.uint8)
+    ids = np.r_[pairs, np.repeat(np.arange(pairs), 2), pairs].astype(np.uint32)
+    stream = np.zeros(len(op), np.uint16)
+    stream[[0, -1]] = 5
+    trace = bfc.Trace(op, ids, np.where(op == 0, 256, 0).astype(np.uint64), stream)
+    device.hold(5)
+    trace.replay(allocator, progress=lambda done: device.finish(5))
+    ptr = allocator.allocate_raw(256)
+    allocator.record_stream(ptr, 6)
+    device.hold(5)
+    device.hold(6)
+    allocator.deallocate_raw(ptr)
+    device.finish(6)
+    allocator.deallocate_raw(allocator.allocate_raw(256))
+    assert allocator.stats().bytes_waiting_for_streams == 0  # nothing of this was on stream 5
+
+
+def test_recording_a_stream_for_no_bytes_does_nothing(simulated, make_allocator) -> None:
+    device = simulated("64 MiB")
+    allocator = make_allocator(device)
+    device.hold(7)
+    buffer = allocator.allocate(0)
+    for nothing in (buffer, 0, buffer.view("u1")):
+        assert allocator.record_stream(nothing, 7) is None
+    buffer.free()
+    assert allocator.stats().bytes_waiting_for_streams == 0
+
+
+def test_an_error_of_a_finaliser_is_reported_by_pythons_own_hook() -> None:
+    """The default hook takes its own kind of arguments only: the report itself was an error."""
+    script = """
+        import bfc
+        class Failing(bfc.SimulatedSubAllocator):
+            asynchronous = True
+            def fence(self, stream):
+                raise bfc.SubAllocatorError("the device is gone")
+        allocator = bfc.BFCAllocator(Failing("1 MiB"))
+        allocator.allocate(100, stream=7)
+        allocator.allocate(100).free()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert "Exception ignored in: 'a free that was put off" in ran.stderr
+    assert ran.stderr.endswith("SubAllocatorError: the device is gone\n")
+
+
+class Asked(bfc.SimulatedSubAllocator):
+    """A device whose one fence is done when told, and which calls back while it is asked."""
+
+    asynchronous = True
+    finished = False
+
+    def __init__(self, capacity: str) -> None:
+        super().__init__(capacity)
+        self.when_asked: Callable[[], object] = lambda: None
+
+    def fence(self, stream: int) -> Asked:
+        return self
+
+    def done(self) -> bool:
+        self.when_asked()
+        return self.finished
+
+    def wait(self) -> None:
+        self.finished = True
+
+
+def test_a_fence_that_two_threads_ask_is_not_lost() -> None:
+    """The second found an empty queue and deleted it; the first put its fence back into that."""
+    device = Asked("64 MiB")
+    with bfc.BFCAllocator(device) as allocator:
+        allocator.allocate(1000, stream=7).free()
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slowly() -> None:
+            device.when_asked = lambda: None
+            asked.set()
+            go_on.wait()
+
+        device.when_asked = slowly
+        thread = threading.Thread(target=allocator.allocate, args=[10])
+        thread.start()
+        asked.wait()
+        allocator.allocate(10).free()
+        go_on.set()
+        thread.join()
+        device.finished = True
+        assert allocator.stats().bytes_waiting_for_streams == 0
+
+
+def test_memory_is_waited_for_while_another_thread_asks_its_fence() -> None:
+    device = Asked("2 MiB")
+    with bfc.BFCAllocator(device) as allocator:
+        allocator.allocate("1500 KiB", stream=7).free()
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slowly() -> None:
+            device.when_asked = lambda: None
+            asked.set()
+            go_on.wait()
+
+        device.when_asked = slowly
+        thread = threading.Thread(target=allocator.stats)
+        thread.start()
+        asked.wait()
+        timer = threading.Timer(0.05, go_on.set)
+        timer.start()
+        allocator.allocate("1500 KiB").free()
+        thread.join()
+        timer.join()
+
+
+def test_a_fence_of_a_dropped_buffer_survives_an_error() -> None:
+    """Asking again must not mark the stream again: it may be gone."""
+    device = Asked("2 MiB")
+    marks: list[int] = []
+    with bfc.BFCAllocator(device) as allocator:
+        device.fence = lambda stream: marks.append(stream) or device  # type: ignore[method-assign]
+        buffer = allocator.allocate(1000, stream=7)
+        del buffer
+        assert marks == [7]
+
+        def fail() -> None:
+            device.when_asked = lambda: None
+            raise bfc.SubAllocatorError("busy")
+
+        device.when_asked = fail
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", lambda fault: None)
+            allocator.allocate(10).free()
+        device.finished = True
+        allocator.release_free_regions()
+        assert marks == [7]
+        assert allocator.stats().bytes_in_use == 0
+
+
+def test_a_stream_that_finishes_ends_the_wait_for_memory() -> None:
+    device = Asked("2 MiB")
+    with bfc.BFCAllocator(device, retry_seconds=60) as allocator:
+        device.wait = lambda: None  # type: ignore[method-assign]
+        allocator.allocate("1500 KiB", stream=7).free()
+        timer = threading.Timer(0.05, lambda: setattr(device, "finished", True))
+        timer.start()
+        begun = time.monotonic()
+        allocator.allocate("1500 KiB").free()
+        timer.join()
+        assert time.monotonic() - begun < 30, "it waited to the end"

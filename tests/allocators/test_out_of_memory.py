@@ -1,0 +1,77 @@
+"""Python that runs while an allocator says that it is out of memory."""
+
+from __future__ import annotations
+
+from own_interpreter import run
+
+
+def test_a_collection_during_an_out_of_memory_may_free_views() -> None:
+    run("""
+        a = bfc.BFCAllocator(bfc.HostSubAllocator("4 MiB"), allow_growth=True)
+        keep = a.allocate_raw(100)
+        allocate = a.allocate_raw
+
+        class Box: pass
+
+        for later in range(1, 60):
+            gc.disable()
+            gc.collect()
+            box = Box()
+            box.me, box.view = box, memoryview(a.allocate(100))
+            del box
+            gc.set_threshold(gc.get_count()[0] + later)
+            gc.enable()
+            try:
+                allocate(1 << 30)
+            except bfc.OutOfMemoryError:
+                pass
+        gc.collect()
+        a.deallocate_raw(keep)
+        assert_usable(a)
+        a.close()
+    """)
+
+
+def test_a_signal_handler_may_ask_for_the_stats_during_an_out_of_memory() -> None:
+    run("""
+        a = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+        full = a.allocate_raw(1 << 20)
+        handled = 0
+
+        def handler(*_):
+            global handled
+            handled += 1
+            a.stats()
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0003)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            try:
+                a.allocate_raw(1 << 20)
+            except bfc.OutOfMemoryError:
+                pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert handled
+        a.deallocate_raw(full)
+        assert_usable(a)
+        a.close()
+    """)
+
+
+def test_the_repr_of_a_sub_allocator_may_ask_its_allocator() -> None:
+    run("""
+        class Device(bfc.SimulatedSubAllocator):
+            def __repr__(self):
+                return f"<a device with {a.stats().pool_bytes} bytes in the pool>"
+
+        a = bfc.BFCAllocator(Device("1 MiB", max_bytes=256))
+        try:
+            a.allocate_raw(1 << 20)
+        except bfc.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError("no OutOfMemoryError")
+        a.check()
+        a.close()
+    """)

@@ -1,0 +1,61 @@
+"""The scopes of streams and private pools: each thread has its own."""
+
+from __future__ import annotations
+
+import threading
+
+import bfc
+
+MIB = 1 << 20
+
+
+def test_a_scope_that_two_threads_share_ends_in_each():
+    """The first to leave took the other's token: both raised, and one stayed diverted."""
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    pool = bfc.MemPool(allocator)
+    on_stream, in_pool = bfc.use_stream(7), bfc.use_mem_pool(pool)
+    both_in, first_out = threading.Barrier(2, timeout=10), threading.Event()
+    faults: list[BaseException] = []
+
+    def run(is_first: bool) -> None:
+        try:
+            on_stream.__enter__()
+            in_pool.__enter__()
+            both_in.wait()
+            if not is_first:
+                first_out.wait(10)
+            on_stream.__exit__(None, None, None)
+            in_pool.__exit__(None, None, None)
+            buffer = allocator.allocate(100)
+            assert buffer.stream == 0
+            assert allocator.snapshot().regions[0].pool_id == (0, 0)
+        except BaseException as error:
+            faults.append(error)
+        finally:
+            first_out.set()
+
+    threads = [threading.Thread(target=run, args=(is_first,)) for is_first in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert pool.use_count() == 1
+
+
+def test_a_scope_cannot_be_left_by_a_thread_that_did_not_enter_it():
+    scope = bfc.use_stream(7)
+    seen: list[str] = []
+
+    def leave() -> None:
+        try:
+            scope.__exit__(None, None, None)
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    with scope:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    assert len(seen) == 1
+    assert "was not entered here" in seen[0]
