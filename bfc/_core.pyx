@@ -475,6 +475,33 @@ cdef class Pool:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""
         return bfc_find_start(self.starts, self.chunks, ptr)
 
+    cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil:
+        """A chunk for a request that the lane's free chunks fit. NO_CHUNK else, and then nothing has changed."""
+        cdef uint64_t rounded = self.sizes.round(requested)
+        cdef uint64_t clock = self.clock
+        cdef ChunkHandle handle = NO_CHUNK
+        cdef uint32_t bin_set = self.find_lane(lane)
+        if bin_set != NO_LANE:
+            handle = self.allocate_chunk(bin_set + is_large(rounded), rounded, requested, lane.stream, 0, True)
+        if handle >= NO_HOST_MEMORY:
+            self.clock = clock      # who serves it searches again, and that counts
+            return NO_CHUNK
+        return handle
+
+    cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
+        """Frees what one stream alone has used, and nobody views. False for all else, and then nothing has changed."""
+        cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
+        if handle == NO_CHUNK or self.chunks[handle].state != IN_USE | INDEXED:
+            return False
+        self.prefetch_neighbours(handle)
+        return self.free_chunk(handle)
+
+    cdef cbool free_live(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
+        """Frees a chunk by its handle, unless other streams use it. What is no longer live needs no free: True."""
+        if handle >= self.chunk_count or self.chunks[handle].allocation_id != allocation_id:
+            return True
+        return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
+
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil:
         """The chunk, free or not, that `ptr` lies in, or NO_CHUNK: a walk along its region, for messages."""
         cdef cmap[uint64_t, Region].iterator found = self.regions.upper_bound(ptr)

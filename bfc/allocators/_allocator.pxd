@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, Lane, Region
+from bfc._core cimport NO_HOST_MEMORY, ChunkHandle, Lane, Pool, Region
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.allocators._frees cimport Frees
 from bfc.allocators._ledger cimport Shown
@@ -38,6 +38,16 @@ cdef struct Placement:
 cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil
 
 
+cdef inline cbool note_hit(Pool pool, ChunkHandle handle, Placement* placed) noexcept nogil:
+    """Notes a chunk that was handed out. Whether there was one."""
+    if handle >= NO_HOST_MEMORY:
+        return False
+    placed.handle = handle
+    placed.allocation_id = pool.chunks[handle].allocation_id
+    placed.ptr = pool.chunks[handle].ptr
+    return True
+
+
 cdef class Allocator(Frees):
     cdef readonly bint strict
     cdef readonly double retry_seconds
@@ -65,6 +75,7 @@ cdef class Allocator(Frees):
     # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
     # what to do where nothing fits, and what else where upstream would refuse, both of which take the lock themselves,
     # and the GIL only to call a sub-allocator in Python.
+    cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef ChunkHandle place(self, Request* request) noexcept nogil
     cdef ChunkHandle find(self, Request* request) noexcept nogil
@@ -81,6 +92,7 @@ cdef class Allocator(Frees):
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on) noexcept
 
+    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
     cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1

@@ -18,13 +18,14 @@ from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
 from bfc.buffers._arguments cimport alignment_from, count_from, size_from, sizes_from
-from bfc.buffers._buffer cimport HOST_STREAM, Buffer
+from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
 )
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc.buffers._current cimport current_stream, scopes_open
-from bfc.allocators._frees cimport BETWEEN_OTHERS, is_exiting
+from bfc.allocators._frees cimport BETWEEN_OTHERS, is_exiting, is_quiet
+from bfc.allocators._ledger cimport acquire_lock, small_int
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
@@ -171,6 +172,10 @@ cdef class Allocator(Frees):
 
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
+    cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
+        """Serves what a free chunk fits, with the lock held. False: nothing has changed, and the long way is taken."""
+        return False
+
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, nbytes, stream)
 
@@ -209,6 +214,8 @@ cdef class Allocator(Frees):
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
     def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None):
         """Allocate `nbytes` bytes and return their address.
 
@@ -261,16 +268,21 @@ cdef class Allocator(Frees):
         ('0x10000000000', '0x10000000400')
         """
         cdef Placement placed
+        cdef uint64_t size, on = 0
         if alignment is not None:
             self.check_alignment(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
-        self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
+        if (freed_before is not None or not small_int(nbytes, &size) or not (stream is None or small_int(stream, &on))
+                or not self.place_at_once(size, on, &placed)):
+            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
         cdef PyObject* address = PyLong_FromUnsignedLongLong(placed.ptr)
         if address == NULL:
             self.take_back(&placed)
         return owned(address)
 
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
     def allocate(self, nbytes, stream=None, *, alignment=None):
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
@@ -315,16 +327,20 @@ cdef class Allocator(Frees):
         >>> buffer.nbytes, allocator.requested_size(buffer.ptr)
         (3145728, 3145728)
         """
-        cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
+        cdef uint64_t size, on = self.home_stream
+        if not small_int(nbytes, &size):
+            size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
         if alignment is not None:
             self.check_alignment(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
-        cdef uint64_t on = self.home_stream if stream is None else self.stream_of(stream)
-        self.allocate_placement(size, on, stream, None, &placed)
-        buffer.become(self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
+        if stream is not None:
+            on = self.stream_of(stream)
+        if not self.place_at_once(size, on, &placed):
+            self.allocate_placement(size, on, stream, None, &placed)
+        become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
 
@@ -334,6 +350,20 @@ cdef class Allocator(Frees):
             raise ValueError(f"addresses here are multiples of {self.alignment}, not of {alignment}: ask for "
                              f"{alignment - self.alignment} bytes more, and round the address up")
         return 0
+
+    @cython.final
+    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
+        """The short way of an allocation, for a hit that needs nothing but the pool. Whether it was that."""
+        if nbytes == 0 or not is_quiet(self) or self.noter is not None:
+            return False
+        if on != self.home_stream and (not self.by_stream or self.may_be_unordered or on == self.default_stream_alias):
+            return False
+        acquire_lock(self.lock)
+        cdef bint is_hit = not self.is_closed and self.hit(nbytes, on, placed)
+        self.lock.release()
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check()
+        return is_hit
 
     cdef int take_back(self, Placement* placed) except -1:
         """Frees an allocation whose address cannot be returned: Python has no memory for the int."""

@@ -42,6 +42,9 @@ cdef class Frees(Ledger):
     cdef bint source_is_python          # signals' handlers may run in its calls
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint asks_later                # fences are first asked at the next allocation, not at the free
+    cdef bint must_look                 # a policy has more to do at an allocation or a free than ask the pool
+
+    cdef int free_at_once(self, uint64_t address) except -1
 
     cdef int before_free(self, uint64_t address) except -1
     cdef int free_address(self, uint64_t address) except -1
@@ -86,6 +89,13 @@ cdef class Frees(Ledger):
     cdef Buffer own_buffer(self, Buffer buffer)
     cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1
 
+
+cdef extern from "Python.h":
+    Py_ssize_t PyDict_GET_SIZE(dict items)
+
+cdef inline bint is_quiet(Frees self) noexcept:
+    """Whether nothing is put off that an allocation or a free would have to look at first."""
+    return not (self.must_look or self.orphans.some() or PyDict_GET_SIZE(self.waiting) or self.strandings.get())
 
 cdef bint is_exiting() noexcept nogil
 cdef void report_unraisable(object error, object doing) noexcept

@@ -16,6 +16,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc.buffers._arguments cimport address_from, addresses_from
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc.allocators._ledger cimport acquire_lock, small_int
 from bfc.interpreter._forks cimport era, survivor
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
@@ -93,6 +94,8 @@ cdef class Frees(Ledger):
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
     def deallocate_raw(self, ptr):
         """Free the allocation at an address.
 
@@ -120,13 +123,28 @@ cdef class Frees(Ledger):
         Cost: O(log n). No device call for memory that one stream alone has used, otherwise one or two
         for each other stream. Source: `BFCAllocator::DeallocateRaw`, TensorFlow's behaviour, 2.5.
         """
-        cdef uint64_t address = address_from(ptr)
+        cdef uint64_t address
+        if small_int(ptr, &address) and address and is_quiet(self) and self.free_at_once(address):
+            return
+        address = address_from(ptr)
         if address == 0:
             self.acquire()
             self.frees.add(1)
             self.lock.release()
             return
         self.free_address(address)
+
+    @cython.final
+    cdef int free_at_once(self, uint64_t address) except -1:
+        """The short way of a free, for what needs nothing but the pool. Whether it was that."""
+        acquire_lock(self.lock)
+        cdef bint freed = self.pool.free_plain(address)
+        if freed:
+            self.frees.add(1)
+        self.lock.release()
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check()
+        return freed
 
     cdef int free_address(self, uint64_t address) except -1:
         self.before_free(address)
@@ -356,19 +374,16 @@ cdef class Frees(Ledger):
         if exiting:
             return
         self.live_buffers -= 1
-        if self.streams_of and not self.fence_now(handle, allocation_id):
+        if PyDict_GET_SIZE(self.streams_of) and not self.fence_now(handle, allocation_id):
             return
         if not self.lock.try_acquire():
             self.leave(&self.orphans, handle, allocation_id)
             return
-        if not self.is_live_locked(handle, allocation_id):
-            self.lock.release()
-        elif self.pool.chunks[handle].state & USED_ELSEWHERE or not self.pool.free_chunk(handle):
-            self.lock.release()
+        cdef bint freed = self.pool.free_live(handle, allocation_id)
+        self.frees.add(freed)
+        self.lock.release()
+        if not freed:
             self.leave(&self.orphans, handle, allocation_id)
-        else:
-            self.frees.add(1)
-            self.lock.release()
 
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         """Asks for fences on the streams that use a chunk now, as the streams may be destroyed before the chunk is

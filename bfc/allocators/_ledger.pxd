@@ -21,6 +21,13 @@ cdef extern from "lock.hpp" namespace "bfc" nogil:
         void add(T more)
 
 
+cdef extern from "wait.hpp" namespace "bfc" nogil:
+    void acquire_lock "bfc::acquire"(Lock& lock)
+
+cdef extern from "ints.hpp" namespace "bfc" nogil:
+    cbool small_int(object number, uint64_t* found)
+
+
 cdef class Ledger(Owner):
     cdef Lock lock
     cdef Pool pool

@@ -14,7 +14,6 @@ from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
 from bfc.streams import is_queue as _is_queue
 
 cdef extern from "wait.hpp" namespace "bfc" nogil:
-    void wait_and_acquire "bfc::acquire"(Lock& lock)
     void let_others_on "bfc::give_way"(Lock& lock)
 
 
@@ -35,14 +34,16 @@ cdef class Ledger(Owner):
         self.is_closed = True   # until it is set up
         self.pool = Pool()      # may find no memory, and then this object is finalised without one
 
+    @cython.final
     cdef void acquire(self) noexcept nogil:
         """Takes the lock. Callers may hold the GIL or not."""
-        wait_and_acquire(self.lock)
+        acquire_lock(self.lock)
 
     cdef void give_way(self) noexcept nogil:
         """Lets others have the lock that the caller holds, if there are any, and takes it again."""
         let_others_on(self.lock)
 
+    @cython.final
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
 
@@ -66,6 +67,7 @@ cdef class Ledger(Owner):
             refuse_queue(stream, self.sub_allocator.device)
         return 0 if handle == self.default_stream_alias else handle
 
+    @cython.final
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil:
         """Whether a handle names another stream in each thread."""
         cdef uint64_t handle

@@ -59,8 +59,6 @@ cdef class Buffer:
     cdef int64_t exports
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint read_only
-    cdef void become(self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start, Py_ssize_t nbytes,
-                     uint64_t stream) noexcept
     cdef bint is_freed(self) except -1
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF
     cdef int hold(self) except -1
@@ -75,6 +73,17 @@ cdef class Buffer:
     cdef bint goes_as(self, there, here) except -1
     cdef Buffer twin(self)
     cdef object exported(self, there, consumer, bint versioned, uint64_t flags)
+
+
+cdef inline void become(Buffer self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start,
+                        Py_ssize_t nbytes, uint64_t stream) noexcept:
+    """Makes an empty buffer that of an allocation."""
+    self.owner = owner
+    self.handle = handle
+    self.allocation_id = allocation_id
+    self.start = start
+    self.nbytes = nbytes
+    self.made_on = stream
 
 
 cdef class BufferView(Buffer):

@@ -225,20 +225,11 @@ cdef class Buffer:
 
     __signature__ = SignatureOfStub()
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):        # whatever its __init__ takes
         self.owner = NOBODY
 
     def __init__(self):
         raise TypeError("buffers come from an allocator: bfc.BFCAllocator(...).allocate(nbytes)")
-
-    cdef void become(self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start, Py_ssize_t nbytes,
-                     uint64_t stream) noexcept:
-        self.owner = owner
-        self.handle = handle
-        self.allocation_id = allocation_id
-        self.start = start
-        self.nbytes = nbytes
-        self.made_on = stream
 
     def __dealloc__(self):
         if self.allocation_id:
@@ -794,7 +785,7 @@ cdef class BufferView(Buffer):
         if self.base is not None:
             raise RuntimeError("a view is made once: make another")
         self.layout = layout
-        self.become(base.owner, base.handle, 0, base.start, size, base.made_on)
+        become(self, base.owner, base.handle, 0, base.start, size, base.made_on)
         self.read_only = is_read_only
         self.shape = shape
         self.base = base

@@ -1,12 +1,13 @@
 """C++ headers: structures and locks on the hottest paths, each behind a narrow door.
 
-Only `wait.hpp` knows Python, and none knows an allocator. In order:
+Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In order:
 
     debug.h           assertions, at three prices
     memory.hpp        hints to the system about memory that is touched soon
     nothrow.hpp       containers that answer False where the host has no memory
     lock.hpp          the lock of an allocator
     wait.hpp          waiting for that lock, or for the GIL
+    ints.hpp          plain ints, read without a call
     pages.hpp         pages that a driver can register
     bins.hpp          free chunks by size and address
     starts.hpp        chunks in use by address

@@ -17,7 +17,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc.buffers._arguments cimport address_from, size_from
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
 from bfc.buffers._current cimport current_stream, scopes_open
@@ -350,9 +350,9 @@ cdef class PinnedAllocator(PinnedBooks):
         cdef uint32_t handle = self.take(size)
         cdef uint64_t on = HOST_STREAM
         if handle == NO_BLOCK:
-            buffer.become(self, 0, 0, 0, 0, on)
+            become(buffer, self, 0, 0, 0, 0, on)
             return buffer
-        buffer.become(self, handle, self.blocks[handle].allocation_id, self.blocks[handle].ptr, <Py_ssize_t>size, on)
+        become(buffer, self, handle, self.blocks[handle].allocation_id, self.blocks[handle].ptr, <Py_ssize_t>size, on)
         self.buffers += 1
         if stream is not None or scopes_open:
             buffer.made_on = self.used_first(handle, stream)

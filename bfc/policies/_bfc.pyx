@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.allocators._allocator cimport Allocator, Placement, Request, set_plain_request
+from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.buffers._arguments cimport count_from
 from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Growth, Region, SharedCounter, backpedal, round_up
 
@@ -162,6 +162,13 @@ cdef class BFCAllocator(Allocator):
 
     cdef int check_alignment(self, uint64_t alignment) except -1:
         return 0 if self.strict else Allocator.check_alignment(self, alignment)
+
+    cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
+        if self.pool.timestamped.size():
+            return False
+        cdef ChunkHandle handle = self.pool.allocate_chunk(0, round_up(nbytes, self.pool.granularity), nbytes, stream,
+                                                           0, True)
+        return note_hit(self.pool, handle, placed)
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, round_up(nbytes, self.pool.granularity), stream)

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.allocators._allocator cimport Placement, Request, set_plain_request
+from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
@@ -323,6 +323,14 @@ cdef class CachingAllocator(Recorded):
             self.answer(i)
 
     # -- what the policy answers --------------------------------------------------------------------------------------
+
+    cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
+        cdef Lane lane = Lane([0, 0], stream, 0)
+        if nbytes >= TOO_LARGE:
+            return False
+        if self.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
+            self.set_lane(&lane, stream)
+        return note_hit(self.pool, self.pool.allocate_in_lane(&lane, nbytes), placed)
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, nbytes, stream)
@@ -734,6 +742,9 @@ cdef class CachingAllocator(Recorded):
             self.settle()
         return 0
 
+    cdef bint has_more_to_do(self) noexcept:
+        return Recorded.has_more_to_do(self) or len(self.deferred) > 0
+
     cdef bint plays_alone(self) except -1:
         return not self.deferred and not self.has_callbacks
 
@@ -746,6 +757,7 @@ cdef class CachingAllocator(Recorded):
         self.lock.release()
         try:
             key = allocation_id     # the host may have no memory for it later
+            self.must_look = True
             self.deferred.append((handle, self.streams_of.get(key) or {}, self.fenced.get(key) or []))
         except BaseException:
             self.acquire()
@@ -772,6 +784,7 @@ cdef class CachingAllocator(Recorded):
             except BaseException as error:
                 self.put_aside(entry, isinstance(error, Exception))
                 faults.append(error)
+        self.must_look = self.has_more_to_do()
         return report_faults(faults)
 
     cdef int put_aside(self, entry, bint is_stuck) except -1:
@@ -799,6 +812,7 @@ cdef class CachingAllocator(Recorded):
     cdef int forget_frees(self) except -1:
         self.deferred.clear()
         self.stuck_deferred.clear()
+        self.must_look = self.has_more_to_do()
         return Frees.forget_frees(self)
 
     cdef int wait_for_all(self) except -1 with gil:

@@ -28,6 +28,7 @@ cdef class Recorded(Allocator):
 
     cdef int keep_frames(self, int64_t allocation_id, uint64_t ptr, uint64_t changes, tuple frames) except -1
     cdef int keep_free_frames(self, int64_t allocation_id) except -1
+    cdef bint has_more_to_do(self) noexcept
     cdef int bound_frames(self) except -1
     cdef int forget_frames(self) except -1
     cdef int run_callbacks(self) except -1 with gil

@@ -234,6 +234,7 @@ cdef class Recorded(Allocator):
             raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
         self.keeps_frames = enabled is not None and context is not None
         self.keeps_free_frames = enabled is not None and context == "all"
+        self.must_look = self.has_more_to_do()
         self.frames.clear()
         self.free_frames.clear()
         self.region_frames.clear()
@@ -307,6 +308,10 @@ cdef class Recorded(Allocator):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         return not self.keeps_frames and self.plays_alone() and Allocator.hits_are_plain(self, on)
+
+    cdef bint has_more_to_do(self) noexcept:
+        """Whether an allocation or a free is more than the pool's affair: see `must_look`."""
+        return self.keeps_frames or self.keeps_free_frames
 
     cdef bint frees_are_plain(self) noexcept:
         return not self.keeps_free_frames

@@ -46,7 +46,7 @@ def documented(path: Path, tree: ast.Module) -> Iterator[tuple[Documented, str |
 def docstring(name: str, compiled: object) -> str | None:
     """Its own, without the signature that Cython writes above it."""
     text = getattr(compiled, "__doc__", None)
-    if text is None or isinstance(compiled, SLOTS):
+    if text is None or (isinstance(compiled, SLOTS) and name.startswith("__")):
         return None
     first, _, rest = text.partition("\n")
     if re.match(rf"(\w+\.)*{name}(\(.*\)|: '[^']+')", first):
