@@ -332,13 +332,18 @@ def test_an_interrupted_generator_frees_its_buffers(make_allocator) -> None:
     assert allocator.stats().bytes_in_use == 0
 
 
-def test_a_buffer_dies_after_its_closed_allocator_without_a_word(make_allocator) -> None:
+def test_a_buffer_dies_after_its_closed_allocator_without_a_word(
+    make_allocator, monkeypatch
+) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
     allocator = make_allocator()
     buffer, cycle = allocator.allocate(1000), Cycle(allocator.allocate(1000))
     allocator.close()
     del buffer, cycle
     gc.collect()
     allocator.check()
+    assert reported == []
 
 
 def test_a_dropped_allocator_whose_source_fails_is_reported_once(monkeypatch) -> None:
@@ -433,11 +438,14 @@ ENDINGS = {
         a.deallocate_raw(p)
     """,
     "daemon threads": """
+        begun = threading.Barrier(5)
         def work():
+            x, y = a.allocate(1000), host.allocate(1000)
+            begun.wait()
             while True:
                 x, y = a.allocate(1000), host.allocate(1000)
         for _ in range(4): threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.05)
+        begun.wait()
     """,
     "threads": """
         def work():
@@ -473,11 +481,11 @@ def test_the_interpreter_ends_in_silence_with(name: str) -> None:
 
 def test_the_interpreter_ends_while_a_thread_is_inside_the_source() -> None:
     status, printed = run_python("""
-        import bfc, threading, time
+        import bfc, threading
         class Slow(bfc.SimulatedSubAllocator):
             def alloc(self, alignment, nbytes):
                 started.set()
-                time.sleep(60)
+                threading.Event().wait()
         started = threading.Event()
         a = bfc.BFCAllocator(Slow("1 MiB"))
         threading.Thread(target=a.allocate_raw, args=(5,), daemon=True).start()

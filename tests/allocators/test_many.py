@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import DEADLINE, called_by_others, joined, until
 
 import bfc
 
@@ -197,11 +197,11 @@ def test_memory_that_a_replay_holds_is_nobodys_address(make_allocator) -> None:
         def fence(self, stream: int) -> None:
             allocator.deallocate_raw(last)
             thread.start()
-            placed.wait(10)
+            placed.wait(DEADLINE)
 
     def replay() -> None:
         trace = bfc.Trace([0], [0], [256])
-        trace.replay(allocator, progress=lambda done: (placed.set(), is_over.wait(10)))
+        trace.replay(allocator, progress=lambda done: (placed.set(), is_over.wait(DEADLINE)))
 
     allocator = bfc.BFCAllocator(Device("1 MiB"))
     placed, is_over = threading.Event(), threading.Event()
@@ -298,9 +298,9 @@ def test_who_waits_for_memory_sees_a_list_that_is_freed() -> None:
     allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"), retry_seconds=60)
     ptrs = allocator.allocate_many([MIB // 2] * 2)
     thread = threading.Thread(target=allocator.allocate_raw, args=[MIB], daemon=True)
+    has_looked = called_by_others(allocator)
     thread.start()
-    time.sleep(0.1)
+    until(has_looked)
     allocator.deallocate_many(ptrs)
-    thread.join(20)
-    assert not thread.is_alive()
+    joined(thread)
     assert allocator.stats().bytes_in_use == MIB

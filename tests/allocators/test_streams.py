@@ -6,6 +6,7 @@ import contextlib
 import threading
 
 import pytest
+from waiting import joined
 
 import bfc
 
@@ -424,7 +425,6 @@ def test_allocating_while_a_fence_is_asked_does_not_deadlock(fences) -> None:
     fences.sub_allocator.on_done = allocate_inside
     thread = threading.Thread(target=fences.allocate_raw, args=(256,), daemon=True)
     thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
+    joined(thread)
     fences.sub_allocator.on_done = lambda: None
     fences.check()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from waiting import DEADLINE, joined
 
 import bfc
 
@@ -48,7 +49,7 @@ class SlowDevice(bfc.SimulatedSubAllocator):
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         self.asked.set()
         time.sleep(self.alloc_seconds)
-        self.answer.wait(10)
+        self.answer.wait(DEADLINE)
         with self.books:
             block = super().alloc(alignment, nbytes)
             self.most_live = max(self.most_live, self.live_bytes)
@@ -255,7 +256,7 @@ def test_an_allocation_while_regions_are_released_is_not_out_of_memory(make_allo
     device.asked.clear()
     release = threading.Thread(target=allocator.release_free_regions)
     release.start()
-    assert device.asked.wait(5)
+    assert device.asked.wait(DEADLINE)
     try:
         assert allocator.allocate_raw(MIB), "nothing at all is in use"
     finally:
@@ -275,7 +276,7 @@ class Asking:
         self.outcome: list[object] = []
         self.thread = threading.Thread(target=self.ask, daemon=True)
         self.thread.start()
-        assert self.device.asked.wait(5)
+        assert self.device.asked.wait(DEADLINE)
 
     def ask(self) -> None:
         try:
@@ -285,8 +286,7 @@ class Asking:
 
     def answer(self) -> object:
         self.device.answer.set()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
+        joined(self.thread)
         return self.outcome[0]
 
 
@@ -295,7 +295,7 @@ def under_way(make_allocator) -> Iterator[Asking]:
     asking = Asking(make_allocator)
     yield asking
     asking.device.answer.set()
-    asking.thread.join(10)
+    joined(asking.thread)
 
 
 DURING = {
@@ -314,8 +314,7 @@ DURING = {
 def test_nothing_waits_for_a_call_to_the_device(under_way: Asking, name: str) -> None:
     done = threading.Thread(target=DURING[name], args=(under_way,), daemon=True)
     done.start()
-    done.join(5)
-    assert not done.is_alive(), f"{name} waits"
+    joined(done)
     assert under_way.thread.is_alive()
     assert isinstance(under_way.answer(), int)
     under_way.allocator.check()

@@ -29,6 +29,7 @@ from copy_memory import (
     turned,
     values,
 )
+from waiting import joined
 
 import bfc
 from bfc.copying import cuda_stream
@@ -277,8 +278,7 @@ def test_what_is_let_go_may_copy_in_its_finaliser(emulated):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
-    assert not thread.is_alive(), "it waits for itself"
+    joined(thread)
     assert done == [values().tolist()]
 
 

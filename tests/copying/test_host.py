@@ -288,4 +288,5 @@ def test_a_copy_holds_no_memory_afterwards():
     buffer = allocator.allocate(8)
     bfc.copy(buffer, np.arange(8, dtype="u1"))
     bfc.copy(np.zeros(8, "u1"), buffer)
-    buffer.free()
+    buffer.free()  # a view of it would be a BufferError
+    assert allocator.stats().bytes_in_use == 0

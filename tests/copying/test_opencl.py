@@ -549,6 +549,8 @@ def test_94_the_same_view_is_not_touched_and_95_nothing_is_done_for_no_items(ope
     bfc.copy(there, there)
     bfc.copy(there[2:4], there[2:4])
     bfc.copy(nothing, np.zeros((1, 3)))
+    monkeypatch.undo()
+    assert there.get().tolist() == list(range(8))
 
 
 def test_98_a_copy_on_one_device_does_not_wait_for_it(opencl):

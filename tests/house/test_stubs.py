@@ -154,7 +154,7 @@ PUBLIC = [
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
 def test_the_signature_of_a_class_can_be_read(kind: type):
-    inspect.signature(kind)
+    assert "self" not in inspect.signature(kind).parameters
 
 
 MADE = (bfc.BFCAllocator, bfc.CachingAllocator, bfc.PinnedAllocator, bfc.BufferView, bfc.use_stream)

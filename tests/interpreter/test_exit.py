@@ -45,27 +45,31 @@ def test_daemon_threads_may_use_an_allocator_as_the_interpreter_ends(policy: str
         trace = bfc.Trace([0, 1] * 100_000, [0, 0] * 100_000, [512, 0] * 100_000)
 
         def replay():
-            if "{policy}" == "pinned":
-                return raw()
-            while True:
-                trace.replay(allocator)
+            trace.replay(allocator)
 
         def raw():
-            while True:
-                allocator.deallocate_raw(allocator.allocate_raw(512))
+            allocator.deallocate_raw(allocator.allocate_raw(512))
 
         def many():
-            while hasattr(allocator, "allocate_many"):
-                allocator.deallocate_many(allocator.allocate_many([512] * 1000))
+            allocator.deallocate_many(allocator.allocate_many([512] * 1000))
 
         def release():
-            while True:
-                allocator.allocate(3 << 20).free()
-                allocator.empty_cache()
+            allocator.allocate(3 << 20).free()
+            allocator.empty_cache()
 
-        for work in [replay, replay, raw, raw, raw, raw, many, many, release, release]:
-            threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.05)
+        def for_ever(work, number):
+            while True:
+                work()
+                rounds[number] += 1
+
+        works = [raw, raw, raw, raw, release, release]
+        if "{policy}" != "pinned":
+            works += [replay, replay, many, many]
+        rounds = [0] * len(works)
+        for number, work in enumerate(works):
+            threading.Thread(target=for_ever, args=[work, number], daemon=True).start()
+        while min(rounds) == 0:
+            time.sleep(0.001)
         """,
         times=5,
     )

@@ -36,11 +36,12 @@ def test_a_child_forked_during_a_replay_can_use_its_allocator() -> None:
         b = [a.allocate(100)]
         loader = threading.Thread(target=load)
         loader.start()
-        time.sleep(0.1)
         children = []
         for work in [use, drop] * 4:
+            replayed = a.stats().num_allocs + 10_000
+            while a.stats().num_allocs < replayed and loader.is_alive():
+                time.sleep(0.001)
             children.append(in_child(work))
-            time.sleep(0.02)
         try:
             for wait in children:
                 wait()
@@ -62,7 +63,7 @@ def test_a_child_forked_while_another_thread_allocates_does_not_wait_for_that_th
             def alloc(self, alignment, nbytes):
                 if threading.current_thread() is not threading.main_thread():
                     inside.set()
-                    go_on.wait(15)
+                    go_on.wait(60)
                 return super().alloc(alignment, nbytes)
 
         inside, go_on = threading.Event(), threading.Event()
@@ -72,7 +73,7 @@ def test_a_child_forked_while_another_thread_allocates_does_not_wait_for_that_th
         got = []
         other = threading.Thread(target=lambda: got.append(a.allocate_raw(900 << 20)))
         other.start()
-        assert inside.wait(5)
+        assert inside.wait(60)
 
         def use():
             with contextlib.suppress(bfc.OutOfMemoryError):

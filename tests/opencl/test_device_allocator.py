@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import joined
 
 import bfc
 from bfc.opencl import DeviceAllocator, DeviceStats
@@ -376,8 +377,7 @@ def test_a_finaliser_may_free_a_handle_wherever_something_is_counted(memory, int
 
     thread = threading.Thread(target=count, daemon=True)
     thread.start()
-    thread.join(30)
-    assert not thread.is_alive(), "it waits for a lock that its own thread has"
+    joined(thread)
     assert not faults
 
 

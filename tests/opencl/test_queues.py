@@ -9,6 +9,7 @@ from typing import Any
 
 import pocl
 import pytest
+from waiting import DEADLINE
 
 import bfc
 from bfc.drivers.opencl import queues as _queues
@@ -147,7 +148,7 @@ def test_letting_a_queue_go_stops_at_no_lost_one_and_at_no_finaliser(
         done.set()
 
     threading.Thread(target=name, daemon=True).start()
-    assert done.wait(10), "it failed, or waits for a lock that its own thread has"
+    assert done.wait(DEADLINE), "it failed, or waits for a lock that its own thread has"
     assert 1 in known, "what a lost queue still runs is unknown"
     assert 2 not in known
     assert late[1].int_ptr in known

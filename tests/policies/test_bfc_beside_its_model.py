@@ -97,6 +97,9 @@ def test_a_collected_region_leaves_nothing_in_the_queue_of_timestamped_frees() -
         )  # the third is served by collecting the region
         twins.free(0)
     twins.allocate(768)
+    assert [[size for _, size, *_ in chunks] for *_, chunks in twins.beside.model.layout()] == [
+        [768]
+    ]
     twins.check()
     twins.close()
 

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE, called_by_others, joined, until
 
 import bfc
 
@@ -31,7 +32,7 @@ class Gate:
 
     def wait(self) -> None:
         self.entered.release()
-        assert self.opened.wait(20)
+        assert self.opened.wait(DEADLINE)
 
 
 class Gated(bfc.SimulatedSubAllocator):
@@ -65,14 +66,15 @@ def test_a_release_and_an_emptying_may_wait_for_one_stream() -> None:
     first, second = device.gates
     releasing = threading.Thread(target=pool.release)
     releasing.start()
-    assert first.entered.acquire(timeout=20)
+    assert first.entered.acquire(timeout=DEADLINE)
     emptying = threading.Thread(target=allocator.empty_cache)
+    has_looked = called_by_others(allocator)
     emptying.start()
-    emptying.join(0.05)  # it has come to the fence that the other waits for, or will
+    until(has_looked)  # it has come to the fence that the other waits for, or will
     first.opened.set()
-    releasing.join(20)
+    joined(releasing)
     second.opened.set()
-    emptying.join(20)
+    joined(emptying)
     allocator.empty_cache()
     assert allocator.stats().bytes_waiting_for_streams == 0
     assert device.live_bytes == 0
@@ -91,11 +93,11 @@ def test_a_release_waits_where_another_thread_waits_already() -> None:
     (gate,) = device.gates
     emptying = threading.Thread(target=allocator.empty_cache)
     emptying.start()
-    assert gate.entered.acquire(timeout=20)
+    assert gate.entered.acquire(timeout=DEADLINE)
     threading.Timer(0.05, gate.opened.set).start()
     pool.release()
     assert device.live_bytes == 0
-    emptying.join(20)
+    joined(emptying)
     allocator.close()
 
 
@@ -245,7 +247,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     (gate,) = device.gates
     emptying = threading.Thread(target=allocator.empty_cache)
     emptying.start()
-    assert gate.entered.acquire(timeout=20)
+    assert gate.entered.acquire(timeout=DEADLINE)
     child = os.fork()
     if child == 0:
         code = 1
@@ -260,7 +262,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
             os._exit(code)
     status = wait_for_child(child)
     gate.opened.set()
-    emptying.join(20)
+    joined(emptying)
     assert status == 0
     assert device.live_bytes == 0
     allocator.close()
@@ -423,7 +425,7 @@ def test_the_interpreter_ends_in_silence_with(name: str, strict: bool) -> None:
         [sys.executable, "-X", "dev", "-W", "ignore", "-c", script],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=2 * DEADLINE,
         check=False,
         cwd=Path(bfc.__file__).parents[1],
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from waiting import DEADLINE, called_by_others, joined, until
 
 import bfc
 
@@ -561,7 +562,7 @@ class SlowDevice(Device):
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         self.entered.set()
-        assert self.go.wait(10)
+        assert self.go.wait(DEADLINE)
         return super().alloc(alignment, nbytes)
 
 
@@ -591,12 +592,13 @@ def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[ob
 def test_a_second_thread_is_not_refused_while_the_first_one_takes_the_pool(slow, strict):
     allocator = pool(64 * MIB, slow, strict=strict)
     first, first_result = in_thread(lambda: allocator.allocate_raw(MIB))
-    assert slow.entered.wait(10)
+    assert slow.entered.wait(DEADLINE)
+    has_looked = called_by_others(allocator)
     second, second_result = in_thread(lambda: allocator.allocate_raw(MIB))
-    time.sleep(0.05)
+    until(has_looked)
     slow.go.set()
-    first.join(10)
-    second.join(10)
+    joined(first)
+    joined(second)
     assert sorted([*first_result, *second_result], key=str) == [BASE, BASE + MIB]
 
 
@@ -607,13 +609,13 @@ def test_memory_can_be_freed_and_looked_at_while_a_sub_allocator_is_asked(slow):
     slow.go.clear()
     slow.entered.clear()
     thread, result = in_thread(lambda: allocator.allocate_raw(3 * MIB))
-    assert slow.entered.wait(10)
+    assert slow.entered.wait(DEADLINE)
     allocator.deallocate_raw(ptr)
     assert allocator.stats().bytes_in_use == 0
     assert allocator.allocate_raw(MIB) == ptr
     allocator.check()
     slow.go.set()
-    thread.join(10)
+    joined(thread)
     assert allocator.requested_size(result[0]) == 3 * MIB
     allocator.check()
 
@@ -621,10 +623,10 @@ def test_memory_can_be_freed_and_looked_at_while_a_sub_allocator_is_asked(slow):
 def test_a_block_that_arrives_after_close_is_given_back(slow):
     allocator = pool(64 * MIB, slow)
     thread, result = in_thread(lambda: allocator.allocate_raw(MIB))
-    assert slow.entered.wait(10)
+    assert slow.entered.wait(DEADLINE)
     allocator.close()
     slow.go.set()
-    thread.join(10)
+    joined(thread)
     assert isinstance(result[0], bfc.ClosedError)
     assert slow.live == {}
 
@@ -659,7 +661,7 @@ def test_threads_that_extend_at_once_stay_within_the_limit():
 
     threads = [in_thread(work) for _ in range(6)]
     for thread, _ in threads:
-        thread.join(20)
+        joined(thread)
     assert [results for _, results in threads] == [[None]] * 6
     assert device.most <= 40 * MIB
     check_whole_and_usable(allocator)

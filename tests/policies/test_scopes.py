@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from waiting import DEADLINE
+
 import bfc
 
 MIB = 1 << 20
@@ -14,7 +16,7 @@ def test_a_scope_that_two_threads_share_ends_in_each():
     allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     pool = bfc.MemPool(allocator)
     on_stream, in_pool = bfc.use_stream(7), bfc.use_mem_pool(pool)
-    both_in, first_out = threading.Barrier(2, timeout=10), threading.Event()
+    both_in, first_out = threading.Barrier(2, timeout=DEADLINE), threading.Event()
     faults: list[BaseException] = []
 
     def run(is_first: bool) -> None:
@@ -23,7 +25,7 @@ def test_a_scope_that_two_threads_share_ends_in_each():
             in_pool.__enter__()
             both_in.wait()
             if not is_first:
-                first_out.wait(10)
+                first_out.wait(DEADLINE)
             on_stream.__exit__(None, None, None)
             in_pool.__exit__(None, None, None)
             buffer = allocator.allocate(100)

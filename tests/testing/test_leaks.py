@@ -95,18 +95,21 @@ def test_what_waits_for_a_stream_is_freed(simulated) -> None:
     source = simulated()
     with bfc.CachingAllocator(source) as allocator:
         source.hold(2)
-        with leak_check(allocator):
+        with leak_check(allocator) as check:
             ptr = allocator.allocate_raw(1000)
             allocator.record_stream(ptr, 2)
             allocator.deallocate_raw(ptr)
+        assert check.found() == []
+        assert allocator.stats().bytes_waiting_for_streams == 1024
         source.finish(2)
 
 
 def test_what_a_closed_allocator_held_is_given_back(simulated) -> None:
     allocator = bfc.BFCAllocator(simulated())
-    with leak_check(allocator):
+    with leak_check(allocator) as check:
         forget(allocator, 100)
         allocator.close()
+    assert check.found() == []
 
 
 def test_what_a_replay_leaves_has_no_lines(allocator) -> None:
