@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,23 @@ def test_the_package_lists_each_of_its_folders() -> None:
         return  # found by setuptools itself
     folders = {module_name(path) for path in ROOT.rglob("__init__.py")}
     assert set(setuptools["packages"]) == folders
+
+
+def test_no_test_imports_another() -> None:
+    tests = ROOT.parent / "tests"
+    found = {
+        path.relative_to(tests)
+        for path in tests.rglob("*.py")
+        if re.search(r"^\s*(from|import) (test_|conftest|tests\b)", path.read_text(), re.MULTILINE)
+    }
+    assert found == set()
+
+
+def test_each_room_of_tests_is_one_of_the_package() -> None:
+    tests = ROOT.parent / "tests"
+    rooms = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
+    own = {"cuda", "opencl", "house", "peers"}
+    assert sorted(room for room in rooms - own if not (ROOT / room).is_dir()) == []
 
 
 def test_a_checkout_that_was_never_built_says_what_to_do(tmp_path: Path) -> None:
