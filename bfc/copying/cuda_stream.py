@@ -18,18 +18,19 @@ from bfc.copying.layout import MAX_DIMS, Rows, packed_strides, pieces
 from bfc.copying.views import View
 from bfc.copying.waiting import Waiting
 from bfc.drivers.cuda import calls
+from bfc.drivers.cuda._device import device_of
+from bfc.drivers.cuda._driver import driver_error
 from bfc.drivers.cuda.calls import (
     CAPTURING,
     PER_THREAD,
     TYPE_HOST,
     TYPE_UNIFIED,
-    Device,
+    DeviceCalls,
     belongs,
     call,
     context_of,
     device,
     driver,
-    failure,
     is_drivers,
     is_mapped,
     is_pinned,
@@ -114,11 +115,7 @@ def lane_of(stream: int, ordinal: int) -> Lane:
     device where the memory was made."""
     if stream <= PER_THREAD:
         return Lane(device(ordinal), stream)
-    call("cuCtxPushCurrent", context_of(stream))
-    try:
-        return Lane(device(int(call("cuCtxGetDevice"))), stream)
-    finally:
-        call("cuCtxPopCurrent")
+    return Lane(device(device_of(context_of(stream))), stream)
 
 
 def wait_on_host(view: View) -> None:
@@ -129,7 +126,7 @@ def wait_on_host(view: View) -> None:
     lane = lane_of(view.stream, view.ordinal)
     if lane.is_capturing():
         hint = "the host cannot wait for the stream that this memory names while it is captured"
-        raise failure("bfc.copy", CAPTURING, hint)
+        raise driver_error("bfc.copy", CAPTURING, hint)
     lane.synchronize()
 
 
@@ -142,7 +139,7 @@ class Lane:
         "_call", "_capturing", "_followers", "_mode", "alone", "device", "handle", "held",
     )  # fmt: skip
 
-    def __init__(self, device: Device, handle: int, *, alone: bool = False) -> None:
+    def __init__(self, device: DeviceCalls, handle: int, *, alone: bool = False) -> None:
         self.device = device
         self.handle = handle
         self.held: list[object] = []
@@ -155,7 +152,7 @@ class Lane:
 
     def __enter__(self) -> Self:
         if self.alone:
-            self._mode = self.device.enter()
+            self._mode = self.device.context.push()
         return self
 
     def __exit__(
@@ -166,7 +163,7 @@ class Lane:
     ) -> None:
         self.held.clear()
         if self.alone:
-            self.device.leave(self._mode)
+            self.device.context.pop(self._mode)
 
     # -- what comes before -------------------------------------------------------------------------
 
@@ -178,7 +175,7 @@ class Lane:
     def refuse_capture(self) -> None:
         if self.is_capturing():
             hint = "a graph cannot capture what the host does to cast, or to close gaps"
-            raise failure("bfc.copy", CAPTURING, hint)
+            raise driver_error("bfc.copy", CAPTURING, hint)
 
     def refuse_capture_of(self, host: int, non_blocking: bool) -> None:
         """Raises an error while a graph is captured: the graph would read the host's memory each
@@ -191,7 +188,7 @@ class Lane:
             hint = "only pinned memory takes part in a capture: bfc.PinnedAllocator has it"
         else:
             return
-        raise failure("bfc.copy", CAPTURING, hint)
+        raise driver_error("bfc.copy", CAPTURING, hint)
 
     def adopt(self, *views: View) -> None:
         """Waits for the streams on which the views' memory was last used. Raises ClosedError if a
@@ -262,7 +259,7 @@ class Lane:
                 "a graph cannot wait for a stream that is not captured with it, nor the other way "
                 "round: this memory is used on both"
             )
-            raise failure("bfc.copy", CAPTURING, hint)
+            raise driver_error("bfc.copy", CAPTURING, hint)
         event = other._record()
         try:
             self._call("cuStreamWaitEvent", self.handle, event, 0)
@@ -305,7 +302,7 @@ class Lane:
             hint = (
                 "the graph would use a temporary that is freed by then: copy without a cast or gaps"
             )
-            raise failure("bfc.copy", CAPTURING, hint)
+            raise driver_error("bfc.copy", CAPTURING, hint)
         strides = packed_strides(shape, dtype.itemsize)
         view = View("cuda", self.device.ordinal, 0, dtype, shape, strides)
         try:
@@ -342,8 +339,8 @@ class Lane:
             self.move(to, source)
         else:
             self._call(
-                "cuMemcpyPeerAsync", to.address, there.device.context(), source.address,
-                self.device.context(), to.nbytes, self.handle,
+                "cuMemcpyPeerAsync", to.address, there.device.context.handle, source.address,
+                self.device.context.handle, to.nbytes, self.handle,
             )  # fmt: skip
 
     def move_rows(self, to: View, source: View, rows: Rows) -> bool:

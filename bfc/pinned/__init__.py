@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-from bfc.drivers.cuda import _driver
+from bfc.drivers.cuda import _device
 from bfc.errors import DeviceUnavailableError, DriverError
 from bfc.pinned._allocator import PinnedAllocator, open_allocators
 from bfc.pinned._books import PinnedBlock
@@ -93,6 +93,6 @@ def is_pinned(address: SupportsIndex) -> bool:
     if found is not None:
         return found[0].is_pinned
     try:
-        return _driver.is_host_memory(as_int(address))
+        return _device.is_host_memory(as_int(address))
     except (DeviceUnavailableError, DriverError):
         return False

@@ -73,7 +73,7 @@ class CUDASubAllocator(SubAllocator):
 
     def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:
         ordinal = as_int(device)
-        self._driver = _device.Device(ordinal, kind)
+        self._driver = _device.DeviceMemory(ordinal, kind)
         self.kind = kind
         self.device = Device(
             {"managed": "cuda_managed", "pinned": "cuda_host"}.get(kind, "cuda"), ordinal

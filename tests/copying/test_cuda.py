@@ -272,9 +272,8 @@ def test_peer_access_is_asked_once_a_pair_and_enabled_in_one_direction(emulated)
 
 
 def test_another_library_may_have_enabled_peer_access(emulated):
-    mode = driver_calls.device(0).enter()
-    driver_calls.call("cuCtxEnablePeerAccess", driver_calls.device(1).context(), 0)
-    driver_calls.device(0).leave(mode)
+    device, other = driver_calls.device(0), driver_calls.device(1)
+    device.call("cuCtxEnablePeerAccess", other.context.handle, 0)
     to = there()
     bfc.copy(to, memory())
     assert to.array[1, 0] == 6

@@ -14,7 +14,7 @@ import pytest
 import raw_cuda
 
 import bfc
-from bfc.drivers.cuda import _driver
+from bfc.drivers.cuda import _device
 from bfc.testing import cuda_emulator as emulator
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -194,7 +194,7 @@ def test_registered_memory_works_as_pinned_memory_does() -> None:
             buffer.from_host(b"x" * nbytes)
             assert raw_cuda.read(buffer.ptr, nbytes) == b"x" * nbytes
             assert bfc.pinned.is_pinned(buffer.ptr + nbytes - 1)
-            assert _driver.is_host_memory(buffer.ptr)
+            assert _device.is_host_memory(buffer.ptr)
         with pytest.raises(ValueError, match="only pinned memory"):
             bfc.CUDASubAllocator().alloc_registered(256, 4096)
 

@@ -22,9 +22,9 @@ class Memory:
     def __init__(self, side: Side, device: int = 0, stream: int | None = None) -> None:
         self.side, self.stream = side, stream
         self.device = driver_calls.device(device)
-        mode = self.device.enter()
+        mode = self.device.context.push()
         self.address = int(driver_calls.call("cuMemAlloc", side.block.nbytes))
-        self.device.leave(mode)
+        self.device.context.pop(mode)
         self._transfer(self.address, side.block.ctypes.data)
 
     def _transfer(self, to: int, source: int) -> None:
@@ -32,10 +32,10 @@ class Memory:
         if not ON_GPU:
             ctypes.memmove(to, source, self.side.block.nbytes)
             return
-        mode = self.device.enter()
+        mode = self.device.context.push()
         driver_calls.call("cuCtxSynchronize")
         driver_calls.call("cuMemcpy", to, source, self.side.block.nbytes)
-        self.device.leave(mode)
+        self.device.context.pop(mode)
 
     @property
     def __cuda_array_interface__(self) -> dict:
@@ -61,9 +61,9 @@ class Memory:
         return np.ndarray(side.shape, side.dtype, self.block, side.offset, side.strides)
 
     def free(self) -> None:
-        mode = self.device.enter()
+        mode = self.device.context.push()
         driver_calls.call("cuMemFree", self.address)
-        self.device.leave(mode)
+        self.device.context.pop(mode)
 
 
 def memory(dtype="f4", device: int = 0, *, shape=SHAPE, strides=None, stream=None) -> Memory:
@@ -149,11 +149,13 @@ def values(dtype="f4") -> np.ndarray:
 
 
 def new_stream(device: int = 0) -> int:
-    mode = driver_calls.device(device).enter()
+    mode = driver_calls.device(device).context.push()
     stream = int(driver_calls.call("cuStreamCreate", 1))
-    driver_calls.device(device).leave(mode)
+    driver_calls.device(device).context.pop(mode)
     return stream
 
 
 ROWS = "cuMemcpy2DAsync"
 EXCHANGE = "cuThreadExchangeStreamCaptureMode"
+#: What makes a context current.
+ENTER = ("cuCtxGetId", "cuCtxPushCurrent", EXCHANGE)

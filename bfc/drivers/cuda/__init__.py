@@ -1,7 +1,7 @@
 """The CUDA driver. In order:
 
 _driver.pyx    its C functions, what devices there are, and its errors in words
-    _device.pyx    one device: context, blocks, events
-    calls.py       its calls from Python
+    _device.pyx    one device: its primary context, blocks, events
+    calls.py       the calls that only Python needs, in the same context
     nvrtc.py       its compiler at run time
 """

@@ -33,12 +33,23 @@ cdef struct Block:
     uint64_t mapped             # bytes of ours that were registered with the driver; 0: the driver's own
 
 
-cdef class Device:
+cdef class PrimaryContext:
     cdef readonly int ordinal
-    cdef Kind kind
     cdef void* context
     cdef unsigned long long identity    # of the context, as it was when it was retained
     cdef bint retained
+
+    cdef int open(self, int device) except -1
+    cdef CUresult retain(self) noexcept nogil
+    cdef CUresult enter(self, int* mode) noexcept nogil
+    cdef CUresult leave(self, int mode) noexcept nogil
+    cdef CUresult renew(self) noexcept nogil
+
+
+cdef class DeviceMemory:
+    cdef readonly int ordinal
+    cdef Kind kind
+    cdef PrimaryContext context
     cdef void* own_stream               # for memory of the kind "async": it is allocated and freed on this stream
     cdef Lock lock                      # guards the next three; never held across a driver call
     cdef cmap[uint64_t, Block] live
@@ -48,8 +59,6 @@ cdef class Device:
     cdef object __weakref__
 
     cdef int open_own_stream(self) except -1
-    cdef CUresult enter(self, int* mode) noexcept nogil
-    cdef void leave(self, int mode) noexcept nogil
     cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil
     cdef CUresult ask(self, uint64_t nbytes, uint64_t* address) noexcept nogil
     cdef tuple answer(self, uint64_t address, uint64_t nbytes)
@@ -69,6 +78,6 @@ cdef class Device:
 
 
 cdef class Fence:
-    cdef Device device
+    cdef DeviceMemory memory
     cdef void* event                    # NULL once it was seen to be done
     cdef int ask(self, bint wait) except -1

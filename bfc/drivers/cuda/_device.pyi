@@ -1,7 +1,35 @@
-class Device:
-    """The primary context of one device, a kind of memory on it, and its events. It is retained until this object is
-    collected.
+class PrimaryContext:
+    """The primary context of a device. It is retained until this object is collected.
+
+    Another library may reset the device. Memory, streams and events of the context are gone then, and when the device
+    is used again, its context has the same handle: only its id has changed. Whoever has memory in the context enters
+    it (`enter`), which fails from then on. Whoever has none pushes it (`push`), and gets the context as it is now.
     """
+
+    def __init__(self, device: int) -> None: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def handle(self) -> int: ...
+    def push(self) -> int:
+        """Makes the context current as `enter` does, as it is now. Returns what `pop` takes. Raises DriverError."""
+
+    def pop(self, mode: int) -> None:
+        """Makes the context current that was so before `push`. Raises DriverError."""
+
+    def current_id(self) -> int:
+        """The id of the context as it is now. It has changed if the device was reset. Raises DriverError."""
+
+def device_of(context: int) -> int:
+    """The device of any context. Raises DriverError."""
+
+def is_host_memory(address: int) -> bool:
+    """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
+    one, nothing can be pinned.
+    """
+
+class DeviceMemory:
+    """One kind of memory of a device, and its events."""
 
     def __init__(self, device: int, kind: str) -> None: ...
     @property

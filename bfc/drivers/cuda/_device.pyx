@@ -20,10 +20,11 @@ from bfc.drivers.cuda._driver cimport (
     exiting,
     failed,
     failure,
+    first_active_device,
     forked,
 )
 
-from bfc.drivers.cuda._driver import device_count, driver_version, load
+from bfc.drivers.cuda._driver import attribute, device_count, driver_version, load
 from bfc.errors import DeviceUnavailableError
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
@@ -49,6 +50,8 @@ cdef enum:
     PORTABLE_AND_MAPPED = 3     # cuMemHostAlloc
     PAGE = 4096
     ALIGNMENT = 256             # of what the driver gives, at least
+    MEMORY_TYPE = 2             # CUpointer_attribute
+    HOST_MEMORY = 1             # CUmemorytype
 
 _KINDS = {"device": DEVICE, "managed": MANAGED, "pinned": PINNED, "async": ASYNC}
 
@@ -72,59 +75,48 @@ cdef CUresult unless_capturing(void* stream, CUresult otherwise) noexcept nogil:
     return otherwise if result == SUCCESS and capturing else result
 
 
-cdef class Device:
-    """The primary context of one device, a kind of memory on it, and its events. It is retained until this object is
-    collected."""
+cdef inline bint is_reset(CUresult result) noexcept nogil:
+    """Whether a context was destroyed by a reset of its device."""
+    return result in (INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 
-    def __init__(self, device, kind):
-        if kind not in _KINDS:
-            raise ValueError(f"kind is one of {', '.join(map(repr, _KINDS))}, not {kind!r}")
+
+cdef class PrimaryContext:
+    """The primary context of a device. It is retained until this object is collected.
+
+    Another library may reset the device. Memory, streams and events of the context are gone then, and when the device
+    is used again, its context has the same handle: only its id has changed. Whoever has memory in the context enters
+    it (`enter`), which fails from then on. Whoever has none pushes it (`push`), and gets the context as it is now.
+    """
+
+    def __init__(self, device):
         if self.retained:
-            raise RuntimeError("a device is opened once")
-        count = device_count()
-        self.ordinal = device
-        if not 0 <= device < count:
-            raise DeviceUnavailableError(f"there is no device {device}: the driver shows {count}, counted from 0")
-        cdef int handle = 0
-        check(cu.device_get(&handle, self.ordinal), f"cuDeviceGet({device})")
-        self.kind = _KINDS[kind]
-        if self.kind == ASYNC and not self.attribute(115):
-            raise DeviceUnavailableError(f"device {device} or its driver has no memory pools (CUDA "
-                                         f"{'.'.join(map(str, driver_version()))}): take kind=\"device\"")
-        if self.kind == MANAGED and not self.attribute(83):
-            raise DeviceUnavailableError(f"device {device} has no managed memory: take kind=\"device\"")
-        check(cu.context_retain(&self.context, self.ordinal), f"cuDevicePrimaryCtxRetain({device})")
-        self.retained = True
-        check(cu.context_id(self.context, &self.identity), "cuCtxGetId")
-        if self.kind == ASYNC:
-            self.open_own_stream()
+            raise RuntimeError("a context is retained once")
+        load()
+        self.open(device)
 
-    cdef int open_own_stream(self) except -1:
-        cdef int mode
-        check(self.enter(&mode), "cuCtxPushCurrent")
-        cdef CUresult result = cu.stream_create(&self.own_stream, NON_BLOCKING)
-        self.leave(mode)
-        return check(result, "cuStreamCreate")
+    cdef int open(self, int device) except -1:
+        cdef int handle = 0
+        self.ordinal = device
+        check(cu.device_get(&handle, device), f"cuDeviceGet({device})")
+        check(self.retain(), f"cuDevicePrimaryCtxRetain({device})")
+        return 0
+
+    cdef CUresult retain(self) noexcept nogil:
+        cdef CUresult result = cu.context_retain(&self.context, self.ordinal)
+        if result == SUCCESS:
+            self.retained = True
+            result = cu.context_id(self.context, &self.identity)
+        return result
 
     def __dealloc__(self):
-        cdef void* event
-        cdef int mode
-        if not self.retained or exiting or forked:
-            return
-        if self.enter(&mode) == SUCCESS:
-            for event in self.idle_events:
-                cu.event_destroy(event)
-            if self.own_stream != NULL:
-                cu.stream_destroy(self.own_stream)
-            self.leave(mode)
-        cu.context_release(self.ordinal)
+        if self.retained and not exiting and not forked:
+            cu.context_release(self.ordinal)
 
     cdef CUresult enter(self, int* mode) noexcept nogil:
         """Makes the context current, and relaxes the capture mode, so that captures in other threads are not affected.
-
-        Another library may reset the primary context and use it again under the same handle: only its id has changed.
-        """
+        Fails if the device was reset."""
         cdef unsigned long long identity = 0
+        cdef void* popped
         if forked or not self.retained:
             return NOT_INITIALIZED
         cdef CUresult result = cu.context_id(self.context, &identity)
@@ -132,24 +124,141 @@ cdef class Device:
             result = CONTEXT_IS_DESTROYED
         if result == SUCCESS:
             result = cu.context_push(self.context)
+        if result != SUCCESS:
+            return result
         mode[0] = RELAXED
-        if result == SUCCESS:
-            cu.capture_mode(mode)
+        result = cu.capture_mode(mode)
+        if result != SUCCESS:
+            cu.context_pop(&popped)
         return result
 
-    cdef void leave(self, int mode) noexcept nogil:
+    cdef CUresult leave(self, int mode) noexcept nogil:
+        """Makes the context current that was so before, with its capture mode."""
         cdef void* popped
-        cu.capture_mode(&mode)
-        cu.context_pop(&popped)
+        cdef CUresult result = cu.capture_mode(&mode)
+        cdef CUresult second = cu.context_pop(&popped)
+        return second if result == SUCCESS else result
+
+    cdef CUresult renew(self) noexcept nogil:
+        if forked or not self.retained:
+            return NOT_INITIALIZED
+        cdef CUresult result = cu.context_id(self.context, &self.identity)
+        return self.retain() if is_reset(result) else result
+
+    def push(self):
+        """Makes the context current as `enter` does, as it is now. Returns what `pop` takes. Raises DriverError."""
+        cdef int mode
+        cdef CUresult result
+        with nogil:
+            result = self.enter(&mode)
+            if is_reset(result):
+                result = self.renew()
+                if result == SUCCESS:
+                    result = self.enter(&mode)
+        check(result, "cuCtxPushCurrent")
+        return mode
+
+    def pop(self, int mode):
+        """Makes the context current that was so before `push`. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.leave(mode)
+        check(result, "cuCtxPopCurrent")
+
+    def current_id(self):
+        """The id of the context as it is now. It has changed if the device was reset. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.renew()
+        check(result, "cuCtxGetId")
+        return self.identity
+
+    @property
+    def handle(self):
+        return <uint64_t>self.context
+
+
+def device_of(uint64_t context):
+    """The device of any context. Raises DriverError."""
+    cdef int device = 0
+    cdef void* popped
+    cdef CUresult result
+    load()
+    with nogil:
+        result = cu.context_push(<void*><size_t>context)
+        if result == SUCCESS:
+            result = cu.context_device(&device)
+            cu.context_pop(&popped)
+    check(result, "cuCtxGetDevice")
+    return device
+
+
+def is_host_memory(uint64_t address):
+    """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
+    one, nothing can be pinned."""
+    cdef unsigned int found = 0
+    cdef int mode
+    cdef PrimaryContext context
+    load()
+    cdef CUresult result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
+    if result == INVALID_CONTEXT:
+        context = PrimaryContext.__new__(PrimaryContext)
+        context.ordinal = first_active_device()
+        if context.ordinal >= 0 and context.retain() == SUCCESS and context.enter(&mode) == SUCCESS:
+            result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
+            context.leave(mode)
+    return not failed(result) and found == HOST_MEMORY
+
+
+@cython.no_gc
+cdef class DeviceMemory:
+    """One kind of memory of a device, and its events."""
+
+    def __cinit__(self):
+        self.context = PrimaryContext.__new__(PrimaryContext)
+
+    def __init__(self, device, kind):
+        if kind not in _KINDS:
+            raise ValueError(f"kind is one of {', '.join(map(repr, _KINDS))}, not {kind!r}")
+        if self.context.retained:
+            raise RuntimeError("a device is opened once")
+        count = device_count()
+        self.ordinal = device
+        if not 0 <= device < count:
+            raise DeviceUnavailableError(f"there is no device {device}: the driver shows {count}, counted from 0")
+        self.kind = _KINDS[kind]
+        if self.kind == ASYNC and not self.attribute(115):
+            raise DeviceUnavailableError(f"device {device} or its driver has no memory pools (CUDA "
+                                         f"{'.'.join(map(str, driver_version()))}): take kind=\"device\"")
+        if self.kind == MANAGED and not self.attribute(83):
+            raise DeviceUnavailableError(f"device {device} has no managed memory: take kind=\"device\"")
+        self.context.open(device)
+        if self.kind == ASYNC:
+            self.open_own_stream()
+
+    cdef int open_own_stream(self) except -1:
+        cdef int mode
+        check(self.context.enter(&mode), "cuCtxPushCurrent")
+        cdef CUresult result = cu.stream_create(&self.own_stream, NON_BLOCKING)
+        self.context.leave(mode)
+        return check(result, "cuStreamCreate")
+
+    def __dealloc__(self):
+        cdef void* event
+        cdef int mode
+        if exiting or self.context.enter(&mode) != SUCCESS:
+            return
+        for event in self.idle_events:
+            cu.event_destroy(event)
+        if self.own_stream != NULL:
+            cu.stream_destroy(self.own_stream)
+        self.context.leave(mode)
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     def attribute(self, number):
         """A CUdevice_attribute."""
-        cdef int value = 0
-        load()
-        check(cu.device_attribute(&value, number, self.ordinal), f"cuDeviceGetAttribute({number}, {self.ordinal})")
-        return value
+        return attribute(self.ordinal, number)
 
     @property
     def name(self):
@@ -171,10 +280,10 @@ cdef class Device:
         cdef int mode
         cdef CUresult result
         with nogil:
-            result = self.enter(&mode)
+            result = self.context.enter(&mode)
             if result == SUCCESS:
                 result = cu.memory_info(&free, &total)
-                self.leave(mode)
+                self.context.leave(mode)
         check(result, "cuMemGetInfo")
         return free, total
 
@@ -231,7 +340,7 @@ cdef class Device:
         cdef uint64_t margin = alignment - ALIGNMENT if alignment > ALIGNMENT else 0
         if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 63:
             return OUT_OF_MEMORY
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
         result = self.ask(nbytes + margin, &block.base)
@@ -240,7 +349,7 @@ cdef class Device:
         if result == SUCCESS:
             address[0] = (block.base + alignment - 1) & ~(alignment - 1)
             result = self.keep(address[0], &block)
-        self.leave(mode)
+        self.context.leave(mode)
         return result
 
     cdef CUresult allocate_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads,
@@ -257,7 +366,7 @@ cdef class Device:
             return OUT_OF_MEMORY
         touch_pages(pages, block.mapped, threads)
         block.base = <uint64_t>pages
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
             result = cu.host_register(pages, block.mapped, PORTABLE_AND_MAPPED)
             if result == SUCCESS:
@@ -265,7 +374,7 @@ cdef class Device:
                 result = self.keep(address[0], &block)
             else:
                 unmap_pages(pages, block.mapped)
-            self.leave(mode)
+            self.context.leave(mode)
         else:
             unmap_pages(pages, block.mapped)
         return result
@@ -314,10 +423,10 @@ cdef class Device:
         self.lock.release()
         if not found:
             return NOT_LIVE
-        result = self.enter(&mode)
+        result = self.context.enter(&mode)
         if result == SUCCESS:
             result = self.give_back(&block, idle)
-            self.leave(mode)
+            self.context.leave(mode)
         elif is_lost(result) and block.mapped:      # the registration went with the context
             unmap_pages(<void*>block.base, block.mapped)
         if result == SUCCESS or is_lost(result):
@@ -362,7 +471,7 @@ cdef class Device:
             return None     # no work is queued in a context that is gone, and no memory left to protect
         if failed(result):
             raise failure(result, f"a fence on stream {stream:#x} of device {self.ordinal}")
-        fence.device = self
+        fence.memory = self
         return fence
 
     def order(self, uint64_t first, uint64_t then):
@@ -424,7 +533,7 @@ cdef class Device:
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
         """Records an event on a stream. Not in a capture: such an event could not be queried."""
         cdef int mode
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
         result = unless_capturing(all_of(stream), CAPTURED)
@@ -435,7 +544,7 @@ cdef class Device:
             if result != SUCCESS:
                 self.put_event(event[0])
                 event[0] = NULL
-        self.leave(mode)
+        self.context.leave(mode)
         return result
 
     cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil:
@@ -443,7 +552,7 @@ cdef class Device:
         call."""
         cdef int mode
         cdef void* event
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
         result = unless_capturing(all_of(first), CAPTURED)
@@ -456,7 +565,7 @@ cdef class Device:
             if result == SUCCESS:
                 result = cu.stream_wait_event(stream_handle(then), event, 0)
             self.put_event(event)
-        self.leave(mode)
+        self.context.leave(mode)
         return result
 
     cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil:
@@ -466,24 +575,24 @@ cdef class Device:
         id[0] = stream
         if stream <= PER_THREAD_STREAM:
             return SUCCESS
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
             result = cu.stream_id(<void*><size_t>stream, &found)
-            self.leave(mode)
+            self.context.leave(mode)
         id[0] = found | <uint64_t>1 << 63
         return result
 
     cdef CUresult drain(self) noexcept nogil:
         cdef int mode
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
             result = cu.context_synchronize()
-            self.leave(mode)
+            self.context.leave(mode)
         return result
 
     cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil:
         cdef int mode
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
         result = unless_capturing(all_of(stream), CAPTURED)
@@ -491,15 +600,15 @@ cdef class Device:
             result = cu.copy_async(destination, source, nbytes, all_of(stream))
         if result == SUCCESS:
             result = cu.stream_synchronize(all_of(stream))
-        self.leave(mode)
+        self.context.leave(mode)
         return result
 
     cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil:
         cdef int mode
-        cdef CUresult result = self.enter(&mode)
+        cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
             result = cu.event_synchronize(event) if wait else cu.event_query(event)
-            self.leave(mode)
+            self.context.leave(mode)
         return result
 
     # -- without the GIL -----------------------------------------------------------------------------------------------
@@ -524,26 +633,26 @@ cdef inline bint is_lost(CUresult result) noexcept nogil:
     return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 
 
-cdef int native_alloc(Device device, uint64_t alignment, uint64_t nbytes, uint64_t* address,
+cdef int native_alloc(DeviceMemory memory, uint64_t alignment, uint64_t nbytes, uint64_t* address,
                       uint64_t* received) noexcept nogil:
     received[0] = nbytes
-    return device.allocate(alignment, nbytes, address)
+    return memory.allocate(alignment, nbytes, address)
 
 
-cdef int native_free(Device device, uint64_t address, uint64_t nbytes) noexcept nogil:
-    return device.release(address, nbytes, False)
+cdef int native_free(DeviceMemory memory, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return memory.release(address, nbytes, False)
 
 
-cdef int native_order(Device device, uint64_t first, uint64_t then) noexcept nogil:
-    return device.make_wait(first, then)
+cdef int native_order(DeviceMemory memory, uint64_t first, uint64_t then) noexcept nogil:
+    return memory.make_wait(first, then)
 
 
-cdef int native_stream_id(Device device, uint64_t stream, uint64_t* id) noexcept nogil:
-    return device.identify(stream, id)
+cdef int native_stream_id(DeviceMemory memory, uint64_t stream, uint64_t* id) noexcept nogil:
+    return memory.identify(stream, id)
 
 
-cdef int native_synchronize(Device device) noexcept nogil:
-    return device.drain()
+cdef int native_synchronize(DeviceMemory memory) noexcept nogil:
+    return memory.drain()
 
 
 @cython.no_gc
@@ -556,7 +665,7 @@ cdef class Fence:
         if event == NULL:
             return 1
         with nogil:
-            result = self.device.ask_event(event, wait)
+            result = self.memory.ask_event(event, wait)
         if result == NOT_READY:
             return 0
         if not is_lost(result):
@@ -565,7 +674,7 @@ cdef class Fence:
         if self.event != NULL:      # another thread may have seen it, too
             self.event = NULL
             if result == SUCCESS:
-                self.device.put_event(event)
+                self.memory.put_event(event)
         return 1
 
     def done(self):
@@ -578,4 +687,4 @@ cdef class Fence:
 
     def __dealloc__(self):
         if self.event != NULL and not exiting:
-            self.device.put_event(self.event)
+            self.memory.put_event(self.event)

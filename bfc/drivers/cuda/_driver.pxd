@@ -69,3 +69,4 @@ cdef bint exiting               # it may be gone already
 cdef object failure(CUresult result, str call)
 cdef bint failed(CUresult result) noexcept
 cdef int check(CUresult result, str call) except -1
+cdef int first_active_device() except -2

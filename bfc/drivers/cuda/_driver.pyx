@@ -14,10 +14,6 @@ from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept, void (*child)() noexcept)
 
-cdef enum:
-    MEMORY_TYPE = 2             # CUpointer_attribute
-    HOST_MEMORY = 1             # CUmemorytype
-
 _SIGNATURES = (
     ("cuInit", "unsigned int"),
     ("cuDriverGetVersion", "int *"),
@@ -78,6 +74,10 @@ _HINTS = {
     NOT_FOUND: "this driver is too old for the call: update it",
     700: "a kernel touched memory that is not its own, and the context is lost: compute-sanitizer finds which",
     719: "a kernel failed, and the context is lost: compute-sanitizer finds which",
+}
+
+#: What to do about memory while a CUDA graph is captured.
+_CAPTURE_HINTS = {
     900: "a CUDA graph is being captured: allocate before, or free after the capture",
     906: "a CUDA graph is being captured, and the default stream may not be used meanwhile",
     CAPTURES_OTHERS: "a CUDA graph is being captured on this stream, which may not wait for others: allocate before",
@@ -153,25 +153,25 @@ cdef str first_line(error):
 
 
 cdef object failure(CUresult result, str call):
-    """The exception for a result."""
-    cdef const char* name = NULL
-    cdef const char* text = NULL
+    """The exception for a result of a call that has to do with memory."""
     if result == NOT_LIVE:
         return SubAllocatorError(f"{call} is not a live block")
+    return driver_error(call, result, _CAPTURE_HINTS.get(result, ""))
+
+
+def driver_error(call, CUresult result, hint=""):
+    """The DriverError for a result of a call. If no hint is given, it is what is known about such errors."""
+    cdef const char* name = NULL
+    cdef const char* text = NULL
     if forked or not found:
         result = NOT_INITIALIZED
-        named, said = "CUDA_ERROR_NOT_INITIALIZED", "initialization error"
+        named, said, hint = "CUDA_ERROR_NOT_INITIALIZED", "initialization error", ""
     else:
         cu.error_name(result, &name)
         cu.error_text(result, &text)
         named = name.decode() if name != NULL else f"CUDA error {result}"
         said = text.decode() if text != NULL else "the driver has no text for it"
-    return DriverError(call, result, named, said, _HINTS.get(result, ""))
-
-
-def hint_for(code):
-    """What to try after an error of the driver; "" if that is not known."""
-    return _HINTS.get(code, "")
+    return DriverError(call, result, named, said, hint or _HINTS.get(result, ""))
 
 
 cdef bint failed(CUresult result) noexcept:
@@ -193,6 +193,14 @@ def device_count():
     load()
     check(cu.device_count(&count), "cuDeviceGetCount")
     return count
+
+
+def attribute(int ordinal, int number):
+    """A CUdevice_attribute of a device. Raises DriverError."""
+    cdef int value = 0
+    load()
+    check(cu.device_attribute(&value, number, ordinal), f"cuDeviceGetAttribute({number}, {ordinal})")
+    return value
 
 
 def describe(ordinal):
@@ -235,21 +243,3 @@ def device_in_use():
     if cu.context_device(&device) == SUCCESS:
         return device
     return max(0, first_active_device())
-
-
-def is_host_memory(uint64_t address):
-    """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
-    one, nothing can be pinned."""
-    cdef unsigned int found = 0
-    cdef int device
-    cdef void* context = NULL
-    load()
-    cdef CUresult result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
-    if result == INVALID_CONTEXT:
-        device = first_active_device()
-        if device >= 0 and cu.context_retain(&context, device) == SUCCESS:
-            if cu.context_push(context) == SUCCESS:
-                result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
-                cu.context_pop(&context)
-            cu.context_release(device)
-    return not failed(result) and found == HOST_MEMORY

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from bfc.drivers.cuda import _driver
+from bfc.drivers.cuda import _device, _driver
+from bfc.drivers.cuda._driver import driver_error
 from bfc.errors import DriverError, InvalidPointerError
 
-INVALID_CONTEXT, DESTROYED, ALREADY_ENABLED, CAPTURING = 201, 709, 704, 900
+ALREADY_ENABLED, CAPTURING = 704, 900
 #: Numbers of CUpointer_attribute.
 CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
 TYPE_HOST, TYPE_UNIFIED = 1, 4
 PER_THREAD = 2  # the last of the handles that name a default stream
 NON_BLOCKING = 1  # cuStreamCreate
-RELAXED = 2  # CUstreamCaptureMode
 
 _cu: Any = None
 
@@ -34,18 +34,8 @@ def call(name: str, *arguments: Any) -> Any:
     """What a call returns after its CUresult. Raises DriverError if it fails."""
     results = getattr(_cu or driver(), name)(*arguments)
     if results[0]:
-        raise failure(name, int(results[0]))
+        raise driver_error(name, int(results[0]))
     return results[1] if len(results) == 2 else results[1:]
-
-
-def failure(name: str, code: int, hint: str = "") -> DriverError:
-    cu = driver()
-    named, text = (
-        function(cu.CUresult(code))[1] for function in (cu.cuGetErrorName, cu.cuGetErrorString)
-    )
-    if not hint and code < CAPTURING:  # of captures those hints say when to allocate
-        hint = _driver.hint_for(code)
-    return DriverError(name, code, (named or b"").decode(), (text or b"").decode(), hint)
 
 
 # -- addresses and devices -------------------------------------------------------------------------
@@ -75,7 +65,7 @@ def kind_and_ordinal(address: int) -> tuple[str, int]:
         return "cuda_managed", max(ordinal, 0)
     if int(kind) == TYPE_HOST:
         return "cuda_host", max(ordinal, 0)
-    if int(context) and int(context) != int(device(ordinal).context()):
+    if int(context) and int(context) != device(ordinal).context.handle:
         raise InvalidPointerError(
             f"{address:#x} belongs to another context than the primary one of device {ordinal}, "
             "which bfc works in"
@@ -98,66 +88,30 @@ def is_mapped(address: int) -> bool:
     return not int(_attributes(address, CONTEXT, MEMORY_TYPE)[0])
 
 
-@functools.cache
-def _relaxed() -> Any:
-    return driver().CUstreamCaptureMode(RELAXED)
-
-
-class Device:
-    """Facts about a device, which are asked for once, and its primary context."""
+class DeviceCalls:
+    """Calls in a device's primary context, and facts about the device, which are asked for once."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
-        self.handle = call("cuDeviceGet", ordinal)
-        self._retained: Any = None
+        self.context = _device.PrimaryContext(ordinal)
+        self.forget()
+
+    def forget(self) -> None:
         self._follower: int | None = None
         self._context_id: int | None = None
         self._known: dict[int, int] = {}
 
-    def context(self) -> Any:
-        if self._retained is None:
-            self._retained = call("cuDevicePrimaryCtxRetain", self.handle)
-        return self._retained
-
-    def enter(self) -> Any:
-        """Makes the context current, in the relaxed capture mode: a graph that another thread
-        captures must not mind. Returns what `leave` takes."""
-        try:
-            call("cuCtxPushCurrent", self.context())
-        except DriverError as error:
-            if error.code not in (INVALID_CONTEXT, DESTROYED):
-                raise
-            self._retained = None  # another library has reset it
-            call("cuCtxPushCurrent", self.context())
-        try:
-            return call("cuThreadExchangeStreamCaptureMode", _relaxed())
-        except BaseException:
-            call("cuCtxPopCurrent")
-            raise
-
-    def leave(self, mode: Any) -> None:
-        try:
-            call("cuThreadExchangeStreamCaptureMode", mode)
-        finally:
-            call("cuCtxPopCurrent")
-
     def call(self, name: str, *arguments: Any) -> Any:
         """`call`, with the context current for it alone."""
-        mode = self.enter()
+        mode = self.context.push()
         try:
             return call(name, *arguments)
         finally:
-            self.leave(mode)
+            self.context.pop(mode)
 
     def notice_reset(self) -> None:
         """If another library has reset the device, forgets what was in the old context."""
-        try:
-            found = call("cuCtxGetId", self.context())
-        except DriverError as error:
-            if error.code not in (INVALID_CONTEXT, DESTROYED):
-                raise
-            self._retained = None
-            found = call("cuCtxGetId", self.context())
+        found = self.context.current_id()
         if found == self._context_id:
             return
         if self._context_id is not None:
@@ -175,19 +129,18 @@ class Device:
 
     def attribute(self, number: int) -> int:
         if number not in self._known:
-            attribute = driver().CUdevice_attribute(number)
-            self._known[number] = call("cuDeviceGetAttribute", attribute, self.handle)
+            self._known[number] = _driver.attribute(self.ordinal, number)
         return self._known[number]
 
 
-_devices: dict[int, Device] = {}
+_devices: dict[int, DeviceCalls] = {}
 #: (source, destination): whether the first reaches the memory of the second.
 peers: dict[tuple[int, int], bool] = {}
 
 
-def device(ordinal: int) -> Device:
+def device(ordinal: int) -> DeviceCalls:
     if ordinal not in _devices:
-        _devices[ordinal] = Device(ordinal)
+        _devices[ordinal] = DeviceCalls(ordinal)
     return _devices[ordinal]
 
 
@@ -199,10 +152,10 @@ def peer_access(source: int, to: int) -> bool:
     for end in (source, to):
         device(end).notice_reset()
     if (source, to) not in peers:
-        can = bool(call("cuDeviceCanAccessPeer", device(source).handle, device(to).handle))
+        can = bool(call("cuDeviceCanAccessPeer", source, to))
         if can:
             try:
-                device(source).call("cuCtxEnablePeerAccess", device(to).context(), 0)
+                device(source).call("cuCtxEnablePeerAccess", device(to).context.handle, 0)
             except DriverError as error:
                 if error.code != ALREADY_ENABLED:
                     raise
@@ -215,14 +168,15 @@ def context_of(handle: int) -> int:
     return int(found[0] if isinstance(found, tuple) else found)
 
 
-def belongs(handle: int | None, there: Device) -> bool:
+def belongs(handle: int | None, there: DeviceCalls) -> bool:
     """Whether a device can work on a stream: its own, or a default stream, which each has."""
     if handle is None or handle <= PER_THREAD:
         return True
-    return context_of(handle) == int(there.context())
+    return context_of(handle) == there.context.handle
 
 
 def forget() -> None:
     """Forgets all facts, as after a reset of the devices."""
-    _devices.clear()
+    for known in _devices.values():
+        known.forget()
     peers.clear()
