@@ -2,6 +2,7 @@
 
 _invariants.pyx    what must hold of a pool, recounted
 _ledger.pyx        a pool behind a lock, and what can be read from it
+_fences.pyx        marks in the queues of streams, and what waits behind them
 _frees.pyx         the way back: at once, from finalisers, behind fences
 _allocator.pyx     the way in: hits, misses, regions
 _play.pyx          a trace, replayed in one compiled loop

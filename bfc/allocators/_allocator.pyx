@@ -24,6 +24,7 @@ from bfc._core cimport (
 )
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc.buffers._current cimport current_stream, scopes_open
+from bfc.allocators._fences cimport some_wait
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_exiting, is_quiet
 from bfc.allocators._ledger cimport acquire_lock, small_int
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
@@ -125,7 +126,7 @@ cdef class Allocator(Frees):
         self.limit = resolve_limit(memory_limit, sub_allocator)
         self.default_stream_alias = sub_allocator.default_stream_alias
         self.thread_streams = sorted(sub_allocator.thread_streams)
-        self.sub_allocator = sub_allocator
+        self.sub_allocator = self.fences.source = sub_allocator
         self.may_be_unordered = sub_allocator.may_be_unordered
         try:
             self.set_granularity()
@@ -427,7 +428,7 @@ cdef class Allocator(Frees):
                 if self.must_order(stream_id, &home_frees) or self.is_of_thread(on):
                     self.sub_allocator.order(self.home_stream, on)
                     self.was_ordered(stream_id, home_frees)
-            self.uses_stream(placed.allocation_id, on, stream)
+            self.fences.uses(placed.allocation_id, on, stream)
         except BaseException as error:
             raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
@@ -526,7 +527,7 @@ cdef class Allocator(Frees):
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
         sub-allocator, which hold a part of the limit."""
-        cdef bint waits = not request.has_waited and (self.waiting or self.orphans.some())
+        cdef bint waits = not request.has_waited and (some_wait(self.fences) or self.orphans.some())
         request.has_waited = True
         if waits:
             self.wait_for_streams()
@@ -621,7 +622,7 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-        if self.orphans.some() or self.waiting or self.strandings.get() or self.noter is not None:
+        if self.orphans.some() or some_wait(self.fences) or self.strandings.get() or self.noter is not None:
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
@@ -673,7 +674,7 @@ cdef class Allocator(Frees):
         if not indexed:
             raise out_of_host_memory()
         if elsewhere:
-            self.uses_stream(allocation_id, stream, None)
+            self.fences.uses(allocation_id, stream, None)
         return 0
 
     # -- regions ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 
 from bfc.buffers._buffer cimport Buffer
 from bfc._core cimport Chunk, ChunkHandle
+from bfc.allocators._fences cimport Fences, some_wait
 from bfc.allocators._ledger cimport Ledger, Shown
 
 cdef struct Orphan:             # a free that found the lock taken
@@ -28,20 +29,15 @@ cdef class Frees(Ledger):
     cdef Shown[uint64_t] frees          # counts frees; who waits for memory watches it
     cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
     cdef int64_t live_buffers
-    cdef PutOff[Orphan] orphans         # guarded by the GIL, as the next five
-    cdef dict streams_of                # allocation id -> {stream: what the user passed for it, kept alive}
-    cdef dict fenced                    # allocation id -> [(stream, fence)], marked before the free
-    cdef dict waiting                   # stream -> deque of [fence, [handle, fences left], asked by]: freed, still used
-    cdef object stuck                   # deque of (stream, fence, [handle, fences left]): what the device failed for
+    cdef Fences fences                  # and what waits behind them
+    cdef PutOff[Orphan] orphans         # guarded by the GIL
     cdef PutOff[Orphan] stuck_orphans
     cdef PutOff[Orphan] stranded        # by callers without the GIL; guarded by the lock
     cdef Shown[size_t] strandings       # whether there are such
-    cdef uint64_t era_seen              # that `waiting` knows of
     cdef bint is_abandoned              # collected, but for views of its memory
     cdef list rejected                  # (address, bytes) against the contract that the source did not take back
     cdef bint source_is_python          # signals' handlers may run in its calls
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
-    cdef bint asks_later                # fences are first asked at the next allocation, not at the free
     cdef bint must_look                 # a policy has more to do at an allocation or a free than ask the pool
 
     cdef int free_at_once(self, uint64_t address) except -1
@@ -61,41 +57,28 @@ cdef class Frees(Ledger):
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept
     cdef int finish_waiting(self, ChunkHandle handle) except -1
-    cdef int forget_streams(self, allocation_id) except -1
-    cdef int wait_behind(self, stream, fence, late) except -1
-    cdef int drop_done(self, list fences) except -1
     cdef bint drain(self) noexcept
     cdef int free_stranded(self) except -1
     cdef int free_later(self, Orphan orphan) except -1
     cdef int free_orphan(self, Orphan orphan, list faults) except -1
     cdef int unstrand_left(self) except -1
-    cdef int passed(self, list late) except -1
     cdef int free_left(self, list faults) except -1
     cdef int try_stuck_again(self) except -1
     cdef bint mark_streams(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
-    cdef list unfinished_fences(self, int64_t allocation_id)
-    cdef list fences_on(self, streams)
     cdef bint is_unordered(self, uint64_t stream) except -1
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil
     cdef int settle(self, bint again=*, bint wait=*) except -1
     cdef int free_put_off(self, list faults) except -1
     cdef int free_orphans(self, list faults) except -1
-    cdef int settle_stream(self, stream, list faults, bint wait) except -1
-    cdef int forget_dead_askers(self) except -1
-    cdef int wait_for_entry(self, stream, list entry) except -1
     cdef int wait_for_streams(self) except -1
     cdef int forget_frees(self) except -1
     cdef Buffer own_buffer(self, Buffer buffer)
-    cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1
 
-
-cdef extern from "Python.h":
-    Py_ssize_t PyDict_GET_SIZE(dict items)
 
 cdef inline bint is_quiet(Frees self) noexcept:
     """Whether nothing is put off that an allocation or a free would have to look at first."""
-    return not (self.must_look or self.orphans.some() or PyDict_GET_SIZE(self.waiting) or self.strandings.get())
+    return not (self.must_look or self.orphans.some() or some_wait(self.fences) or self.strandings.get())
 
 cdef bint is_exiting() noexcept nogil
 cdef void report_unraisable(object error, object doing) noexcept

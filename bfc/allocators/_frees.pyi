@@ -1,11 +1,10 @@
 from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 from bfc.allocators._ledger import Ledger
 from bfc.buffers._buffer import Buffer
 from bfc.streams import StreamLike
 
-OVER: Any
 VIEWED: str
 
 class Frees(Ledger):

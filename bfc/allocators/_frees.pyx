@@ -6,8 +6,6 @@
 """
 
 import atexit
-import time
-from collections import deque
 
 cimport cython
 
@@ -16,8 +14,8 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc.buffers._arguments cimport address_from, addresses_from
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc.allocators._fences cimport Fences, some_use, some_wait
 from bfc.allocators._ledger cimport acquire_lock, small_int
-from bfc.interpreter._forks cimport era, survivor
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -25,23 +23,8 @@ from bfc.errors import InvalidPointerError, out_of_host_memory
 cdef extern from "debug.h":
     const int BFC_DEBUG
 
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
-
-_POLL_SECONDS = 0.001
 
 
-class _Over:
-    """The fence of a stream that had nothing queued."""
-
-    def done(self):
-        return True
-
-    def wait(self):
-        pass
-
-
-OVER = _Over()
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef bint exiting = False
@@ -86,11 +69,7 @@ cdef class Frees(Ledger):
 
     def __cinit__(self, *args, **kwargs):
         self.rejected = []
-        self.streams_of = {}
-        self.fenced = {}
-        self.waiting = {}
-        self.stuck = deque()    # whose items leave it without a call for memory
-        self.era_seen = era()
+        self.fences = Fences()
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -374,7 +353,7 @@ cdef class Frees(Ledger):
         if exiting:
             return
         self.live_buffers -= 1
-        if PyDict_GET_SIZE(self.streams_of) and not self.fence_now(handle, allocation_id):
+        if some_use(self.fences) and not self.fence_now(handle, allocation_id):
             return
         if not self.lock.try_acquire():
             self.leave(&self.orphans, handle, allocation_id)
@@ -400,10 +379,7 @@ cdef class Frees(Ledger):
     cdef bint mark_streams(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         """Returns False if the device fails: that is reported, and release_free_regions() tries again."""
         try:
-            streams = self.streams_of.get(allocation_id)
-            if streams is not None and self.sub_allocator.asynchronous:
-                self.fenced.setdefault(allocation_id, []).extend(self.fences_on(streams))
-                del self.streams_of[allocation_id]
+            self.fences.mark_users(allocation_id)
         except BaseException as error:
             self.leave(&self.stuck_orphans, handle, allocation_id)
             report_unraisable(error, PUT_OFF)
@@ -414,26 +390,13 @@ cdef class Frees(Ledger):
         """A consumer's stream may be destroyed once it has let go of the memory, long before the memory's free. Where
         it was destroyed earlier, the whole device is waited for."""
         try:
-            if self.sub_allocator.asynchronous:
-                self.fenced.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
-                self.drop_done(self.fenced[allocation_id])
+            self.fences.mark_user(allocation_id, stream)
         except BaseException as error:
             if not self.drain():
-                self.uses_stream(allocation_id, stream, None)
+                self.fences.uses(allocation_id, stream, None)
                 report_unraisable(error, PUT_OFF)
             elif not isinstance(error, Exception):
                 report_unraisable(error, PUT_OFF)
-
-    cdef int drop_done(self, list fences) except -1:
-        """Drops the oldest fences that are done, so that memory which is shared again and again does not collect them.
-        Another thread may do the same meanwhile."""
-        while fences:
-            oldest = fences[0]
-            if not oldest[1].done():
-                return 0
-            if fences and fences[0] is oldest:
-                del fences[0]
-        return 0
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""
@@ -501,7 +464,7 @@ cdef class Frees(Ledger):
         if handle == NO_CHUNK:
             raise InvalidPointerError("this buffer's memory was freed already")
         if elsewhere:
-            self.uses_stream(allocation_id, on, stream)
+            self.fences.uses(allocation_id, on, stream)
 
     cdef bint is_unordered(self, uint64_t stream) except -1:
         """Whether memory freed on a stream may still be in use by work that was queued there before, because the
@@ -514,11 +477,6 @@ cdef class Frees(Ledger):
             return stream != chunk.stream or self.is_of_thread(stream)
         # a chunk that was allocated for another stream may be used on the home stream only after this call
         return stream != self.home_stream or chunk.stream != self.home_stream
-
-    cdef int uses_stream(self, int64_t allocation_id, uint64_t on, object stream) except -1:
-        """Lists a stream, on which the free asks for a fence. A stream object is kept alive until then."""
-        self.streams_of.setdefault(allocation_id, {})[on] = stream
-        return 0
 
     cdef Buffer own_buffer(self, Buffer buffer):
         """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's."""
@@ -550,27 +508,16 @@ cdef class Frees(Ledger):
         self.lock.release()
         try:
             key = allocation_id     # the host may have no memory for it later
-            fences = self.unfinished_fences(allocation_id)
-            late = [handle, len(fences)]
-            for stream, fence in fences:
-                self.wait_behind(stream, fence, late)   # where one fails, those before it never count down to 0
+            fences = self.fences.unfinished(allocation_id)
+            self.fences.wait_behind(handle, fences)
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
                 self.pool.use_again(handle, allocation_id)
             self.lock.release()
             raise
-        self.forget_streams(key)
+        self.fences.forget(key)
         return 0 if fences else self.finish_waiting(handle)
-
-    cdef int forget_streams(self, allocation_id) except -1:
-        self.streams_of.pop(allocation_id, None)
-        self.fenced.pop(allocation_id, None)
-        return 0
-
-    cdef int wait_behind(self, stream, fence, late) except -1:
-        self.waiting.setdefault(stream, deque()).append([fence, late, 0])
-        return 0
 
     cdef bint is_waiting(self, ChunkHandle handle) noexcept:
         """Whether a chunk still waits. While the device was asked, without the lock, the allocator may have closed."""
@@ -590,51 +537,22 @@ cdef class Frees(Ledger):
             self.orphans.miss()
         return 0
 
-    cdef int passed(self, list late) except -1:
-        """A chunk waits for one fence less."""
-        late[1] -= 1
-        if late[1] == 0:
-            self.finish_waiting(late[0])
-        return 0
-
-    cdef list unfinished_fences(self, int64_t allocation_id):
-        """The fences that were asked for earlier, and one for each stream that may use the memory until now."""
-        fences = list(self.fenced.get(allocation_id, ()))
-        streams = self.streams_of.get(allocation_id, ())
-        if self.sub_allocator.asynchronous:
-            fences += self.fences_on(streams)
-        if self.asks_later:
-            marked = {stream for stream, _fence in fences}
-            for stream in sorted(streams):
-                if stream not in marked:
-                    fences.append((stream, OVER))
-            return fences
-        unfinished = []
-        for entry in fences:
-            if not entry[1].done():
-                unfinished.append(entry)
-        return unfinished
-
-    cdef list fences_on(self, streams):
-        fences = []
-        for stream in sorted(streams):
-            fence = self.sub_allocator.fence(stream)
-            if fence is not None:
-                fences.append((stream, fence))
-        return fences
-
     cdef int settle(self, bint again=False, bint wait=False) except -1:
         """Makes the frees that finalisers left to others, and those that waited for streams which have finished.
 
         `wait` waits for these streams. If the device fails for a chunk, the chunk is set aside as stuck and the error
         reported like that of a finaliser, as it does not belong to the caller. `again` tries stuck chunks once more.
         """
+        cdef ChunkHandle handle
         faults = []
         if again:
             self.try_stuck_again()
         self.free_put_off(faults)
-        for stream in sorted(self.waiting):
-            self.settle_stream(stream, faults, wait)
+        for stream in sorted(self.fences.queues):
+            handle = self.fences.next_done(stream, faults, wait)
+            while handle != NO_CHUNK:
+                self.finish_waiting(handle)
+                handle = self.fences.next_done(stream, faults, wait)
         return report_faults(faults)
 
     cdef int try_stuck_again(self) except -1:
@@ -643,14 +561,10 @@ cdef class Frees(Ledger):
         self.stuck_orphans.take(left)
         for orphan in left:
             self.leave(&self.orphans, orphan.handle, orphan.allocation_id)
-        while self.stuck:
-            stream, fence, late = self.stuck[0]
-            self.wait_behind(stream, fence, late)
-            self.stuck.popleft()
-        return 0
+        return self.fences.try_stuck_again()
 
     cdef int catch_up(self) except -1:
-        if self.orphans.some() or self.waiting or self.strandings.get():
+        if self.orphans.some() or some_wait(self.fences) or self.strandings.get():
             self.settle()
         return 0
 
@@ -697,8 +611,8 @@ cdef class Frees(Ledger):
             self.pool.chunks[orphan.handle].state |= USED_ELSEWHERE
         self.lock.release()
         if not live:
-            return self.forget_streams(orphan.allocation_id)
-        self.uses_stream(orphan.allocation_id, self.home_stream, None)
+            return self.fences.forget(orphan.allocation_id)
+        self.fences.uses(orphan.allocation_id, self.home_stream, None)
         self.leave(&self.orphans, orphan.handle, orphan.allocation_id)
         return 0
 
@@ -718,7 +632,7 @@ cdef class Frees(Ledger):
                 self.orphans.miss()
                 return 0
             if allocation_id > 0:
-                self.uses_stream(allocation_id, self.home_stream, None)
+                self.fences.uses(allocation_id, self.home_stream, None)
             handle += 1
 
     cdef int free_orphans(self, list faults) except -1:
@@ -776,90 +690,11 @@ cdef class Frees(Ledger):
                 self.free_orphan(orphan, faults)
             handle += 1
 
-    cdef int settle_stream(self, stream, list faults, bint wait) except -1:
-        """Frees what waited for a stream. A stream reaches its fences in order: the first that is not done is the end.
-
-        An entry names the thread that asks its fence. Other threads, and code that the fence calls, skip its queue.
-        """
-        self.forget_dead_askers()
-        queue = self.waiting.get(stream)
-        if queue is None:
-            return 0    # another thread has settled it meanwhile
-        while queue:
-            entry = queue[0]
-            fence, late, asked_by = entry
-            if asked_by:
-                if not wait or asked_by == PyThread_get_thread_ident():
-                    return 0
-                time.sleep(_POLL_SECONDS)
-                continue
-            entry[2] = PyThread_get_thread_ident()
-            fault = None
-            try:
-                done = wait or fence.done()
-                if wait:
-                    fence.wait()
-            except BaseException as error:
-                done, fault = True, error
-            try:
-                if fault is not None:
-                    faults.append(fault)
-                    done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
-                if not done or self.waiting.get(stream) is not queue:
-                    return 0    # or the allocator was closed meanwhile
-                if fault is not None:       # before it leaves its queue: the host may have no memory
-                    self.stuck.append((stream, fence, late))
-                queue.popleft()
-                if fault is None:
-                    self.passed(late)
-            finally:
-                entry[2] = 0
-        if self.waiting.get(stream) is queue and not queue:
-            del self.waiting[stream]
-        return 0
-
-    cdef int forget_dead_askers(self) except -1:
-        """After a fork, the other threads that were asking fences are gone: their entries name nobody any more."""
-        if self.era_seen == era():
-            return 0
-        self.era_seen = era()
-        for queue in list(self.waiting.values()):
-            for entry in list(queue):
-                if entry[2] != survivor():
-                    entry[2] = 0
-        return 0
-
-    cdef int wait_for_entry(self, stream, list entry) except -1:
-        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is asking its fence."""
-        cdef unsigned long me = PyThread_get_thread_ident()
-        self.forget_dead_askers()
-        while entry[2] not in (0, me):
-            time.sleep(_POLL_SECONDS)
-        queue = self.waiting.get(stream, ())
-        if entry[2] == me or entry not in queue:
-            return 0
-        entry[2] = me
-        try:
-            entry[0].wait()
-        finally:
-            entry[2] = 0
-        queue.remove(entry)
-        self.passed(entry[1])
-        if not queue and self.waiting.get(stream) is queue:
-            del self.waiting[stream]
-        return 0
-
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
-        cdef unsigned long me = PyThread_get_thread_ident()
         self.settle()   # a finaliser's free may have yet to ask for its fences
-        for queue in list(self.waiting.values()):
-            for entry in list(queue):
-                entry[0].wait()
-                while entry[2] not in (0, me):
-                    time.sleep(_POLL_SECONDS)
-        self.settle(again=True)
-        return 0
+        self.fences.wait_for_all()
+        return self.settle(again=True)
 
     cdef int forget_frees(self) except -1:
         """Drops all frees that wait: the allocator has closed, and has given their memory back."""
@@ -867,8 +702,4 @@ cdef class Frees(Ledger):
         self.orphans.take(nothing)
         nothing.clear()
         self.stuck_orphans.take(nothing)
-        self.streams_of.clear()
-        self.fenced.clear()
-        self.waiting.clear()
-        self.stuck.clear()
-        return 0
+        return self.fences.clear()

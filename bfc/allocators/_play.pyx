@@ -3,6 +3,7 @@
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
 
@@ -121,7 +122,7 @@ cdef class Run:
     cdef bint plays_alone(self) except -1:
         """Whether no event needs a look at fences."""
         if self.allocator.by_stream:
-            return not self.allocator.waiting and self.allocator.plays_alone()
+            return not some_wait(self.allocator.fences) and self.allocator.plays_alone()
         return not (self.names_streams and self.allocator.sub_allocator.asynchronous)
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:

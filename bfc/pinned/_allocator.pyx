@@ -31,7 +31,8 @@ from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers,
 from bfc import cuda
 from bfc.drivers.opencl import queues as _queues
 from bfc.drivers.cuda._driver import device_in_use
-from bfc.allocators._frees import OVER as _OVER, VIEWED as _VIEWED
+from bfc.allocators._fences import OVER as _OVER
+from bfc.allocators._frees import VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )

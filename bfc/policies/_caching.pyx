@@ -14,6 +14,7 @@ from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
     TorchSizes, is_large,
 )
+from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
 
 from dataclasses import replace
@@ -158,7 +159,7 @@ cdef class CachingAllocator(Recorded):
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
         self.by_stream = self.home_stream != HOST_STREAM
-        self.asks_later = True
+        self.fences.asks_later = True
         self.joins_regions = False
         self.alignment = max(self.alignment, <uint64_t>MINIMUM_BLOCK)
         self.pool.sizes.granularity = self.alignment
@@ -734,11 +735,11 @@ cdef class CachingAllocator(Recorded):
 
     cdef int poll(self) except -1:
         self.catch_up()
-        if not self.deferred and not self.waiting or self.is_gated():
+        if not self.deferred and not some_wait(self.fences) or self.is_gated():
             return 0
         if self.deferred:
             self.record_deferred()
-        if self.waiting:
+        if some_wait(self.fences):
             self.settle()
         return 0
 
@@ -758,14 +759,14 @@ cdef class CachingAllocator(Recorded):
         try:
             key = allocation_id     # the host may have no memory for it later
             self.must_look = True
-            self.deferred.append((handle, self.streams_of.get(key) or {}, self.fenced.get(key) or []))
+            self.deferred.append((handle, self.fences.users.get(key) or {}, self.fences.marked.get(key) or []))
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
                 self.pool.use_again(handle, allocation_id)
             self.lock.release()
             raise
-        return self.forget_streams(key)
+        return self.fences.forget(key)
 
     cdef int record_deferred(self, bint again=False) except -1:
         """Asks for the fences of chunks that were freed in a scope with `strict`. Upstream forgets the streams that
@@ -799,10 +800,8 @@ cdef class CachingAllocator(Recorded):
         """Puts all of its fences into their queues. On error the entry is unchanged."""
         handle, streams, fences = entry
         if self.sub_allocator.asynchronous:
-            fences = fences + self.fences_on(streams)
-        late = [handle, len(fences)]
-        for stream, fence in fences:
-            self.wait_behind(stream, fence, late)   # where one fails, those before it never count down to 0
+            fences = fences + self.fences.fences_on(streams)
+        self.fences.wait_behind(handle, fences)
         return 0 if fences else self.finish_waiting(handle)
 
     cdef int wait_for_streams(self) except -1:
@@ -982,10 +981,14 @@ cdef class CachingAllocator(Recorded):
     cdef int wait_for_pool(self, PoolId id) except -1:
         """Waits for the streams that still use a pool's freed memory, and for no others."""
         self.record_deferred(True)
-        for stream in sorted(self.waiting):
-            for entry in list(self.waiting.get(stream, ())):
-                if self.is_of_pool(entry[1][0], id):
-                    self.wait_for_entry(stream, entry)
+        cdef Waiting entry
+        cdef ChunkHandle done
+        for stream in sorted(self.fences.queues):
+            for entry in list(self.fences.queues.get(stream, ())):
+                if self.is_of_pool(entry.late.handle, id):
+                    done = self.fences.wait_for(stream, entry)
+                    if done != NO_CHUNK:
+                        self.finish_waiting(done)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:

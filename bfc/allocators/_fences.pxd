@@ -1,0 +1,68 @@
+"""Which streams use memory, and what was freed and waits for them."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from bfc._core cimport ChunkHandle
+
+
+@cython.final
+cdef class Late:
+    """A chunk that was freed, and how many fences it still waits for."""
+
+    cdef ChunkHandle handle
+    cdef Py_ssize_t left
+
+
+@cython.final
+cdef class Waiting:
+    """One of these fences, in the queue of its stream."""
+
+    cdef object fence
+    cdef Late late
+    cdef unsigned long asked_by         # the thread that asks the fence now; 0: none
+
+
+@cython.final
+cdef class Fences:
+    """Guarded by the GIL. It asks the source for fences, and never calls an allocator."""
+
+    cdef object source                  # the sub-allocator
+    cdef bint asks_later                # a fence is first asked at the next allocation, not at the free
+    cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
+    cdef dict marked                    # allocation id -> [(stream, fence)], for streams that may be gone at the free
+    cdef dict queues                    # stream -> deque of Waiting
+    cdef object stuck                   # deque of (stream, fence, Late): what the device failed for
+    cdef uint64_t era_seen              # that the queues know of: see `era`
+
+    cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1
+    cdef int forget(self, allocation_id) except -1
+    cdef int clear(self) except -1
+
+    cdef int mark_users(self, int64_t allocation_id) except -1
+    cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1
+    cdef list fences_on(self, streams)
+    cdef list unfinished(self, int64_t allocation_id)
+
+    cdef int wait_behind(self, ChunkHandle handle, list fences) except -1
+    cdef int put_in_queue(self, stream, fence, Late late) except -1
+    cdef int try_stuck_again(self) except -1
+    cdef ChunkHandle next_done(self, stream, list faults, bint wait) except? 0
+    cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1
+    cdef ChunkHandle wait_for(self, stream, Waiting entry) except? 0
+    cdef int wait_for_all(self) except -1
+    cdef int forget_dead_askers(self) except -1
+
+
+cdef extern from "Python.h":
+    Py_ssize_t PyDict_GET_SIZE(dict items)
+
+cdef inline bint some_use(Fences fences) noexcept:
+    """Whether any live allocation is used by another stream."""
+    return PyDict_GET_SIZE(fences.users) > 0
+
+cdef inline bint some_wait(Fences fences) noexcept:
+    """Whether anything that was freed waits for a stream."""
+    return PyDict_GET_SIZE(fences.queues) > 0
+
+cdef int drop_done(list fences) except -1

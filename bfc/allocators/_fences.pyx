@@ -1,0 +1,252 @@
+"""Fences: marks in the queues of other streams, and what was freed and waits behind them.
+
+A fence is asked for, and asked, with no lock held: the device may call back, and another thread may free meanwhile.
+"""
+
+import time
+from collections import deque
+
+cimport cython
+
+from bfc._core cimport NO_CHUNK
+from bfc.interpreter._forks cimport era, survivor
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+_POLL_SECONDS = 0.001
+
+
+class _Over:
+    """The fence of a stream that had nothing queued."""
+
+    def done(self):
+        return True
+
+    def wait(self):
+        pass
+
+
+OVER = _Over()
+
+
+cdef int drop_done(list fences) except -1:
+    """Drops the first ones that are done: memory that is handed out again and again must not collect them. Another
+    thread may do the same meanwhile."""
+    while fences:
+        oldest = fences[0]
+        if not oldest[1].done():
+            return 0
+        if fences and fences[0] is oldest:
+            del fences[0]
+    return 0
+
+
+@cython.final
+@cython.no_gc
+cdef class Late:
+    """A chunk that was freed, and how many fences it still waits for."""
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Waiting:
+    """One of these fences, in the queue of its stream."""
+
+
+# In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
+@cython.final
+@cython.no_gc_clear
+cdef class Fences:
+    """Which streams use memory, and what was freed and waits for them."""
+
+    def __cinit__(self):
+        self.users = {}
+        self.marked = {}
+        self.queues = {}
+        self.stuck = deque()    # whose items leave it without a call for memory
+        self.era_seen = era()
+
+    # -- who uses memory -----------------------------------------------------------------------------------------------
+
+    cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1:
+        """Notes that a stream uses an allocation. What the user passed for it lives as long."""
+        self.users.setdefault(allocation_id, {})[stream] = passed
+        return 0
+
+    cdef int forget(self, allocation_id) except -1:
+        self.users.pop(allocation_id, None)
+        self.marked.pop(allocation_id, None)
+        return 0
+
+    cdef int clear(self) except -1:
+        """Nothing has memory to come back to: the allocator has closed."""
+        self.users.clear()
+        self.marked.clear()
+        self.queues.clear()
+        self.stuck.clear()
+        return 0
+
+    # -- marks ---------------------------------------------------------------------------------------------------------
+
+    cdef int mark_users(self, int64_t allocation_id) except -1:
+        """Marks the streams of an allocation now, which may be destroyed before its free is made."""
+        streams = self.users.get(allocation_id)
+        if streams is not None and self.source.asynchronous:
+            self.marked.setdefault(allocation_id, []).extend(self.fences_on(streams))
+            del self.users[allocation_id]
+        return 0
+
+    cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
+        """The same for one stream, which has let go of the memory."""
+        if self.source.asynchronous:
+            self.marked.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
+            drop_done(self.marked[allocation_id])
+        return 0
+
+    cdef list fences_on(self, streams):
+        fences = []
+        for stream in sorted(streams):
+            fence = self.source.fence(stream)
+            if fence is not None:
+                fences.append((stream, fence))
+        return fences
+
+    cdef list unfinished(self, int64_t allocation_id):
+        """What a free has to wait for: the earlier marks, and one for each stream that may use the memory to this
+        moment."""
+        fences = list(self.marked.get(allocation_id, ()))
+        streams = self.users.get(allocation_id, ())
+        if self.source.asynchronous:
+            fences += self.fences_on(streams)
+        if self.asks_later:
+            marked = {stream for stream, _fence in fences}
+            for stream in sorted(streams):
+                if stream not in marked:
+                    fences.append((stream, OVER))
+            return fences
+        unfinished = []
+        for entry in fences:
+            if not entry[1].done():
+                unfinished.append(entry)
+        return unfinished
+
+    # -- queues --------------------------------------------------------------------------------------------------------
+
+    cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
+        """Puts a freed chunk behind fences. Where one of them finds no place, those before it never count down to 0."""
+        cdef Late late = Late()
+        late.handle = handle
+        late.left = len(fences)
+        for stream, fence in fences:
+            self.put_in_queue(stream, fence, late)
+        return 0
+
+    cdef int put_in_queue(self, stream, fence, Late late) except -1:
+        cdef Waiting entry = Waiting()
+        entry.fence = fence
+        entry.late = late
+        self.queues.setdefault(stream, deque()).append(entry)
+        return 0
+
+    cdef int try_stuck_again(self) except -1:
+        while self.stuck:
+            stream, fence, late = self.stuck[0]
+            self.put_in_queue(stream, fence, late)
+            self.stuck.popleft()
+        return 0
+
+    cdef ChunkHandle next_done(self, stream, list faults, bint wait) except? 0:
+        """The next chunk that a stream has finished with, or will (`wait`): it waits for nothing any more. NO_CHUNK:
+        there is none. What the device fails for is set apart as stuck, and its error appended to `faults`.
+
+        A stream finishes its fences in their order, so the first that is not done ends the search. The thread that
+        asks a fence is noted: others, and whoever the fence calls, leave its queue alone.
+        """
+        cdef Waiting first
+        cdef bint done
+        self.forget_dead_askers()
+        queue = self.queues.get(stream)     # None: another thread has settled it meanwhile
+        while queue:
+            first = queue[0]
+            if first.asked_by:
+                if not wait or first.asked_by == PyThread_get_thread_ident():
+                    return NO_CHUNK
+                time.sleep(_POLL_SECONDS)
+                continue
+            first.asked_by = PyThread_get_thread_ident()
+            fault = None
+            try:
+                done = wait or first.fence.done()
+                if wait:
+                    first.fence.wait()
+            except BaseException as error:
+                done, fault = True, error
+            try:
+                if not self.answered(stream, queue, first, done, fault, faults):
+                    return NO_CHUNK
+            finally:
+                first.asked_by = 0
+            if fault is None:
+                first.late.left -= 1
+                if first.late.left == 0:
+                    return first.late.handle
+        if queue is not None and self.queues.get(stream) is queue and not queue:
+            del self.queues[stream]
+        return NO_CHUNK
+
+    cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1:
+        """Takes the first entry out of its queue, if it is done or has failed. Whether it was."""
+        if fault is not None:
+            faults.append(fault)
+            done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
+        if not done or self.queues.get(stream) is not queue:
+            return False    # or the allocator was closed meanwhile
+        if fault is not None:       # before it leaves its queue: the host may have no memory
+            self.stuck.append((stream, first.fence, first.late))
+        queue.popleft()
+        return True
+
+    cdef int forget_dead_askers(self) except -1:
+        """After a fork, the other threads that were asking fences are gone: their entries name nobody any more."""
+        cdef Waiting entry
+        if self.era_seen == era():
+            return 0
+        self.era_seen = era()
+        for queue in list(self.queues.values()):
+            for entry in list(queue):
+                if entry.asked_by != survivor():
+                    entry.asked_by = 0
+        return 0
+
+    cdef ChunkHandle wait_for(self, stream, Waiting entry) except? 0:
+        """Waits for one entry, wherever it stands in its stream's queue; where another thread asks it, for that, too.
+        The chunk, if it waits for nothing any more, or NO_CHUNK."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        self.forget_dead_askers()
+        while entry.asked_by not in (0, me):
+            time.sleep(_POLL_SECONDS)
+        queue = self.queues.get(stream, ())
+        if entry.asked_by == me or entry not in queue:
+            return NO_CHUNK
+        entry.asked_by = me
+        try:
+            entry.fence.wait()
+        finally:
+            entry.asked_by = 0
+        queue.remove(entry)
+        if not queue and self.queues.get(stream) is queue:
+            del self.queues[stream]
+        entry.late.left -= 1
+        return entry.late.handle if entry.late.left == 0 else NO_CHUNK
+
+    cdef int wait_for_all(self) except -1:
+        """Waits until the streams have finished with all that waits now. The entries stay for `next_done`."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        cdef Waiting entry
+        for queue in list(self.queues.values()):
+            for entry in list(queue):
+                entry.fence.wait()
+                while entry.asked_by not in (0, me):
+                    time.sleep(_POLL_SECONDS)
+        return 0
