@@ -26,6 +26,7 @@ from bfc.copying.layout import (
     walk,
 )
 from bfc.copying.views import CUDA, View, of_array, view_of
+from bfc.drivers.opencl import platform as _opencl
 from bfc.streams import is_queue
 
 #: Rows of at least this many bytes are copied between host and device without a temporary.
@@ -161,7 +162,7 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream:
         _through_host(to, source, change, stream)
         return
     device = (known or sides)[0]
-    with opencl_stream.told():
+    with _opencl.in_words():
         lane = opencl_stream.lane(device, stream)
         lane.adopt(*sides)
         try:

@@ -29,14 +29,12 @@ from bfc.copying.views import View
 from bfc.copying.waiting import Waiting
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues
-from bfc.errors import DeviceUnavailableError, DriverError, OutOfMemoryError
+from bfc.errors import DeviceUnavailableError, OutOfMemoryError
 from bfc.interpreter._forks import ForkSafeLock
 
 #: Contexts whose queue and kernels are remembered.
 REMEMBERED = 8
 GPU_THREADS, GPU_GROUPS = 256, 1024
-#: Of errors that mean a lack of memory.
-NO_MEMORY = (-4, -5, -6, -61)  # of a buffer, of resources, of the host; a size above the largest
 
 LAYOUT: Any = np.dtype(
     [("to", "<i8", MAX_DIMS), ("source", "<i8", MAX_DIMS), ("shape", "<u4", MAX_DIMS)], align=True
@@ -231,7 +229,7 @@ class Lane:
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
         strides = packed_strides(shape, dtype.itemsize)
         view = View("opencl", 0, 0, dtype, shape, strides, context=self.known.context)
-        with told(view.nbytes, self.known.device):
+        try:
             memory = cl.Buffer(self.known.context, cl.mem_flags.READ_WRITE, view.nbytes)
             # Made resident now: a lack of memory shows here, and not at the kernel.
             self._after(
@@ -242,6 +240,10 @@ class Lane:
                     wait_for=self.last,
                 )
             )
+        except cl.Error as error:
+            if _opencl.is_no_room(error):
+                raise _no_room(view.nbytes, self.known.device) from error
+            raise
         view.memory = memory
         return view
 
@@ -355,6 +357,15 @@ class Lane:
         self._enqueue(cl.enqueue_nd_range_kernel, kernel, (groups * threads,), (threads,))
 
 
+def _no_room(nbytes: int, device: Any) -> OutOfMemoryError:
+    total = device.global_mem_size
+    return OutOfMemoryError(
+        nbytes, 0, 0, total, min(total, device.max_mem_alloc_size),
+        refused=f"{device.name}, for a temporary of bfc.copy",
+        advice=("copying in pieces, or between sides of one dtype without gaps",),
+    )  # fmt: skip
+
+
 def _place(view: View, offset: int) -> tuple[Any, Any]:
     """A kernel's arguments for a side: memory, and where in it the walk starts."""
     if view.memory is not None:
@@ -414,26 +425,3 @@ def _finish(process: int) -> None:
 
 
 atexit.register(_finish, os.getpid())
-
-
-class told:  # noqa: N801 - it reads as a statement
-    """Turns pyopencl's errors into OutOfMemoryError, if bytes were asked for, or DriverError."""
-
-    def __init__(self, nbytes: int = 0, device: Any = None) -> None:
-        self.nbytes, self.device = nbytes, device
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not isinstance(error, cl.Error):
-            return
-        code = int(error.code)
-        if code in NO_MEMORY and self.nbytes:
-            total = self.device.global_mem_size
-            raise OutOfMemoryError(
-                self.nbytes, 0, 0, total, min(total, self.device.max_mem_alloc_size),
-                refused=f"{self.device.name}, for a temporary of bfc.copy",
-                advice=("copying in pieces, or between sides of one dtype without gaps",),
-            ) from error  # fmt: skip
-        raise DriverError(error.routine or "OpenCL", code, f"OpenCL error {code}", str(error))

@@ -504,8 +504,9 @@ def test_a_call_that_fails_is_told_as_our_error(opencl, monkeypatch, way: int):
         bfc.copy(*ends, **options)
         for at in range(1, faults.calls + 1):
             faults.calls, faults.at = 0, at
-            with pytest.raises((bfc.DriverError, bfc.OutOfMemoryError)):
+            with pytest.raises((bfc.DriverError, bfc.OutOfMemoryError)) as caught:
                 bfc.copy(*ends, **options)
+            assert getattr(caught.value, "name", "CL_").startswith("CL_")
         monkeypatch.setattr(of, name, faults.real)
         bfc.copy(*ends, **options)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
@@ -17,7 +16,8 @@ DRIVERS = (
     "pocl-binary-distribution"
 )
 
-#: Codes of OpenCL that mean "no room", and nothing else.
+#: Codes of OpenCL that mean "no room", and nothing else: for a buffer, for resources, on the host,
+#: and for a size above the largest.
 NO_ROOM = frozenset({-4, -5, -6, -61})
 
 _HINTS = {
@@ -146,19 +146,27 @@ def first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-@contextlib.contextmanager
-def in_words(call: str) -> Iterator[None]:
-    """Turns pyopencl's errors into a DriverError that names the call."""
-    cl = load()
-    try:
-        yield
-    except cl.Error as error:
-        raise failure(error, call) from error
+class in_words:  # noqa: N801 - it reads as a statement
+    """Turns pyopencl's errors into a DriverError that names the call: by default, pyopencl's name
+    for it."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: str = "") -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is not None and isinstance(error, load().Error):
+            raise failure(error, self._call) from error
 
 
-def failure(error: Any, call: str) -> DriverError:
+def failure(error: Any, call: str = "") -> DriverError:
     code = int(getattr(error, "code", 0))
     name = "CL_" + str(load().status_code.to_string(code, "unknown error %d"))
+    call = call or getattr(error, "routine", None) or "OpenCL"
     return DriverError(call, code, name, first_line(error), _HINTS.get(code, ""))
 
 
