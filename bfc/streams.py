@@ -46,7 +46,11 @@ def is_queue(stream: object) -> bool:
     >>> is_queue(7)
     False
     """
-    return hasattr(stream, "int_ptr") and not hasattr(stream, "__cuda_stream__")
+    return (
+        hasattr(stream, "int_ptr")
+        and hasattr(stream, "finish")
+        and not hasattr(stream, "__cuda_stream__")
+    )
 
 
 def stream_handle(stream: object) -> int:
@@ -74,14 +78,15 @@ def stream_handle(stream: object) -> int:
     >>> stream_handle(7)
     7
     """
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        try:
-            _version, stream = protocol()
-        except (TypeError, ValueError):
-            raise TypeError("__cuda_stream__() must return (version, handle)") from None
-    elif hasattr(stream, "int_ptr") and hasattr(stream, "finish"):
-        stream = stream.int_ptr
+    if type(stream) is not int:
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
+            try:
+                _version, stream = protocol()
+            except (TypeError, ValueError):
+                raise TypeError("__cuda_stream__() must return (version, handle)") from None
+        elif is_queue(stream):
+            stream = stream.int_ptr  # type: ignore[attr-defined]
     index = getattr(stream, "__index__", None)
     if index is None or isinstance(stream, bool):
         raise TypeError(

@@ -189,7 +189,7 @@ def _is_of_second(stream: Any, to: View, source: View) -> bool:
     """Whether a stream is the destination's: of two in OpenCL, the one in its context."""
     if to.kind == source.kind:
         return bool(getattr(stream, "context", None) == to.context)
-    return hasattr(stream, "int_ptr") == (to.kind == "opencl")  # a queue of pyopencl's has one
+    return is_queue(stream) == (to.kind == "opencl")
 
 
 def _as_bytes(to: View, source: View) -> tuple[View, View] | None:

@@ -75,9 +75,7 @@ cdef extern from "Python.h":
 
 
 cdef object _number_of(stream):
-    """A stream's handle. That of a pyopencl queue is called int_ptr."""
-    if hasattr(stream, "int_ptr") and not hasattr(stream, "__index__"):
-        stream = stream.int_ptr
+    """A stream's handle; 0 for None."""
     return 0 if stream is None else stream_handle(stream)
 
 

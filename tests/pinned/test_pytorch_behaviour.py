@@ -587,6 +587,8 @@ def test_a_queue_of_pyopencl_is_named_by_its_pointer_and_kept_alive() -> None:
     class Queue:
         int_ptr = 7
 
+        def finish(self) -> None: ...
+
     allocator, source = make()
     source.hold(7)
     queue = Queue()
