@@ -1,8 +1,12 @@
-"""What a call from Python costs under each policy: `python -m bench.calls`. The loop around the
-calls is in the figure. Repeats of the policies take turns."""
+"""What a call from Python costs under each policy: `python -m bench.calls`.
+
+The loop around the calls is in the figure. The ratio is to `id(id(n))`, two calls of a builtin: what
+two calls cost at least. All take turns.
+"""
 
 from __future__ import annotations
 
+import statistics
 import timeit
 from collections.abc import Callable
 
@@ -14,9 +18,11 @@ STATEMENTS = {
     "deallocate_raw(allocate_raw(n))": "deallocate_raw(allocate_raw(1000))",
     "a Buffer made and dropped": "allocate(1000)",
     "a Buffer made and freed": "allocate(1000).free()",
+    "a pair of 0 bytes": "deallocate_raw(allocate_raw(0))",
     "requested_size(ptr)": "requested_size(kept)",
     "the empty loop": "pass",
 }
+FLOOR = "id(id(1000))"
 POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
     "bfc": bfc.BFCAllocator,
     "caching": bfc.CachingAllocator,
@@ -25,14 +31,20 @@ POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
 
 def main() -> None:
     say(machine())
-    say(f"{'ns, min / median / max':34}" + "".join(f"{policy:>26}" for policy in POLICIES))
+    columns = "".join(f"{policy:>24}{'ratio':>7}" for policy in POLICIES)
+    say(f"{'ns, min / median / max':32}{columns}{FLOOR:>24}")
     allocators = [make(bfc.SimulatedSubAllocator("1 GiB")) for make in POLICIES.values()]
     names = [names_of(allocator) for allocator in allocators]
     for label, statement in STATEMENTS.items():
-        spreads = [spread(samples) for samples in time_in_turns(statement, names)]
-        say(f"{label:34}" + "".join(f"{text:>26}" for text in spreads))
+        *ours, floor = time_in_turns([(statement, each) for each in names] + [(FLOOR, {})])
+        cells = "".join(f"{spread(each):>24}{ratio(each, floor):7.2f}" for each in ours)
+        say(f"{label:32}{cells}{spread(floor):>24}")
     for allocator in allocators:
         allocator.close()
+
+
+def ratio(samples: list[float], others: list[float]) -> float:
+    return statistics.median(samples) / statistics.median(others)
 
 
 def names_of(allocator: bfc.Allocator) -> dict[str, object]:
@@ -46,9 +58,9 @@ def names_of(allocator: bfc.Allocator) -> dict[str, object]:
     }
 
 
-def time_in_turns(statement: str, names: list[dict[str, object]]) -> list[list[float]]:
-    """ns a call: the samples of each set of names."""
-    timers = [timeit.Timer(statement, globals=each) for each in names]
+def time_in_turns(statements: list[tuple[str, dict[str, object]]]) -> list[list[float]]:
+    """ns a call: the samples of each statement, with what it names."""
+    timers = [timeit.Timer(statement, globals=names) for statement, names in statements]
     samples: list[list[float]] = [[] for _ in timers]
     for _ in range(REPEATS):
         for timer, found in zip(timers, samples, strict=True):

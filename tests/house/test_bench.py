@@ -127,9 +127,9 @@ def test_calls_are_timed_under_both_policies(monkeypatch, capsys):
     monkeypatch.setattr(calls, "REPEATS", 2)
     calls.main()
     _machine, heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split()[-2:] == ["bfc", "caching"]
-    assert [row[:34].strip() for row in rows] == list(calls.STATEMENTS)
-    assert all(row.count("/") == 4 for row in rows)
+    assert heading.split()[-5:] == ["bfc", "ratio", "caching", "ratio", "id(id(1000))"]
+    assert [row[:32].strip() for row in rows] == list(calls.STATEMENTS)
+    assert all(row.count("/") == 6 for row in rows)
 
 
 @pytest.mark.peers
