@@ -1,7 +1,7 @@
 """What a call from Python costs under each policy: `python -m bench.calls`.
 
-The loop around the calls is in the figure. The ratio is to `id(id(n))`, two calls of a builtin, which
-is what two calls cost at least. All take turns.
+The loop around the calls is in the figure. The ratio is to `id(id(n))`, two calls of a builtin: two
+calls cost no less. All take turns.
 """
 
 from __future__ import annotations
