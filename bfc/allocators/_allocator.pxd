@@ -88,6 +88,11 @@ cdef class Allocator(Frees):
     cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
+    cdef int set_freed_before(self, Request* request, object freed_before) except -1
+
+    # Called only where `must_look` is set, without the lock. An error of `allocated` frees the memory again.
+    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1
+
     cdef bint hits_are_plain(self, uint64_t on) except -1
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on) noexcept
@@ -102,7 +107,7 @@ cdef class Allocator(Frees):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int take_back(self, Placement* placed) except -1
-    cdef int note(self, Placement* placed) except -1
+    cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
     cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil

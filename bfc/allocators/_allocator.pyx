@@ -17,7 +17,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
-from bfc.buffers._arguments cimport alignment_from, count_from, size_from, sizes_from
+from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
@@ -213,6 +213,12 @@ cdef class Allocator(Frees):
     cdef bint plays_alone(self) except -1:
         return True
 
+    cdef int set_freed_before(self, Request* request, object freed_before) except -1:
+        raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
+
+    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
+        return 0
+
     # -- allocate -----------------------------------------------------------------------------------------------------
 
     @cython.binding(False)
@@ -378,20 +384,25 @@ cdef class Allocator(Frees):
         self.set_request(&request, size, self.home_stream if unordered else on)
         request.shared = unordered
         if freed_before is not None:
-            request.freed_before = count_from(freed_before)
+            self.set_freed_before(&request, freed_before)
         cdef uint64_t seen = self.frees.get()
+        cdef uint64_t changes = self.changes.get()
         self.try_allocate(&request, placed)
         if placed.handle == NO_CHUNK and size:
             self.try_harder(&request, freed_before, seen, placed)
         if on != self.home_stream and size and (unordered or not self.by_stream):
             self.leave_home(placed, on, stream)
-        if self.noter is not None and placed.allocation_id:
-            self.note(placed)
+        if placed.allocation_id and (self.must_look or self.noter is not None):
+            self.announce(placed, changes)
         return 0
 
-    cdef int note(self, Placement* placed) except -1:
+    cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:
+        """Tells the noter and the policy of an allocation. If one of them fails, it is undone."""
         try:
-            self.noter(placed.allocation_id)
+            if self.noter is not None:
+                self.noter(placed.allocation_id)
+            if self.must_look:
+                self.allocated(placed, changes_before)
         except BaseException as error:
             raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
@@ -462,7 +473,7 @@ cdef class Allocator(Frees):
                 late = time.monotonic() >= deadline
             seen = self.frees.get()
             if freed_before is not None:
-                request.freed_before = count_from(freed_before)
+                self.set_freed_before(request, freed_before)
             self.try_allocate(request, placed)
         return 0
 
@@ -622,7 +633,7 @@ cdef class Allocator(Frees):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-        if self.orphans.some() or some_wait(self.fences) or self.strandings.get() or self.noter is not None:
+        if not is_quiet(self) or self.noter is not None:
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 

@@ -42,10 +42,9 @@ cdef class Frees(Ledger):
 
     cdef int free_at_once(self, uint64_t address) except -1
 
-    cdef int before_free(self, uint64_t address) except -1
+    cdef int freeing(self, int64_t allocation_id) except -1     # only where `must_look` is set, and without the lock
     cdef int free_address(self, uint64_t address) except -1
     cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
-    cdef bint frees_are_plain(self) noexcept
     cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
                            size_t i) noexcept
     cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept

@@ -126,7 +126,8 @@ cdef class Frees(Ledger):
         return freed
 
     cdef int free_address(self, uint64_t address) except -1:
-        self.before_free(address)
+        if self.must_look:
+            self.freeing(self.chunk_at(address).allocation_id)
         if self.orphans.some():
             self.catch_up()
         self.acquire()
@@ -215,17 +216,13 @@ cdef class Frees(Ledger):
             raise BufferError(VIEWED)
         self.raise_invalid_pointer(addresses[checked])
 
-    cdef bint frees_are_plain(self) noexcept:
-        """Whether a free of memory that one stream alone has used needs nothing but the pool."""
-        return True
-
     cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
                            size_t i) noexcept:
         """Frees the chunks from the i-th on under one lock. Returns the index of the first that needs more than that.
         Since they were looked up, another thread may have freed them, and a replay, whose chunks are not indexed by
         address, may have taken them."""
         cdef Chunk* chunk
-        if not self.frees_are_plain():
+        if self.must_look:
             return i
         self.acquire()
         while i < addresses.size():
@@ -242,7 +239,8 @@ cdef class Frees(Ledger):
         self.lock.release()
         return i
 
-    cdef int before_free(self, uint64_t address) except -1:
+    cdef int freeing(self, int64_t allocation_id) except -1:
+        """What a policy does before a free that the user asks for."""
         return 0
 
     cdef object undo_at(self, uint64_t address):
@@ -253,7 +251,8 @@ cdef class Frees(Ledger):
         self.lock.release()
         if handle != NO_CHUNK:
             try:
-                self.before_free(address)
+                if self.must_look:
+                    self.freeing(allocation_id)
             except MemoryError:
                 pass
             return self.undo(handle, allocation_id)
@@ -337,6 +336,8 @@ cdef class Frees(Ledger):
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if exiting:
             return 0
+        if self.must_look:
+            self.freeing(allocation_id)
         if self.orphans.some():
             self.catch_up()
         self.acquire()

@@ -163,6 +163,10 @@ cdef class BFCAllocator(Allocator):
     cdef int check_alignment(self, uint64_t alignment) except -1:
         return 0 if self.strict else Allocator.check_alignment(self, alignment)
 
+    cdef int set_freed_before(self, Request* request, object freed_before) except -1:
+        request.freed_before = count_from(freed_before)
+        return 0
+
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         if self.pool.timestamped.size():
             return False

@@ -27,7 +27,6 @@ cdef class Recorded(Allocator):
     cdef object observing           # the threads whose observers run now
 
     cdef int keep_frames(self, int64_t allocation_id, uint64_t ptr, uint64_t changes, tuple frames) except -1
-    cdef int keep_free_frames(self, int64_t allocation_id) except -1
     cdef bint has_more_to_do(self) noexcept
     cdef int bound_frames(self) except -1
     cdef int forget_frames(self) except -1

@@ -16,7 +16,7 @@ from cython.operator cimport dereference as deref
 from bfc.allocators._allocator cimport Allocator, Placement
 from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
-    ChunkHandle, Gauge, History, HistoryRecord, Region, Usage,
+    Gauge, History, HistoryRecord, Region, Usage,
 )
 from bfc.allocators._frees cimport report_unraisable
 
@@ -291,30 +291,17 @@ cdef class Recorded(Allocator):
     cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
         return self.region_frames.get(region, ()) if region else self.frames.get(allocation_id, ())
 
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
-                                Placement* placed) except -1:
-        cdef uint64_t changes = self.changes.get()
-        if freed_before is not None:
-            raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
-        Allocator.allocate_placement(self, size, on, stream, None, placed)
-        if self.keeps_frames and placed.allocation_id:
+    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
+        if self.keeps_frames:
             try:
-                self.keep_frames(placed.allocation_id, placed.ptr, changes, python_frames())
+                self.keep_frames(placed.allocation_id, placed.ptr, changes_before, python_frames())
             except MemoryError:
                 pass    # the allocation succeeds without its frames
-            except BaseException as error:
-                raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
-
-    cdef bint hits_are_plain(self, uint64_t on) except -1:
-        return not self.keeps_frames and self.plays_alone() and Allocator.hits_are_plain(self, on)
 
     cdef bint has_more_to_do(self) noexcept:
         """Whether an allocation or a free is more than the pool's affair: see `must_look`."""
         return self.keeps_frames or self.keeps_free_frames
-
-    cdef bint frees_are_plain(self) noexcept:
-        return not self.keeps_free_frames
 
     cdef int keep_frames(self, int64_t allocation_id, uint64_t ptr, uint64_t changes, tuple frames) except -1:
         cdef cmap[uint64_t, Region].iterator found
@@ -329,18 +316,9 @@ cdef class Recorded(Allocator):
             self.region_frames[region] = frames
         return self.bound_frames()
 
-    cdef int before_free(self, uint64_t address) except -1:
+    cdef int freeing(self, int64_t allocation_id) except -1:
         if self.keeps_free_frames:
-            self.keep_free_frames(self.chunk_at(address).allocation_id)
-        return 0
-
-    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if self.keeps_free_frames:
-            self.keep_free_frames(allocation_id)
-        return Allocator.free_handle(self, handle, allocation_id)
-
-    cdef int keep_free_frames(self, int64_t allocation_id) except -1:
-        self.free_frames[allocation_id] = python_frames()
+            self.free_frames[allocation_id] = python_frames()
         return 0
 
     cdef int bound_frames(self) except -1:
