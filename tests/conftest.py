@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import bfc
@@ -18,6 +19,12 @@ os.environ.setdefault("BFC_CACHE_HOME", str(Path(__file__).parents[1] / "build" 
 #: What CI has not got, either, and what a source under test is not to do: all else that a test asks
 #: for is there, or the test fails.
 NOT_IN_CI = ("needs a GPU", "checks after each change", "the source declares")
+
+# Examples have no deadline: a loaded machine would miss it.
+hypothesis.settings.register_profile(
+    "bfc", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("bfc")
 
 Simulated = Callable[..., bfc.SimulatedSubAllocator]
 MakeAllocator = Callable[..., bfc.BFCAllocator]

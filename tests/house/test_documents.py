@@ -54,7 +54,10 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
     run = f"from test_documents import *; run_document(Path({str(path)!r}))"
     script = f"{driver}\nimport pocl; pocl.devices()\n{run}"
     folders = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(folders),
+        "CI": "true",  # where Hypothesis has no deadlines
+    }
     command = [sys.executable, "-c", script]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
