@@ -23,6 +23,7 @@ cdef struct Request:
     cbool blocked               # by bytes that are set aside for another thread's call
     cbool has_waited            # for other streams
     cbool shared                # whether it is for a stream whose work runs in any order
+    cbool refused               # by the policy, for its size alone: nothing is tried
     Lane lane                   # whose free chunks it may take, where a policy keeps them apart
 
 cdef struct Call:

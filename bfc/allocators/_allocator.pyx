@@ -482,7 +482,7 @@ cdef class Allocator(Frees):
         placed.handle = NO_CHUNK
         placed.allocation_id = 0
         placed.ptr = 0
-        if request.nbytes == 0:
+        if request.nbytes == 0 or request.refused:
             return 0
         self.poll()
         self.acquire()
@@ -1020,6 +1020,9 @@ cdef class Allocator(Frees):
         cdef uint64_t home_frees, stream_id
         cdef int _poll
         cdef cbool closed = False
+        if request.refused:
+            self.last_fault.set(0)
+            return False
         request.without_gil = True
         placed.handle = NO_CHUNK
         for _poll in range(_POLLS_WITHOUT_GIL):

@@ -23,8 +23,6 @@ from bfc.errors import InvalidPointerError, out_of_host_memory
 cdef extern from "debug.h":
     const int BFC_DEBUG
 
-
-
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef bint exiting = False

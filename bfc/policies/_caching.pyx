@@ -335,7 +335,8 @@ cdef class CachingAllocator(Recorded):
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, nbytes, stream)
-        if nbytes < TOO_LARGE:
+        request.refused = nbytes >= TOO_LARGE
+        if not request.refused:
             request.rounded = self.pool.sizes.round(nbytes)
         request.has_waited = True   # the retry waits, in its turn
 
@@ -367,7 +368,7 @@ cdef class CachingAllocator(Recorded):
         return lane + is_large(request.rounded)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
-        if request.nbytes >= TOO_LARGE:
+        if request.refused:
             return NO_CHUNK
         self.set_lane(&request.lane, request.stream)
         return self.find(request)
@@ -389,18 +390,8 @@ cdef class CachingAllocator(Recorded):
             return NO_HOST_MEMORY
         return self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
 
-    cdef int try_allocate(self, Request* request, Placement* placed) except -1:
-        if request.nbytes < TOO_LARGE:
-            return Recorded.try_allocate(self, request, placed)
-        placed.handle = NO_CHUNK
-        placed.allocation_id = 0
-        placed.ptr = 0
-        return 0
-
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
-        if request.nbytes >= TOO_LARGE:
-            return 0
         if self.has_callbacks and not request.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
@@ -418,7 +409,7 @@ cdef class CachingAllocator(Recorded):
 
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
         """Makes the retry that an open scope has suppressed, and then searches what that has freed once more."""
-        if request.nbytes >= TOO_LARGE or request.fault:
+        if request.fault:
             return 0
         if not self.strict and self.is_gated():
             self.release_and_retry(request, placed)
@@ -822,7 +813,7 @@ cdef class CachingAllocator(Recorded):
         return self.settle(True, True)      # also what the device failed for before
 
     cdef int was_refused(self, Request* request) except -1:
-        if request.nbytes >= TOO_LARGE:
+        if request.refused:
             return 0
         try:
             answer = self.sub_allocator.memory_info()
