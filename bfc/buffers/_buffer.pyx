@@ -17,7 +17,7 @@ from bfc.buffers._arguments cimport array_address
 
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import ClosedError, never_set_up
-from bfc.devices import DLPACK_DEVICE_TYPES
+from bfc import devices as _dlpack
 
 cdef extern from "dlpack.h" nogil:
     ctypedef struct DLDevice:
@@ -66,28 +66,29 @@ cdef struct Export:             # what a capsule leads to; shape and strides sta
 
 cdef enum:
     MAX_DIMENSIONS = 64
-    READ_ONLY = 1               # DLPack's flags
-    IS_COPIED = 2
-    CPU = 1                     # and its device types
-    CUDA = 2
-    OPENCL = 4
-    CUDA_MANAGED = 13
+
+cdef uint64_t READ_ONLY = _dlpack.DLPACK_READ_ONLY
+cdef uint64_t IS_COPIED = _dlpack.DLPACK_IS_COPIED
+_DEVICE_TYPES = _dlpack.DLPACK_DEVICE_TYPES
+cdef int CPU = _DEVICE_TYPES["cpu"]
+cdef int CUDA = _DEVICE_TYPES["cuda"]
+cdef int OPENCL = _DEVICE_TYPES["opencl"]
+cdef int CUDA_MANAGED = _DEVICE_TYPES["cuda_managed"]
 
 _GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
 _VIEW_OF_NONE = "a view of no buffer: its __init__ did not run, or failed"
 #: What __cuda_array_interface__ may lead to: memory that a CUDA device reaches.
 _CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
 _HOST = (CPU, 0)
-#: DLPack's (code, bits) by NumPy's name of a dtype; the last ones are known to DLPack since 1.1. NumPy's long double is
-#: missing on purpose: its bytes are no IEEE number.
+#: DLPack's (code, bits) by NumPy's name of a dtype. NumPy's long double is missing on purpose: its bytes are no IEEE
+#: number.
 _DLPACK_TYPES = {
-    **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (1, bits) for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": (2, bits) for bits in (16, 32, 64)},
-    **{f"complex{bits}": (5, bits) for bits in (64, 128)},
-    "bool": (6, 8), "bfloat16": (4, 16),
-    "float8_e3m4": (7, 8), "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
+    **{f"int{bits}": (_dlpack.DLPACK_CODES["i"], bits) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (_dlpack.DLPACK_CODES["u"], bits) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (_dlpack.DLPACK_CODES["f"], bits) for bits in (16, 32, 64)},
+    **{f"complex{bits}": (_dlpack.DLPACK_CODES["c"], bits) for bits in (64, 128)},
+    "bool": (_dlpack.DLPACK_CODES["b"], 8),
+    **{name: (code, 16 if name == "bfloat16" else 8) for name, code in _dlpack.DLPACK_EXTRA_CODES.items()},
 }
 
 
@@ -575,9 +576,9 @@ cdef class Buffer:
         Source: dlpack.h, `DLDevice`.
         """
         device = self.device
-        if device is None or device.kind not in DLPACK_DEVICE_TYPES:
+        if device is None or device.kind not in _DEVICE_TYPES:
             raise BufferError(f"DLPack has no number for memory on {device}")
-        number = DLPACK_DEVICE_TYPES[device.kind]
+        number = _DEVICE_TYPES[device.kind]
         return number, device.ordinal if number in (CUDA, OPENCL) else 0
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):

@@ -14,6 +14,12 @@ import numpy as np
 from bfc.buffers._arguments import array_address
 from bfc.buffers._buffer import Buffer, BufferView
 from bfc.copying.layout import expanded_strides, is_packed, packed_strides, span
+from bfc.devices import (
+    DLPACK_CODES,
+    DLPACK_DEVICE_TYPES,
+    DLPACK_EXTRA_CODES,
+    DLPACK_READ_ONLY,
+)
 from bfc.errors import ClosedError
 from bfc.streams import stream_handle
 
@@ -365,19 +371,12 @@ class _Versioned(ctypes.Structure):
     )
 
 
-_READ_ONLY = 1
-_CPU, _CUDA, _CUDA_HOST, _OPENCL, _CUDA_MANAGED = 1, 2, 3, 4, 13
-_KINDS = {
-    _CPU: "cpu", _CUDA: "cuda", _CUDA_HOST: "cuda_host", _OPENCL: "opencl",
-    _CUDA_MANAGED: "cuda_managed",
-}  # fmt: skip
-#: NumPy's kind by DLPack's code, and the codes that need ml_dtypes.
-_CODES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
-_EXTRA = {
-    4: "bfloat16", 7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz",
-    10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz",
-    14: "float8_e8m0fnu",
-}  # fmt: skip
+_CUDA, _OPENCL = DLPACK_DEVICE_TYPES["cuda"], DLPACK_DEVICE_TYPES["opencl"]
+_CUDA_MANAGED = DLPACK_DEVICE_TYPES["cuda_managed"]
+_KINDS = {number: kind for kind, number in DLPACK_DEVICE_TYPES.items()}
+#: NumPy's kind by DLPack's code, and the dtypes that need ml_dtypes.
+_CODES = {code: kind for kind, code in DLPACK_CODES.items()}
+_EXTRA = {code: name for name, code in DLPACK_EXTRA_CODES.items()}
 
 
 def _exported(thing: Any, **extra: int) -> Any:
@@ -445,7 +444,7 @@ def _tensor_in(capsule: Any) -> tuple[_Tensor, bool]:
     valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
     if valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
-        return managed.tensor, bool(managed.flags & _READ_ONLY)
+        return managed.tensor, bool(managed.flags & DLPACK_READ_ONLY)
     return _Tensor.from_address(pointer(capsule, b"dltensor")), False
 
 
