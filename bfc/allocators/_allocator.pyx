@@ -25,8 +25,9 @@ from bfc._core cimport (
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.allocators._fences cimport some_wait
-from bfc.allocators._frees cimport BETWEEN_OTHERS, is_exiting, is_quiet
+from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
 from bfc.allocators._ledger cimport acquire_lock, small_int
+from bfc.interpreter._exit cimport is_exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory

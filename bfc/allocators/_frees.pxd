@@ -79,6 +79,5 @@ cdef inline bint is_quiet(Frees self) noexcept:
     """Whether nothing is put off that an allocation or a free would have to look at first."""
     return not (self.must_look or self.orphans.some() or some_wait(self.fences) or self.strandings.get())
 
-cdef bint is_exiting() noexcept nogil
 cdef void report_unraisable(object error, object doing) noexcept
 cdef int report_faults(list faults) except -1

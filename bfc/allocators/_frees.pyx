@@ -5,7 +5,6 @@
 - a free from a finaliser never waits: where the lock is taken it leaves its handle behind for the next caller.
 """
 
-import atexit
 
 cimport cython
 
@@ -16,6 +15,7 @@ from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc.allocators._fences cimport Fences, some_use, some_wait
 from bfc.allocators._ledger cimport acquire_lock, small_int
+from bfc.interpreter._exit cimport is_exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -24,16 +24,6 @@ cdef extern from "debug.h":
     const int BFC_DEBUG
 
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
-
-cdef bint exiting = False
-
-
-@atexit.register
-def _leave_memory_alone():
-    """From here on frees do nothing: the driver, or half of Python, may be gone already."""
-    global exiting
-    exiting = True
-
 
 cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tries again"
 
@@ -55,10 +45,6 @@ cdef int report_faults(list faults) except -1:
     if interrupt is not None:
         raise interrupt
     return 0
-
-
-cdef bint is_exiting() noexcept nogil:
-    return exiting
 
 
 @cython.no_gc_clear
@@ -324,7 +310,7 @@ cdef class Frees(Ledger):
 
     cdef void last_view_gone(self) noexcept:
         """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
-        if self.is_abandoned and not exiting:
+        if self.is_abandoned and not is_exiting():
             self.is_abandoned = False
             try:
                 self.close()
@@ -332,7 +318,7 @@ cdef class Frees(Ledger):
                 report_unraisable(error, PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if exiting:
+        if is_exiting():
             return 0
         if self.must_look:
             self.freeing(allocation_id)
@@ -349,7 +335,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        if exiting:
+        if is_exiting():
             return
         self.live_buffers -= 1
         if some_use(self.fences) and not self.fence_now(handle, allocation_id):

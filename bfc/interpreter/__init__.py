@@ -1,6 +1,7 @@
 """What Python itself does while an allocator is at work. In order:
 
 stubs.py        signatures of compiled classes
+_exit.pyx       whether the interpreter is about to go away
 _forks.pyx      how often the process was forked; a lock that outlives a fork
 _signals.pyx    signals' handlers, put off while a source has memory in its hands
 """

@@ -22,7 +22,8 @@ from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.interpreter._forks cimport era, survivor
-from bfc.allocators._frees cimport is_exiting, report_unraisable
+from bfc.allocators._frees cimport report_unraisable
+from bfc.interpreter._exit cimport is_exiting
 from bfc.pinned._books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -20,6 +18,7 @@ from bfc.errors import (
     InvalidPointerError,
     SubAllocatorError,
 )
+from bfc.interpreter._exit import is_exiting
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
@@ -28,17 +27,6 @@ from bfc.suballocators.opencl import OpenCLSubAllocator
 
 Policy = Literal["caching", "bfc"]
 _POLICIES: dict[str, Callable[..., Allocator]] = {"caching": CachingAllocator, "bfc": BFCAllocator}
-
-_allocators: weakref.WeakSet[DeviceAllocator] = weakref.WeakSet()
-
-
-def _leave_memory_alone() -> None:
-    """After this frees do nothing: the driver, or half of Python, may be gone already."""
-    for memory in list(_allocators):
-        memory._is_exiting = True
-
-
-atexit.register(_leave_memory_alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +193,7 @@ class DeviceAllocator:
         self._live: dict[int, _Handle] = {}
         self._lock = ForkSafeLock()
         self._closed = False
-        self._is_exiting = False
         self._deleter = self.raw_delete
-        _allocators.add(self)
 
     def __repr__(self) -> str:
         opened = [place for place in self._places or () if place.pool is not None]
@@ -379,7 +365,7 @@ class DeviceAllocator:
         -----
         While the interpreter exits it does nothing.
         """
-        if handle == 0 or self._is_exiting:
+        if handle == 0 or is_exiting():
             return
         known = self._live.pop(handle, None)
         if known is None:

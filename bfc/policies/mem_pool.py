@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import threading
 from types import TracebackType
 
+from bfc.interpreter._exit import is_exiting
 from bfc.policies._caching import CachingAllocator
 from bfc.report.snapshot import Snapshot
 
@@ -56,8 +56,6 @@ class MemPool:
     >>> [region.pool_id == pool.id for region in allocator.snapshot().regions]
     [True, False]
     """
-
-    _exiting = False  # then the driver may be gone, and half of Python
 
     def __init__(
         self, allocator: CachingAllocator, use_on_oom: bool = False, no_split: bool = False
@@ -124,14 +122,9 @@ class MemPool:
             self.allocator._set_no_split(self.id, False)
 
     def __del__(self) -> None:
-        if self._exiting or getattr(self, "_released", True):
+        if is_exiting() or getattr(self, "_released", True):
             return
         self.release()
-
-
-@atexit.register
-def _leave_pools_alone() -> None:
-    MemPool._exiting = True
 
 
 class use_mem_pool:  # noqa: N801 - it reads as a function

@@ -64,7 +64,6 @@ cdef struct Functions:          # in the order of _SIGNATURES
 
 cdef Functions cu               # filled by `load`
 cdef bint forked                # the driver does not survive a fork: its calls fail in the child
-cdef bint exiting               # it may be gone already
 
 cdef object failure(CUresult result, str call)
 cdef bint failed(CUresult result) noexcept

@@ -4,7 +4,6 @@ They are taken from `cuda.bindings.cydriver.__pyx_capi__`, whose capsules are na
 library to link, and no Python call between us and the driver. Nothing is loaded before the first device is asked for.
 """
 
-import atexit
 
 from cpython.exc cimport PyErr_Clear
 from cpython.pycapsule cimport PyCapsule_GetPointer
@@ -60,7 +59,7 @@ _SIGNATURES = (
 
 cdef bint loaded = False
 cdef bint found = False         # there is a driver, which can be asked what an error means
-forked = exiting = False
+forked = False
 
 _FORKED = ("CUDA was used before this process was forked, and does not work in the child: start processes with "
            "multiprocessing's \"spawn\" or \"forkserver\"")
@@ -83,12 +82,6 @@ _CAPTURE_HINTS = {
     CAPTURES_OTHERS: "a CUDA graph is being captured on this stream, which may not wait for others: allocate before",
     CAPTURED: "a CUDA graph is being captured on this stream: free or hand over the memory after the capture",
 }
-
-
-@atexit.register
-def _leave_the_driver_alone():
-    global exiting
-    exiting = True
 
 
 cdef void forget_the_driver() noexcept nogil:
