@@ -27,7 +27,7 @@ from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
 from bfc.allocators._ledger cimport acquire_lock, small_int
-from bfc.interpreter._exit cimport is_exiting
+from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
@@ -989,7 +989,7 @@ cdef class Allocator(Frees):
         self.close()
 
     def __del__(self):
-        if is_exiting() or self.is_closed:
+        if exiting or self.is_closed:
             return
         if self.exports:
             self.is_abandoned = True    # a view in the same garbage: the last of them closes
@@ -1074,7 +1074,7 @@ cdef class Allocator(Frees):
         self.lock.release()
         if handle == NO_CHUNK:
             return False
-        if is_exiting():
+        if exiting:
             return True
         if not drain and not elsewhere and stream != home:
             drain = self.native.order(self.native.self, stream, home) != 0

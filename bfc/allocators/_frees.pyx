@@ -15,7 +15,7 @@ from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc.allocators._fences cimport Fences, some_use, some_wait
 from bfc.allocators._ledger cimport acquire_lock, small_int
-from bfc.interpreter._exit cimport is_exiting
+from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -310,7 +310,7 @@ cdef class Frees(Ledger):
 
     cdef void last_view_gone(self) noexcept:
         """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
-        if self.is_abandoned and not is_exiting():
+        if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
                 self.close()
@@ -318,7 +318,7 @@ cdef class Frees(Ledger):
                 report_unraisable(error, PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if is_exiting():
+        if exiting:
             return 0
         if self.must_look:
             self.freeing(allocation_id)
@@ -335,7 +335,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        if is_exiting():
+        if exiting:
             return
         self.live_buffers -= 1
         if some_use(self.fences) and not self.fence_now(handle, allocation_id):

@@ -2,7 +2,7 @@
 
 import atexit
 
-cdef bint exiting = False
+exiting = False
 
 
 @atexit.register
@@ -11,7 +11,7 @@ def _note_the_exit():
     exiting = True
 
 
-cpdef bint is_exiting() noexcept nogil:
+def is_exiting():
     """Whether Python's exit has begun. From then on frees do nothing: the driver, or half of Python, may be gone.
 
     Returns
@@ -19,4 +19,4 @@ cpdef bint is_exiting() noexcept nogil:
     bool
         False until the functions that are registered with `atexit` run.
     """
-    return exiting
+    return bool(exiting)

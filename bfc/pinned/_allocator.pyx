@@ -23,7 +23,7 @@ from bfc._core cimport ChunkHandle
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.interpreter._forks cimport era, survivor
 from bfc.allocators._frees cimport report_unraisable
-from bfc.interpreter._exit cimport is_exiting
+from bfc.interpreter._exit cimport exiting
 from bfc.pinned._books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
@@ -1003,7 +1003,7 @@ cdef class PinnedAllocator(PinnedBooks):
         self.close()
 
     def __del__(self):
-        if is_exiting() or self.sub_allocator is None or self.has_nothing():
+        if exiting or self.sub_allocator is None or self.has_nothing():
             return
         if self.exports:
             self.is_abandoned = True    # a view in the same garbage: the last of them closes
@@ -1030,7 +1030,7 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef void last_view_gone(self) noexcept:
         """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
-        if self.is_abandoned and not is_exiting():
+        if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
                 self.close()
@@ -1038,7 +1038,7 @@ cdef class PinnedAllocator(PinnedBooks):
                 report_unraisable(error, _PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if is_exiting():
+        if exiting:
             return 0
         if self.is_live(handle, allocation_id):
             self.free_block(handle, allocation_id)
@@ -1048,7 +1048,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        if is_exiting():
+        if exiting:
             return
         self.buffers -= 1
         if self.is_live(handle, allocation_id):

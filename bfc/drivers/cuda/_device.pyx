@@ -4,7 +4,7 @@ cimport cython
 from cpython.pycapsule cimport PyCapsule_New
 from libcpp cimport bool as cbool
 
-from bfc.interpreter._exit cimport is_exiting
+from bfc.interpreter._exit cimport exiting
 from bfc.drivers.cuda._driver cimport (
     CAPTURED,
     CAPTURES_OTHERS,
@@ -109,7 +109,7 @@ cdef class PrimaryContext:
         return result
 
     def __dealloc__(self):
-        if self.retained and not is_exiting() and not forked:
+        if self.retained and not exiting and not forked:
             cu.context_release(self.ordinal)
 
     cdef CUresult enter(self, int* mode) noexcept nogil:
@@ -246,7 +246,7 @@ cdef class DeviceMemory:
     def __dealloc__(self):
         cdef void* event
         cdef int mode
-        if is_exiting() or self.context.enter(&mode) != SUCCESS:
+        if exiting or self.context.enter(&mode) != SUCCESS:
             return
         for event in self.idle_events:
             cu.event_destroy(event)
@@ -686,5 +686,5 @@ cdef class Fence:
         self.ask(True)
 
     def __dealloc__(self):
-        if self.event != NULL and not is_exiting():
+        if self.event != NULL and not exiting:
             self.memory.put_event(self.event)
