@@ -7,6 +7,7 @@ Importing this loads no NumPy and no driver; the first copy does. In order:
     waiting.py          what a stream still reads, kept until it has finished
     kernels.py          the one kernel
     views.py            what memory an object stands for
+    copy_stream.py      what the engine asks of a stream
     launch.py           what is settled before a launch
     cuda_stream.py, opencl_stream.py
     engine.py           the order of exits, and the way between two kinds of memory

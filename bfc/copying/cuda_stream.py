@@ -76,27 +76,27 @@ def forget() -> None:
     _waiting.forget()
 
 
-# -- lanes -----------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
-def lane(view: View, stream: Any) -> Lane:
+def stream_for(view: View, stream: Any) -> CUDACopyStream:
     there = device(view.ordinal)
     handle = chosen_stream(stream)
     if handle != view.stream and not belongs(handle, there):
         handle = _refused(handle, stream)
-    return Lane(there, handle or view.stream or 1, alone=True)
+    return CUDACopyStream(there, handle or view.stream or 1, alone=True)
 
 
-def lanes(source: View, to: View, stream: Any) -> tuple[Lane, Lane]:
-    """The lanes of the source's device and of the destination's. If `stream` belongs to the second,
+def streams_between(source: View, to: View, stream: Any) -> tuple[CUDACopyStream, CUDACopyStream]:
+    """Streams of the source's device and of the destination's. If `stream` belongs to the second,
     the first uses its default stream."""
     here, there = device(source.ordinal), device(to.ordinal)
     handle = chosen_stream(stream)
     if not belongs(handle, here):
         if belongs(handle, there):
-            return Lane(here, source.stream or 1), Lane(there, int(handle or 0))
+            return CUDACopyStream(here, source.stream or 1), CUDACopyStream(there, int(handle or 0))
         handle = _refused(handle, stream)
-    return Lane(here, handle or source.stream or 1), Lane(there, to.stream or 1)
+    return CUDACopyStream(here, handle or source.stream or 1), CUDACopyStream(there, to.stream or 1)
 
 
 def _refused(handle: int | None, stream: Any) -> int | None:
@@ -110,12 +110,12 @@ def _refused(handle: int | None, stream: Any) -> int | None:
     return None
 
 
-def lane_of(stream: int, ordinal: int) -> Lane:
+def stream_named(stream: int, ordinal: int) -> CUDACopyStream:
     """A stream that pinned memory names, which may be of any device. A default one is that of the
     device where the memory was made."""
     if stream <= PER_THREAD:
-        return Lane(device(ordinal), stream)
-    return Lane(device(device_of(context_of(stream))), stream)
+        return CUDACopyStream(device(ordinal), stream)
+    return CUDACopyStream(device(device_of(context_of(stream))), stream)
 
 
 def wait_on_host(view: View) -> None:
@@ -123,14 +123,14 @@ def wait_on_host(view: View) -> None:
     `__cuda_array_interface__` asks."""
     if view.kind != "cuda_host" or view.stream is None or view.buffer is not None:
         return
-    lane = lane_of(view.stream, view.ordinal)
-    if lane.is_capturing():
+    stream = stream_named(view.stream, view.ordinal)
+    if stream.is_capturing():
         hint = "the host cannot wait for the stream that this memory names while it is captured"
         raise driver_error("bfc.copy", CAPTURING, hint)
-    lane.synchronize()
+    stream.synchronize()
 
 
-class Lane:
+class CUDACopyStream:
     """A stream of a CUDA device. The memory that it has adopted knows at its end that the stream
     used it. Every call is made with the device's primary context current, and leaves the caller's
     as it was."""
@@ -143,12 +143,12 @@ class Lane:
         self.device = device
         self.handle = handle
         self.held: list[object] = []
-        #: Whether it is the only lane of a copy, whose context may stay current all along.
+        #: Whether it is the only stream of a copy, whose context may stay current all along.
         self.alone = alone
         self._mode: Any = None
         self._call = call if alone else device.call
         self._capturing: bool | None = None
-        self._followers: dict[int, Lane] = {}
+        self._followers: dict[int, CUDACopyStream] = {}
 
     def __enter__(self) -> Self:
         if self.alone:
@@ -190,7 +190,7 @@ class Lane:
             return
         raise driver_error("bfc.copy", CAPTURING, hint)
 
-    def adopt(self, *views: View) -> None:
+    def wait_for_users(self, *views: View) -> None:
         """Waits for the streams on which the views' memory was last used. Raises ClosedError if a
         buffer was freed."""
         for view in views:
@@ -205,26 +205,28 @@ class Lane:
         stream = -1 if self.is_capturing() else self.handle
         return buffer.__dlpack__(stream=stream, max_version=(1, 0))
 
-    def come_after(self, host: View) -> None:
+    def wait_for_named(self, host: View) -> None:
         """Waits for the stream that pinned memory names, if it names one."""
         if host.kind != "cuda_host" or host.stream is None:
             return
-        there = lane_of(host.stream, host.ordinal)
+        there = stream_named(host.stream, host.ordinal)
         if (there.device, there.handle) != (self.device, self.handle):
             self.wait_for(there)
 
-    def adopt_pinned(self, host: View) -> None:
+    def wait_for_users_of_pinned(self, host: View) -> None:
+        """The same for pinned memory: of a buffer of ours it waits for the buffer's stream, and
+        holds the buffer."""
         buffer = host.buffer or _buffer_under(host.array)
         shown = ("cuda_host", "cuda_managed")  # an array may show managed memory, too
         if buffer is None or not buffer.nbytes or buffer.device.kind not in shown:
-            self.come_after(host)
+            self.wait_for_named(host)
             return
-        there = self._lane_on(buffer.device.ordinal)
+        there = self._on_device(buffer.device.ordinal)
         self.held.append(there._hold(buffer))
         if there is not self:
             self.wait_for(there)
 
-    def settle_pinned(self, host: View) -> None:
+    def note_use_of_pinned(self, host: View) -> None:
         """Tells the caching allocator of a pinned block that the stream uses it. The stream may be
         destroyed before the block is freed, so it is marked now: a buffer by the capsule that is
         held, an address here. An event of a graph tells nothing, so that is left to the free."""
@@ -232,7 +234,7 @@ class Lane:
         found = pinned.find(host.address) if pinned is not None else None
         there = self
         if found is not None and found[0].is_pinned:
-            there = self._lane_on(found[0].device.ordinal)
+            there = self._on_device(found[0].device.ordinal)
         for follower in self._followers.values():
             follower.wait_for(self)
         if found is None:
@@ -243,17 +245,17 @@ class Lane:
         elif not (host.buffer or _buffer_under(host.array)):
             allocator.mark_event(block, there.handle)
 
-    def _lane_on(self, ordinal: int) -> Lane:
-        """This lane; or, for an allocator that knows only streams of another device, a lane of that
-        device, which is made to wait for this one when the copy is queued."""
+    def _on_device(self, ordinal: int) -> CUDACopyStream:
+        """This stream; or, for an allocator that knows only streams of another device, a stream of
+        that device, which is made to wait for this one when the copy is queued."""
         if ordinal == self.device.ordinal or self.is_capturing():
             return self
         if ordinal not in self._followers:
             there = device(ordinal)
-            self._followers[ordinal] = Lane(there, there.follower())
+            self._followers[ordinal] = CUDACopyStream(there, there.follower())
         return self._followers[ordinal]
 
-    def wait_for(self, other: Lane) -> None:
+    def wait_for(self, other: CUDACopyStream) -> None:
         if self.is_capturing() != other.is_capturing():
             hint = (
                 "a graph cannot wait for a stream that is not captured with it, nor the other way "
@@ -276,7 +278,7 @@ class Lane:
         return event
 
     def _wait_for_stream(self, stream: int) -> None:
-        self.wait_for(Lane(self.device, stream))
+        self.wait_for(CUDACopyStream(self.device, stream))
 
     # -- what comes after --------------------------------------------------------------------------
 
@@ -333,7 +335,7 @@ class Lane:
     def move(self, to: View, source: View) -> None:
         self._call("cuMemcpyAsync", to.address, source.address, to.nbytes, self.handle)
 
-    def move_between(self, to: View, source: View, peers: bool, there: Lane) -> None:
+    def move_between(self, to: View, source: View, peers: bool, there: CUDACopyStream) -> None:
         """To another device. Memory that is mapped without access for both needs the peer copy."""
         if peers or not (is_mapped(to.address) or is_mapped(source.address)):
             self.move(to, source)

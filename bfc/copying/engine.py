@@ -1,8 +1,8 @@
 """The steps of a copy, in the order of PyTorch's `copy_`: early exits, the path between two kinds
 of memory, and when temporaries are needed.
 
-The ways are the same for every kind of device. A `Lane` is a device and a stream of it, CUDA's in
-`cuda_stream.py` and OpenCL's in `_opencl.py`.
+The ways are the same for every kind of device. Copies are queued on a `CopyStream`, CUDA's or
+OpenCL's. The stream that the user named, if any, is called `named` here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import ctypes
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from bfc.copying import cuda_stream, kernels
 from bfc.copying import host as _host
+from bfc.copying.copy_stream import CopyStream
+from bfc.copying.cuda_stream import CUDACopyStream
 from bfc.copying.launch import borrowed
 from bfc.copying.layout import (
-    Rows,
     is_aligned,
     is_one_run,
     rows_of,
@@ -33,43 +34,9 @@ from bfc.streams import is_queue
 WIDE_ROW = 256
 
 
-class Lane(Protocol):
-    """A device, and the stream of it that a copy is queued on."""
-
-    def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
-        """Packed memory on the device. Raises OutOfMemoryError."""
-
-    def release(self, view: View) -> None:
-        """Frees a temporary after what is queued here now."""
-
-    def move(self, to: View, source: View) -> None:
-        """Queues a copy of bytes: both sides are contiguous, and one is on this device."""
-
-    def move_rows(self, to: View, source: View, rows: Rows) -> bool:
-        """Queues a copy of rows, or answers that the driver has none for these."""
-
-    def launch(self, to: View, source: View, change: int) -> None:
-        """Queues the kernel. Both sides are memory that it can reach."""
-
-    def prepare(self, to: np.dtype[Any], source: np.dtype[Any]) -> bool:
-        """Compiles the kernel for a cast. False: there is none, and the host has to cast."""
-
-    def refuse_capture(self) -> None:
-        """Raises where a graph is captured: called before the host has a part in the copy."""
-
-    def synchronize(self) -> None:
-        """Waits for what is queued here."""
-
-    def wait_for(self, other: Any) -> None:
-        """Lets what is queued here from now on wait for what is queued on another lane now."""
-
-    def keep(self, host: View) -> None:
-        """Keeps the host's memory until what is queued here now is done."""
-
-
-def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bool) -> None:
+def run(dst: Any, src: Any, non_blocking: bool, named: Any, conj: bool, neg: bool) -> None:
     """`bfc.copy`, without its fast path in `_fast.pyx`."""
-    handle = _told(stream)
+    handle = _told(named)
     to, source = view_of(dst, writes=True, stream=handle), view_of(src, stream=handle)
     _host.refuse_objects(to.dtype, source.dtype)
     conj, neg = bool(conj) and source.dtype.kind == "c", bool(neg)
@@ -88,15 +55,15 @@ def run(dst: Any, src: Any, non_blocking: bool, stream: Any, conj: bool, neg: bo
         _host.warn_of_imaginary(3)
         conj = False
     change = kernels.CONJUGATE * conj | kernels.NEGATE * neg
-    _route(to, source, change, non_blocking, stream)
+    _route(to, source, change, non_blocking, named)
 
 
-def _told(stream: Any) -> int:
+def _told(named: Any) -> int:
     """The CUDA stream that a DLPack producer is given."""
-    return 1 if is_queue(stream) else cuda_stream.chosen_stream(stream) or 1
+    return 1 if is_queue(named) else cuda_stream.chosen_stream(named) or 1
 
 
-def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+def _route(to: View, source: View, change: int, non_blocking: bool, named: Any) -> None:
     if not (to.kind in CUDA or source.kind in CUDA):
         cuda_stream.wait_on_host(to)
         cuda_stream.wait_on_host(source)
@@ -105,11 +72,11 @@ def _route(to: View, source: View, change: int, non_blocking: bool, stream: Any)
         assert source.array is not None
         _host.copy(to.array, source.array, *_flags(change))
     elif "opencl" not in (to.kind, source.kind):
-        _cuda_way(to, source, change, non_blocking, stream)
+        _cuda_way(to, source, change, non_blocking, named)
     elif to.kind in CUDA or source.kind in CUDA:
-        _through_host(to, source, change, stream)
+        _through_host(to, source, change, named)
     else:
-        _opencl_way(to, source, change, non_blocking, stream)
+        _opencl_way(to, source, change, non_blocking, named)
 
 
 def _flags(change: int) -> tuple[bool, bool]:
@@ -119,77 +86,79 @@ def _flags(change: int) -> tuple[bool, bool]:
 # -- the ways --------------------------------------------------------------------------------------
 
 
-def _cuda_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+def _cuda_way(to: View, source: View, change: int, non_blocking: bool, named: Any) -> None:
     if to.on_host or source.on_host:
         device, host = (source, to) if to.on_host else (to, source)
-        with cuda_stream.lane(device, stream) as lane:
-            lane.refuse_capture_of(host.address, non_blocking)
-            lane.adopt(device)
+        with cuda_stream.stream_for(device, named) as stream:
+            stream.refuse_capture_of(host.address, non_blocking)
+            stream.wait_for_users(device)
             if non_blocking:
-                lane.adopt_pinned(host)
+                stream.wait_for_users_of_pinned(host)
             else:
-                lane.come_after(host)
+                stream.wait_for_named(host)
             try:
-                _across(lane, to, source, change, non_blocking)
+                _across(stream, to, source, change, non_blocking)
             except BaseException:
                 if not non_blocking:
                     with suppress(Exception):  # what is queued may use memory that goes now
-                        lane.synchronize()
+                        stream.synchronize()
                 raise
             finally:
                 if non_blocking:
-                    lane.settle_pinned(host)  # after an error too: the transfer may be queued
+                    stream.note_use_of_pinned(
+                        host
+                    )  # after an error too: the transfer may be queued
     elif to.ordinal == source.ordinal:
-        with cuda_stream.lane(source, stream) as lane:
-            lane.adopt(to, source)
-            _within(lane, to, source, change)
+        with cuda_stream.stream_for(source, named) as stream:
+            stream.wait_for_users(to, source)
+            _within(stream, to, source, change)
     else:
-        first, second = cuda_stream.lanes(source, to, stream)
+        first, second = cuda_stream.streams_between(source, to, named)
         with second, first:
-            first.adopt(source)
-            second.adopt(to)
+            first.wait_for_users(source)
+            second.wait_for_users(to)
             _between(
                 first, second, to, source, change, cuda_stream.reaches(source, to), non_blocking
             )
 
 
-def _opencl_way(to: View, source: View, change: int, non_blocking: bool, stream: Any) -> None:
+def _opencl_way(to: View, source: View, change: int, non_blocking: bool, named: Any) -> None:
     from bfc.copying import opencl_stream
 
     sides = [view for view in (source, to) if not view.on_host]
     known = [view for view in sides if view.context is not None]
     if len(known) == 2 and to.context != source.context:
-        _through_host(to, source, change, stream)
+        _through_host(to, source, change, named)
         return
     device = (known or sides)[0]
     with _opencl.in_words():
-        lane = opencl_stream.lane(device, stream)
-        lane.adopt(*sides)
+        stream = opencl_stream.stream_for(device, named)
+        stream.wait_for_users(*sides)
         try:
             if to.on_host or source.on_host:
-                _across(lane, to, source, change, non_blocking and not lane.is_private)
+                _across(stream, to, source, change, non_blocking and not stream.is_private)
             else:
-                _within(lane, to, source, change)
-            lane.settle(to, source)
+                _within(stream, to, source, change)
+            stream.note_uses(to, source)
         except BaseException:
             with suppress(Exception):  # what is queued may use memory that goes now
-                lane.synchronize()
+                stream.synchronize()
             raise
 
 
-def _through_host(to: View, source: View, change: int, stream: Any) -> None:
+def _through_host(to: View, source: View, change: int, named: Any) -> None:
     """Copies between devices of different kinds, by way of the host. Done when it returns."""
     between = of_array(np.empty(source.shape, source.dtype))
-    first, second = (None, stream) if _is_of_second(stream, to, source) else (stream, None)
+    first, second = (None, named) if _is_of_second(named, to, source) else (named, None)
     _route(between, source, 0, False, first)
     _route(to, between, change, False, second)
 
 
-def _is_of_second(stream: Any, to: View, source: View) -> bool:
+def _is_of_second(named: Any, to: View, source: View) -> bool:
     """Whether a stream is the destination's: of two in OpenCL, the one in its context."""
     if to.kind == source.kind:
-        return bool(getattr(stream, "context", None) == to.context)
-    return is_queue(stream) == (to.kind == "opencl")
+        return bool(getattr(named, "context", None) == to.context)
+    return is_queue(named) == (to.kind == "opencl")
 
 
 def _as_bytes(to: View, source: View) -> tuple[View, View] | None:
@@ -205,25 +174,25 @@ def _as_bytes(to: View, source: View) -> tuple[View, View] | None:
     return _from_below(to, way.to), _from_below(source, way.source)
 
 
-def _within(lane: Lane, to: View, source: View, change: int) -> None:
+def _within(stream: CopyStream, to: View, source: View, change: int) -> None:
     """A copy on one device, or to where its kernels reach."""
     if to.dtype == source.dtype and not change:
         ends = _as_bytes(to, source)
         if ends is not None:
             if to.address != source.address or to.place != source.place:
-                lane.move(*ends)
+                stream.move(*ends)
             return
         way = walk(to.shape, to.strides, source.strides)
         rows = rows_of(way, to.dtype.itemsize)
-        if rows is not None and lane.move_rows(
+        if rows is not None and stream.move_rows(
             _from_below(to, way.to), _from_below(source, way.source), rows
         ):
             return
-        lane.launch(to, source, 0)
-    elif lane.prepare(to.dtype, source.dtype):
-        lane.launch(to, source, change)
+        stream.launch(to, source, 0)
+    elif stream.prepare(to.dtype, source.dtype):
+        stream.launch(to, source, change)
     else:
-        _cast_on_host(lane, lane, to, source, change)
+        _cast_on_host(stream, stream, to, source, change)
 
 
 def _from_below(view: View, offset: int) -> View:
@@ -231,7 +200,9 @@ def _from_below(view: View, offset: int) -> View:
     return view if offset == 0 else replace(view, address=view.address + offset)
 
 
-def _cast_on_host(first: Lane, second: Lane, to: View, source: View, change: int) -> None:
+def _cast_on_host(
+    first: CopyStream, second: CopyStream, to: View, source: View, change: int
+) -> None:
     """Casts dtypes that kernels cannot on the host. Done when it returns."""
     first.refuse_capture()
     second.refuse_capture()
@@ -247,15 +218,15 @@ def requires_temporaries(*, same_device: bool, peers: bool, alike: bool) -> bool
     return not peers
 
 
-def _across(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
+def _across(stream: CopyStream, to: View, source: View, change: int, non_blocking: bool) -> None:
     """Between the host and a device. Blocking waits for the stream exactly once."""
     if to.on_host:
-        _from_device(lane, to, source, change, non_blocking)
+        _from_device(stream, to, source, change, non_blocking)
     else:
-        _to_device(lane, to, source, change, non_blocking)
+        _to_device(stream, to, source, change, non_blocking)
 
 
-def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
+def _rows_across(stream: CopyStream, to: View, source: View, change: int) -> bool:
     """Queues rows that are long enough to go without a temporary; answers whether it did."""
     if change or to.dtype != source.dtype:
         return False
@@ -263,93 +234,95 @@ def _rows_across(lane: Lane, to: View, source: View, change: int) -> bool:
     rows = rows_of(way, to.dtype.itemsize)
     if rows is None or rows.width < WIDE_ROW:
         return False
-    return lane.move_rows(_from_below(to, way.to), _from_below(source, way.source), rows)
+    return stream.move_rows(_from_below(to, way.to), _from_below(source, way.source), rows)
 
 
-def _to_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
+def _to_device(stream: CopyStream, to: View, source: View, change: int, non_blocking: bool) -> None:
     """Queues the copy, and keeps the host's memory while the device may read it."""
     ends = _as_bytes(to, source)
-    if ends is not None and (not change or _changes_in_place(lane, to)):
-        lane.move(*ends)
+    if ends is not None and (not change or _changes_in_place(stream, to)):
+        stream.move(*ends)
         if change:
-            lane.launch(to, to, change)
-        _wait_or_keep(lane, source, non_blocking)
+            stream.launch(to, to, change)
+        _wait_or_keep(stream, source, non_blocking)
         return
-    if _rows_across(lane, to, source, change):
-        _wait_or_keep(lane, source, non_blocking)
+    if _rows_across(stream, to, source, change):
+        _wait_or_keep(stream, source, non_blocking)
         return
     on_device = non_blocking and (to.dtype != source.dtype or bool(change))
-    on_device = on_device and lane.prepare(to.dtype, source.dtype)
+    on_device = on_device and stream.prepare(to.dtype, source.dtype)
     ready = _packed(source) if on_device else _changed(source, to.dtype, change)
     if ready is not source:
-        lane.refuse_capture()
+        stream.refuse_capture()
     if to.is_packed and not on_device:
-        lane.move(to, ready)
+        stream.move(to, ready)
     else:
-        temporary = lane.temporary(ready.dtype, to.shape)
+        temporary = stream.temporary(ready.dtype, to.shape)
         try:
-            lane.move(temporary, ready)
-            _within(lane, to, temporary, change if on_device else 0)
+            stream.move(temporary, ready)
+            _within(stream, to, temporary, change if on_device else 0)
         finally:
-            lane.release(temporary)
-    _wait_or_keep(lane, ready, non_blocking)
+            stream.release(temporary)
+    _wait_or_keep(stream, ready, non_blocking)
 
 
-def _changes_in_place(lane: Lane, to: View) -> bool:
+def _changes_in_place(stream: CopyStream, to: View) -> bool:
     """Whether what has arrived is changed without a temporary, for which there may be no room."""
-    if not lane.prepare(to.dtype, to.dtype):
+    if not stream.prepare(to.dtype, to.dtype):
         return False
     size = kernels.component_size(str(kernels.code_of(to.dtype)))
     way = walk(to.shape, to.strides, to.strides)
     return is_aligned(way, to.address, size, to.address, size)
 
 
-def _from_device(lane: Lane, to: View, source: View, change: int, non_blocking: bool) -> None:
+def _from_device(
+    stream: CopyStream, to: View, source: View, change: int, non_blocking: bool
+) -> None:
     """Queues the copy. Waits for it if the host has to do something afterwards, or if asked to."""
     assert to.array is not None
     ends = _as_bytes(to, source)
     if ends is not None and not (change and non_blocking):
-        lane.move(*ends)
-        _wait_or_keep(lane, to, non_blocking)
+        stream.move(*ends)
+        _wait_or_keep(stream, to, non_blocking)
         if change:
             # As one run of items it needs no memory, for which there may be no room.
             memory: Any = (ctypes.c_char * to.nbytes).from_address(ends[0].address)
             run = np.frombuffer(memory, to.dtype)
             _host.copy(run, run, *_flags(change))
         return
-    if _rows_across(lane, to, source, change):
-        _wait_or_keep(lane, to, non_blocking)
+    if _rows_across(stream, to, source, change):
+        _wait_or_keep(stream, to, non_blocking)
         return
     on_device = non_blocking and (to.dtype != source.dtype or bool(change))
-    on_device = on_device and lane.prepare(to.dtype, source.dtype)
+    on_device = on_device and stream.prepare(to.dtype, source.dtype)
     leaves = to.dtype if on_device else source.dtype
     arrives = to
     if not to.is_packed or to.dtype != leaves or (change and not on_device):
-        lane.refuse_capture()
+        stream.refuse_capture()
         arrives = of_array(np.empty(to.shape, leaves))
     packed, temporary = source, None
     if on_device or not source.is_packed:
-        packed = temporary = lane.temporary(leaves, source.shape)
+        packed = temporary = stream.temporary(leaves, source.shape)
     try:
         if temporary is not None:
-            _within(lane, temporary, source, change if on_device else 0)
-        lane.move(arrives, packed)
+            _within(stream, temporary, source, change if on_device else 0)
+        stream.move(arrives, packed)
     finally:
         if temporary is not None:
-            lane.release(temporary)
+            stream.release(temporary)
     if arrives is to:
-        _wait_or_keep(lane, to, non_blocking)
+        _wait_or_keep(stream, to, non_blocking)
         return
-    lane.synchronize()  # the host is to read what arrives
+    stream.synchronize()  # the host is to read what arrives
     assert arrives.array is not None
     _host.copy(to.array, arrives.array, *_flags(0 if on_device else change))
 
 
-def _wait_or_keep(lane: Lane, host: View, non_blocking: bool) -> None:
+def _wait_or_keep(stream: CopyStream, host: View, non_blocking: bool) -> None:
     if non_blocking:
-        lane.keep(host)
+        stream.keep(host)
     else:
-        lane.synchronize()
+        stream.synchronize()
 
 
 def _packed(source: View) -> View:
@@ -371,7 +344,13 @@ def _changed(source: View, dtype: np.dtype[Any], change: int) -> View:
 
 
 def _between(
-    first: Any, second: Any, to: View, source: View, change: int, peers: bool, non_blocking: bool
+    first: CUDACopyStream,
+    second: CUDACopyStream,
+    to: View,
+    source: View,
+    change: int,
+    peers: bool,
+    non_blocking: bool,
 ) -> None:
     """From one CUDA device to another: on the source's stream, which comes after what is queued on
     the destination's, and before what will be."""
@@ -391,7 +370,12 @@ def _between(
 
 
 def _by_temporaries(
-    first: Any, second: Any, to: View, source: View, change: int, non_blocking: bool
+    first: CUDACopyStream,
+    second: CUDACopyStream,
+    to: View,
+    source: View,
+    change: int,
+    non_blocking: bool,
 ) -> None:
     """Packed on the source's device, moved, spread on the destination's. What casts is the source's
     device where the copy is non-blocking, else the destination's."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from bfc.copying.copy_stream import CopyStream
     from bfc.copying.views import View
 
 
@@ -30,23 +31,23 @@ def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | 
     return codes, way
 
 
-def launch_by_temporaries(lane: Any, to: View, source: View, change: int) -> None:
+def launch_by_temporaries(stream: CopyStream, to: View, source: View, change: int) -> None:
     """Copies by way of temporaries in which items are aligned to their size; source and destination
     are copied from and to them as plain bytes."""
     with (
-        borrowed(lane, source.dtype, source.shape) as packed,
-        borrowed(lane, to.dtype, to.shape) as cast,
+        borrowed(stream, source.dtype, source.shape) as packed,
+        borrowed(stream, to.dtype, to.shape) as cast,
     ):
-        lane.launch(packed, source, 0)
-        lane.launch(cast, packed, change)
-        lane.launch(to, cast, 0)
+        stream.launch(packed, source, 0)
+        stream.launch(cast, packed, change)
+        stream.launch(to, cast, 0)
 
 
 @contextmanager
-def borrowed(lane: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[View]:
-    """A temporary of a lane, released at the end."""
-    view = lane.temporary(dtype, shape)
+def borrowed(stream: CopyStream, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[View]:
+    """A temporary of a stream, released at the end."""
+    view = stream.temporary(dtype, shape)
     try:
         yield view
     finally:
-        lane.release(view)
+        stream.release(view)

@@ -93,7 +93,7 @@ def context_of(context: Any, device: Any) -> Context:
         return found
 
 
-def lane(view: View, stream: Any) -> Lane:
+def stream_for(view: View, stream: Any) -> OpenCLCopyStream:
     """On the queue that the user named, or chose for a while, or the memory names, or the context's
     own. Raises DeviceUnavailableError in a forked child, where a queue would wait for ever."""
     _opencl.refuse_child()
@@ -106,7 +106,7 @@ def lane(view: View, stream: Any) -> Lane:
             raise TypeError("this memory names no OpenCL context: pass its queue as stream")
         context = queue.context
     device = queue.device if queue is not None else context.devices[0]
-    return Lane(context_of(context, device), queue)
+    return OpenCLCopyStream(context_of(context, device), queue)
 
 
 def _chosen(context: Any) -> Any:
@@ -133,7 +133,7 @@ def _as_queue(stream: Any, context: Any) -> Any:
     )
 
 
-class Lane:
+class OpenCLCopyStream:
     """A queue of an OpenCL device. Each command waits for the one before, even if the queue runs
     commands in any order."""
 
@@ -143,26 +143,26 @@ class Lane:
         #: Whether nobody but us knows the queue, and can wait for it.
         self.is_private = queue is None
         self.last: list[Any] = []
-        self.adopted: list[Any] = []  # events of arrays, which all that is queued here comes after
+        self.earlier: list[Any] = []  # events of arrays, which all that is queued here comes after
         self.kept: list[object] = []
 
     # -- what comes before and after ---------------------------------------------------------------
 
-    def adopt(self, *views: View) -> None:
+    def wait_for_users(self, *views: View) -> None:
         """Waits for the queues on which the views' memory was last used."""
         has_no_events = False
         for view in views:
             if view.events is not None:
-                self.adopted.extend(view.events.events)
+                self.earlier.extend(view.events.events)
             if view.stream is not None and view.stream != self.queue:
                 self.wait_for(view.stream)
             elif view.events is None:
                 has_no_events = True
         if has_no_events and not _queues.is_ordered(self.queue):
             self.wait_for(self.queue)  # its order is all that such memory has
-        self.last.extend(self.adopted)
+        self.last.extend(self.earlier)
 
-    def settle(self, *views: View) -> None:
+    def note_uses(self, *views: View) -> None:
         """Tells the views' owners that the queue uses their memory. OpenCL keeps buffers until its
         commands are done, and pyopencl frees shared virtual memory behind what is queued on the
         queue that it is bound to."""
@@ -190,11 +190,11 @@ class Lane:
     def _note(self, events: list[Any]) -> None:
         """The copy's event takes the place of those that it comes after: pyopencl's `add_event`
         would wait for the oldest of many."""
-        if self.last[-1] in self.adopted:
+        if self.last[-1] in self.earlier:
             return  # there was nothing to do
         if self.last[-1] not in events:
             events.append(self.last[-1])
-        for event in self.adopted:
+        for event in self.earlier:
             with contextlib.suppress(ValueError):  # another thread was faster
                 events.remove(event)
             if isinstance(event, cl.NannyEvent):

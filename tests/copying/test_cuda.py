@@ -53,8 +53,8 @@ def test_random_copies_that_need_no_kernel(emulated, monkeypatch):
     def stop(*_arguments):
         raise LaunchError
 
-    monkeypatch.setattr(cuda_stream.Lane, "launch", stop)
-    monkeypatch.setattr(cuda_stream.Lane, "_function", stop)
+    monkeypatch.setattr(cuda_stream.CUDACopyStream, "launch", stop)
+    monkeypatch.setattr(cuda_stream.CUDACopyStream, "_function", stop)
     done = 0
     for peers in (True, False):
         emulated.reset(devices=2, total=1 << 30, peers=peers)
@@ -201,13 +201,13 @@ def test_what_is_asked_for_besides_the_copy_is_done_once(emulated, monkeypatch, 
     runs no kernel, so that the bytes cannot tell."""
     driver_calls.peers.update({(0, 1): peers, (1, 0): peers})
     launched = []
-    launch = cuda_stream.Lane.launch
+    launch = cuda_stream.CUDACopyStream.launch
 
     def noted(lane, to, source, change):
         launched.append((lane.device.ordinal, change))
         launch(lane, to, source, change)
 
-    monkeypatch.setattr(cuda_stream.Lane, "launch", noted)
+    monkeypatch.setattr(cuda_stream.CUDACopyStream, "launch", noted)
     both = kernels.CONJUGATE | kernels.NEGATE
     for to, source, non_blocking, where in (
         (memory("c8"), memory("c8"), False, 0),
@@ -331,7 +331,7 @@ def test_96_pageable_memory_may_be_copied_without_waiting(emulated):
     to, host = memory(), values()
     bfc.copy(to, host, non_blocking=True, stream=stream)
     back = bfc.copy(np.zeros(SHAPE, "f4"), to, non_blocking=True, stream=stream)
-    cuda_stream.Lane(driver_calls.device(0), stream).synchronize()
+    cuda_stream.CUDACopyStream(driver_calls.device(0), stream).synchronize()
     assert np.array_equal(back, values())
 
 
@@ -363,11 +363,11 @@ def test_99_work_that_is_queued_on_either_side_comes_first_or_last(emulated):
     fills = [(0, source, 1, first), (1, to, 9, second)]
     for device, side, value, stream in fills:
         emulated.hold(stream, device)
-        cuda_stream.Lane(driver_calls.device(device), stream)._call(
+        cuda_stream.CUDACopyStream(driver_calls.device(device), stream)._call(
             "cuMemsetD8Async", side.address, value, 96, stream
         )
     bfc.copy(to, source)
-    cuda_stream.Lane(driver_calls.device(1), second)._call(
+    cuda_stream.CUDACopyStream(driver_calls.device(1), second)._call(
         "cuMemsetD8Async", to.address, 5, 4, second
     )
     emulated.release(first)
@@ -381,7 +381,7 @@ def test_100_a_stream_that_nobody_names_is_not_waited_for(emulated):
     other = new_stream(1)
     to = there()
     emulated.hold(other, 1)
-    cuda_stream.Lane(driver_calls.device(1), other)._call(
+    cuda_stream.CUDACopyStream(driver_calls.device(1), other)._call(
         "cuMemsetD8Async", to.address, 9, 96, other
     )
     bfc.copy(to, memory())
@@ -430,7 +430,7 @@ def test_103_what_is_conjugated_is_so_after_the_transfer(emulated):
 
 def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated):
     stream = new_stream()
-    lane = cuda_stream.Lane(driver_calls.device(0), stream)
+    lane = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, other, host = memory(), memory(), values()
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         pinned = allocator.allocate(96).view("f4", SHAPE)
@@ -529,7 +529,9 @@ def test_the_stream_that_memory_names_is_waited_for(emulated):
     own, stream = new_stream(), new_stream()
     a = memory(stream=own)
     emulated.hold(own)
-    cuda_stream.Lane(driver_calls.device(0), own)._call("cuMemsetD8Async", a.address, 7, 96, own)
+    cuda_stream.CUDACopyStream(driver_calls.device(0), own)._call(
+        "cuMemsetD8Async", a.address, 7, 96, own
+    )
     out = memory("u1", shape=(96,))
     whole = SimpleNamespace(
         __cuda_array_interface__={
@@ -594,7 +596,7 @@ def test_memory_that_the_device_reads_in_place_is_kept_until_it_has(emulated):
     to, host = memory(), values()
     references = sys.getrefcount(host)
     emulated.hold(stream)
-    cuda_stream.Lane(driver_calls.device(0), stream)._call(
+    cuda_stream.CUDACopyStream(driver_calls.device(0), stream)._call(
         "cuMemsetD8Async", to.address, 9, 96, stream
     )
     bfc.copy(to, host, non_blocking=True, stream=stream)

@@ -153,7 +153,7 @@ def test_what_is_queued_for_pinned_memory_on_another_device_comes_first(emulated
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         source = allocator.allocate(96, stream=own)
         emulated.hold(own)
-        cuda_stream.Lane(driver_calls.device(0), own)._call(
+        cuda_stream.CUDACopyStream(driver_calls.device(0), own)._call(
             "cuMemsetD8Async", source.ptr, 7, 96, own
         )
         bfc.copy(to, source.view("f4", SHAPE), non_blocking=True, stream=stream)
@@ -364,7 +364,7 @@ def test_a_device_without_memory_pools_takes_plain_memory(emulated):
 def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated):
     emulated.set_attribute(0, cuda_stream.MEMORY_POOLS, 0)
     stream = new_stream()
-    lane = cuda_stream.Lane(driver_calls.device(0), stream)
+    lane = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, source = odd("f4"), memory()
     lane._call("cuStreamBeginCapture", stream, 1)
     with pytest.raises(bfc.DriverError, match="temporary"):

@@ -85,7 +85,9 @@ def every_conversion(opencl):
 
 
 def test_every_pair_of_dtypes_and_every_change(opencl, every_conversion):
-    lane = opencl_stream.Lane(opencl_stream.context_of(opencl.context, opencl.device), opencl)
+    lane = opencl_stream.OpenCLCopyStream(
+        opencl_stream.context_of(opencl.context, opencl.device), opencl
+    )
     for source, to in PAIRS:
         number = kernels.CODES.index(kernels.code_of(source))
         kernel = cl.Kernel(every_conversion, f"to_{kernels.code_of(to)}")
@@ -147,8 +149,8 @@ def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
             launched.append(all(at % size == 0 for at in (view.address + offset, *steps)))
         launch(lane, kernel, to, source, piece, change)
 
-    launch = opencl_stream.Lane._launch_piece
-    monkeypatch.setattr(opencl_stream.Lane, "_launch_piece", noted)
+    launch = opencl_stream.OpenCLCopyStream._launch_piece
+    monkeypatch.setattr(opencl_stream.OpenCLCopyStream, "_launch_piece", noted)
     for seed in range(40):
         made = case(f"aligned {seed}", aligned=False)
         made.check(run(opencl, made, True, True), seed)
@@ -324,7 +326,7 @@ def test_between_contexts_a_queue_is_that_of_the_side_in_its_context(opencl, mon
     source, to = on_device(opencl, np.arange(6.0)), cl.array.zeros(other, 6, "f8")
     used = []
     monkeypatch.setattr(
-        opencl_stream.Lane,
+        opencl_stream.OpenCLCopyStream,
         "synchronize",
         lambda lane: used.append(lane.queue.finish() or lane.queue),
     )
@@ -546,7 +548,7 @@ def test_bad_input(opencl):
 def test_94_the_same_view_is_not_touched_and_95_nothing_is_done_for_no_items(opencl, monkeypatch):
     there = cl.array.arange(opencl, 8, dtype=np.int32)
     nothing = cl.array.empty(opencl, (0, 3), np.float32)
-    monkeypatch.setattr(opencl_stream, "lane", None)  # whoever asks for one fails
+    monkeypatch.setattr(opencl_stream, "stream_for", None)  # whoever asks for one fails
     bfc.copy(there, there)
     bfc.copy(there[2:4], there[2:4])
     bfc.copy(nothing, np.zeros((1, 3)))
