@@ -73,16 +73,16 @@ class CUDASubAllocator(SubAllocator):
 
     def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:
         ordinal = as_int(device)
-        self._driver = _device.DeviceMemory(ordinal, kind)
+        self._memory = _device.DeviceMemory(ordinal, kind)
         self.kind = kind
         self.device = Device(
             {"managed": "cuda_managed", "pinned": "cuda_host"}.get(kind, "cuda"), ordinal
         )
         self.stream_ordered = kind != "pinned"
-        self.total_bytes = _physical_memory() if kind == "pinned" else int(self._driver.total_bytes)
-        self.native = self._driver.native()
+        self.total_bytes = _physical_memory() if kind == "pinned" else int(self._memory.total_bytes)
+        self.native = self._memory.native()
         self._host_accessible = kind == "pinned" or (
-            kind == "managed" and bool(self._driver.attribute(CONCURRENT_MANAGED_ACCESS))
+            kind == "managed" and bool(self._memory.attribute(CONCURRENT_MANAGED_ACCESS))
         )
 
     def __repr__(self) -> str:
@@ -93,12 +93,12 @@ class CUDASubAllocator(SubAllocator):
     @property
     def live_bytes(self) -> int:
         """The bytes that were allocated and not freed."""
-        return self._driver.live_bytes
+        return self._memory.live_bytes
 
     @property
     def name(self) -> str:
         """The driver's name for the device."""
-        return self._driver.name
+        return self._memory.name
 
     @property
     def host_accessible(self) -> bool:
@@ -112,16 +112,16 @@ class CUDASubAllocator(SubAllocator):
         tuple of (int, int)
             Free and total bytes.
         """
-        return self._driver.memory_info()
+        return self._memory.memory_info()
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        return self._driver.alloc(alignment, nbytes)
+        return self._memory.alloc(alignment, nbytes)
 
     def free(self, address: int, nbytes: int) -> None:
-        self._driver.free(address, nbytes)
+        self._memory.free(address, nbytes)
 
     def free_idle(self, address: int, nbytes: int) -> None:
-        self._driver.free(address, nbytes, True)
+        self._memory.free(address, nbytes, True)
 
     def alloc_registered(
         self, alignment: int, nbytes: int, threads: int = 1
@@ -149,23 +149,23 @@ class CUDASubAllocator(SubAllocator):
         """
         if self.kind != "pinned":
             raise ValueError(f"only pinned memory is registered: {self!r} is of another kind")
-        return self._driver.alloc_registered(alignment, nbytes, threads)
+        return self._memory.alloc_registered(alignment, nbytes, threads)
 
-    def fence(self, stream: int) -> _device.Fence | None:
-        return self._driver.fence(stream)
+    def fence(self, stream: int) -> _device.EventFence | None:
+        return self._memory.fence(stream)
 
     def order(self, first: int, then: int) -> None:
-        self._driver.order(first, then)
+        self._memory.order(first, then)
 
     def stream_id(self, stream: int) -> int:
-        return self._driver.stream_id(stream)
+        return self._memory.stream_id(stream)
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        self._driver.copy(destination, source, nbytes, stream)
+        self._memory.copy(destination, source, nbytes, stream)
 
     def synchronize(self) -> None:
         """Wait for all work on the device."""
-        self._driver.synchronize()
+        self._memory.synchronize()
 
     def allocation_limit(self) -> int:
         """What TensorFlow takes by default: the memory that is free now, minus a reserve.
@@ -187,7 +187,7 @@ class CUDASubAllocator(SubAllocator):
     def _reserve(self, free: int) -> int:
         if free < 2 << 30:
             return RESERVE_BELOW_2_GIB
-        major = self._driver.attribute(COMPUTE_CAPABILITY_MAJOR)
+        major = self._memory.attribute(COMPUTE_CAPABILITY_MAJOR)
         return RESERVES.get(major, OLDEST_RESERVE if major < 7 else NEWEST_RESERVE)
 
 

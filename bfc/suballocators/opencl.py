@@ -366,14 +366,14 @@ class OpenCLSubAllocator(SubAllocator):
         self._home.check()
         return self._queues.find(stream).number
 
-    def fence(self, stream: int) -> _queues.Fence | None:
+    def fence(self, stream: int) -> _queues.MarkerFence | None:
         if not self._home.is_here:
             return None
         queue = self._queues.find(stream)
         with _opencl.in_words(f"clEnqueueMarker on the queue {queue.handle:#x}"):
             event = self._cl.enqueue_marker(queue.queue)
             queue.queue.flush()  # a command that is not submitted never finishes
-        return _queues.Fence(self._home, queue, event)
+        return _queues.MarkerFence(self._home, queue, event)
 
     def order(self, first: int, then: int) -> None:
         self._home.check()

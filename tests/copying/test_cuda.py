@@ -203,9 +203,9 @@ def test_what_is_asked_for_besides_the_copy_is_done_once(emulated, monkeypatch, 
     launched = []
     launch = cuda_stream.CUDACopyStream.launch
 
-    def noted(lane, to, source, change):
-        launched.append((lane.device.ordinal, change))
-        launch(lane, to, source, change)
+    def noted(on_stream, to, source, change):
+        launched.append((on_stream.device.ordinal, change))
+        launch(on_stream, to, source, change)
 
     monkeypatch.setattr(cuda_stream.CUDACopyStream, "launch", noted)
     both = kernels.CONJUGATE | kernels.NEGATE
@@ -430,12 +430,12 @@ def test_103_what_is_conjugated_is_so_after_the_transfer(emulated):
 
 def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated):
     stream = new_stream()
-    lane = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
+    on_stream = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, other, host = memory(), memory(), values()
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         pinned = allocator.allocate(96).view("f4", SHAPE)
         bfc.copy(pinned, host)
-        lane._call("cuStreamBeginCapture", stream, 1)
+        on_stream._call("cuStreamBeginCapture", stream, 1)
         turned, half = np.asarray(pinned).reshape(6, 4).T, memory(shape=(4, 3))
         for ends, options, words in (
             ((to, host), {"non_blocking": True}, "pinned memory"),
@@ -455,7 +455,7 @@ def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated)
         bfc.copy(to, pinned, non_blocking=True, stream=stream)
         bfc.copy(pinned, to, non_blocking=True, stream=stream)
         bfc.copy(other, to, stream=stream)
-        lane._call("cuStreamEndCapture", stream)  # it is as good as before
+        on_stream._call("cuStreamEndCapture", stream)  # it is as good as before
         del pinned, turned
 
 

@@ -364,12 +364,12 @@ def test_a_device_without_memory_pools_takes_plain_memory(emulated):
 def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated):
     emulated.set_attribute(0, cuda_stream.MEMORY_POOLS, 0)
     stream = new_stream()
-    lane = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
+    on_stream = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, source = odd("f4"), memory()
-    lane._call("cuStreamBeginCapture", stream, 1)
+    on_stream._call("cuStreamBeginCapture", stream, 1)
     with pytest.raises(bfc.DriverError, match="temporary"):
         bfc.copy(to, source, stream=stream, neg=True)
-    lane._call("cuStreamEndCapture", stream)
+    on_stream._call("cuStreamEndCapture", stream)
 
 
 @pytest.mark.parametrize(

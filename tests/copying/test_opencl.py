@@ -85,7 +85,7 @@ def every_conversion(opencl):
 
 
 def test_every_pair_of_dtypes_and_every_change(opencl, every_conversion):
-    lane = opencl_stream.OpenCLCopyStream(
+    on_stream = opencl_stream.OpenCLCopyStream(
         opencl_stream.context_of(opencl.context, opencl.device), opencl
     )
     for source, to in PAIRS:
@@ -98,7 +98,7 @@ def test_every_pair_of_dtypes_and_every_change(opencl, every_conversion):
             other = view_of(given.array).expanded(view.shape)
             way = walk(view.shape, view.strides, other.strides)
             asked = kernels.CONJUGATE * change[0] | kernels.NEGATE * made.neg | number << 8
-            lane._launch_piece(kernel, view, other, way, asked)
+            on_stream._launch_piece(kernel, view, other, way, asked)
             made.check(target.block())
 
 
@@ -138,7 +138,7 @@ def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
     """A processor takes others too, a GPU does not."""
     launched = []
 
-    def noted(lane, kernel, to, source, piece, change):
+    def noted(on_stream, kernel, to, source, piece, change):
         for view, steps, offset in (
             (to, [dim.to for dim in piece.dims], piece.to),
             (source, [dim.source for dim in piece.dims], piece.source),
@@ -147,7 +147,7 @@ def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
             if to.dtype == source.dtype and not change:
                 size = int(kernel.function_name[-1])
             launched.append(all(at % size == 0 for at in (view.address + offset, *steps)))
-        launch(lane, kernel, to, source, piece, change)
+        launch(on_stream, kernel, to, source, piece, change)
 
     launch = opencl_stream.OpenCLCopyStream._launch_piece
     monkeypatch.setattr(opencl_stream.OpenCLCopyStream, "_launch_piece", noted)
@@ -328,7 +328,7 @@ def test_between_contexts_a_queue_is_that_of_the_side_in_its_context(opencl, mon
     monkeypatch.setattr(
         opencl_stream.OpenCLCopyStream,
         "synchronize",
-        lambda lane: used.append(lane.queue.finish() or lane.queue),
+        lambda on_stream: used.append(on_stream.queue.finish() or on_stream.queue),
     )
     named = [cl.CommandQueue(queue.context) for queue in (opencl, other)]
     for number, queue in enumerate(named):

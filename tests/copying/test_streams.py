@@ -38,8 +38,8 @@ def named(address: int, stream: int | None, nbytes: int = 96) -> SimpleNamespace
 
 def fill(address: int, stream: int, device: int = 0) -> None:
     """Queues sevens."""
-    lane = cuda_stream.CUDACopyStream(driver_calls.device(device), stream)
-    lane._call("cuMemsetD8Async", address, 7, 96, stream)
+    on_stream = cuda_stream.CUDACopyStream(driver_calls.device(device), stream)
+    on_stream._call("cuMemsetD8Async", address, 7, 96, stream)
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
@@ -191,11 +191,11 @@ def test_pinned_memory_is_freed_after_its_copys_stream_was_destroyed(
         other = new_stream(device)
         emulated.hold(other, device)
         fill(there.address, other, device)
-        lane = cuda_stream.CUDACopyStream(driver_calls.device(device), stream)
-        lane.wait_for(cuda_stream.CUDACopyStream(lane.device, other))
+        on_stream = cuda_stream.CUDACopyStream(driver_calls.device(device), stream)
+        on_stream.wait_for(cuda_stream.CUDACopyStream(on_stream.device, other))
         bfc.copy(there, host, non_blocking=True, stream=stream)
         del host
-        lane._call("cuStreamDestroy", stream)
+        on_stream._call("cuStreamDestroy", stream)
         free()
         assert pinned.allocate_raw(96) != address
         emulated.release(other, device)
@@ -221,7 +221,7 @@ def test_an_array_on_managed_memory_of_ours_is_not_used_again_too_early(emulated
 def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
     """The copy says so before the driver ends the capture."""
     stream, other = new_stream(), new_stream()
-    lane = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
+    on_stream = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, second = memory("u1", shape=(96,)), memory("u1", 1, shape=(96,))
     with bfc.PinnedAllocator() as pinned:
         host = pinned.allocate(96)
@@ -234,13 +234,13 @@ def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
             (unnamed, {"to": second, "src": unnamed, "stream": stream}),
             (unnamed, {"to": host, "src": named(host.ptr + 8, stream, 88), "stream": stream}),
         ):
-            lane._call("cuStreamBeginCapture", stream, 1)
+            on_stream._call("cuStreamBeginCapture", stream, 1)
             bfc.copy(first, host, non_blocking=True, stream=stream)
             if copies["to"] is host:
                 copies["to"] = np.zeros(88, "u1")
             with pytest.raises(bfc.DriverError, match="capture"):
                 bfc.copy(copies["to"], copies["src"], non_blocking=True, stream=copies["stream"])
-            lane._call("cuStreamEndCapture", stream)
+            on_stream._call("cuStreamEndCapture", stream)
         host.free()
 
 

@@ -485,14 +485,14 @@ class EndedBadly:
 @pytest.mark.parametrize("ask", ["done", "wait"])
 def test_an_event_that_ended_badly_has_ended(source, faulty, ask) -> None:
     error = faulty.cl.Error(faulty.error_record("clWaitForEvents", -14))
-    fence = _queues.Fence(source._home, source._queues.own, EndedBadly(error))
+    fence = _queues.MarkerFence(source._home, source._queues.own, EndedBadly(error))
     assert getattr(fence, ask)() in (True, None)
     assert fence.done()
 
 
 def test_a_wait_that_fails_is_an_error_in_words(source, faulty) -> None:
     error = faulty.cl.Error(faulty.error_record("clWaitForEvents", -2))
-    fence = _queues.Fence(source._home, source._queues.own, EndedBadly(error))
+    fence = _queues.MarkerFence(source._home, source._queues.own, EndedBadly(error))
     with pytest.raises(bfc.DriverError, match="CL_DEVICE_NOT_AVAILABLE"):
         fence.wait()
 

@@ -77,7 +77,7 @@ cdef class DeviceMemory:
     cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil
 
 
-cdef class Fence:
+cdef class EventFence:
     cdef DeviceMemory memory
     cdef void* event                    # NULL once it was seen to be done
     cdef int ask(self, bint wait) except -1

@@ -57,7 +57,7 @@ class DeviceMemory:
     def free(self, address: int, nbytes: int, idle: bool = False) -> None:
         """As SubAllocator.free, or free_idle."""
 
-    def fence(self, stream: int) -> Fence | None:
+    def fence(self, stream: int) -> EventFence | None:
         """As SubAllocator.fence. Raises DriverError."""
 
     def order(self, first: int, then: int) -> None:
@@ -75,7 +75,7 @@ class DeviceMemory:
     def native(self) -> object:
         """The capsule of `native/source.h`. It is good for as long as this object."""
 
-class Fence:
+class EventFence:
     """An event behind what was queued on a stream. See `bfc.Fence`."""
 
     def done(self) -> bool:

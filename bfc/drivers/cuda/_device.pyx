@@ -463,7 +463,7 @@ cdef class DeviceMemory:
 
     def fence(self, uint64_t stream):
         """As SubAllocator.fence. Raises DriverError."""
-        cdef Fence fence = Fence.__new__(Fence)
+        cdef EventFence fence = EventFence.__new__(EventFence)
         cdef CUresult result
         with nogil:
             result = self.mark(stream, &fence.event)
@@ -656,7 +656,7 @@ cdef int native_synchronize(DeviceMemory memory) noexcept nogil:
 
 
 @cython.no_gc
-cdef class Fence:
+cdef class EventFence:
     """An event behind what was queued on a stream. See `bfc.Fence`."""
 
     cdef int ask(self, bint wait) except -1:

@@ -180,7 +180,7 @@ def asked(handle: int, function: int, question: int) -> int:
     return 0 if failed else answer.value or 0
 
 
-class Fence:
+class MarkerFence:
     """A marker behind what was queued. It keeps its queue."""
 
     __slots__ = ("_event", "_home", "_queue")
@@ -230,7 +230,7 @@ class PinnedSide:
     def is_here(self) -> bool:
         return self._home.is_here
 
-    def fence(self, handle: int) -> Fence | None:
+    def fence(self, handle: int) -> MarkerFence | None:
         """Behind what is queued there now; None in a forked child, where nothing is."""
         if not self._home.is_here:
             return None
@@ -239,7 +239,7 @@ class PinnedSide:
             queue = cl.CommandQueue.from_int_ptr(handle, True)  # which the block's use keeps
             event = cl.enqueue_marker(queue)
             queue.flush()  # a command that is not submitted never finishes
-        return Fence(self._home, queue, event)
+        return MarkerFence(self._home, queue, event)
 
 
 _pinned_side = PinnedSide()
