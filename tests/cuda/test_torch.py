@@ -364,7 +364,7 @@ def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None
     held, and wants the mutex. Whoever took the GIL inside of an allocation would wait for ever."""
     script = f"""
         import sys, threading
-        sys.path[:0] = [{str(HERE.parent)!r}, {str(HERE)!r}]
+        sys.path[:0] = [{str(HERE.parent / "helpers")!r}, {str(HERE)!r}]
         from pathlib import Path
         from bfc.testing import cuda_emulator as emulator
         {"" if ON_GPU else "emulator.load()"}
