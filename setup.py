@@ -59,7 +59,8 @@ OPTIMISATION = {
     "interpreter._forks": HOT,
     "pinned.": HOT,
     "policies.": HOT,
-    "policies._recorded": COLD,
+    "policies._observers": COLD,
+    "policies._recorder": COLD,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"

@@ -1,7 +1,9 @@
 """The policies: where a request may look, and what is tried where nothing fits. In order:
 
 _bfc.pyx               TensorFlow's best fit with coalescing
-_recorded.pyx          what PyTorch's policy counts and writes down
+_recorder.pyx          what PyTorch's policy counts and writes down
+_observers.pyx         functions that it calls before memory is asked for or refused
+_private_pools.pyx     who uses its private pools, and what is diverted into them
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy
 device_allocator.py    one of them on each OpenCL device, for a framework's back end

@@ -8,38 +8,37 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
+from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport (
-    LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, Lane, Region,
+    LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, History,
+    HistoryRecord, Lane, Region,
     TorchSizes, is_large,
 )
 from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
+from bfc.policies._observers cimport Observers
+from bfc.policies._private_pools cimport (
+    EVERY_STREAM, NO_STREAM, ONE_STREAM, ONE_THREAD, PoolId, PrivatePool, PrivatePools, Scope, is_among, is_default,
+    is_same_pool, pool_of, put_in_pool, put_or_take, this_thread,
+)
+from bfc.policies._recorder cimport Recorder, new_history
 
 from dataclasses import replace
 
-from bfc.errors import never_set_up, out_of_host_memory
+from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
-    uint64_t thread_number() noexcept
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
-    cbool is_same_pool(PoolId one, PoolId other) noexcept
-    void put_in_pool(Lane* lane, PoolId pool) noexcept
-    cbool precedes(PoolId one, PoolId other) noexcept
-    cbool is_among(PoolId id, vector[PoolId]& ids) noexcept
-    cbool put_or_take "bfc::set_among"(vector[PoolId]& ids, PoolId id, cbool wanted) noexcept
     void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
-    cbool try_push_pool "bfc::try_push_back"(vector[PrivatePool]& items, PrivatePool item) noexcept
-    cbool try_push_scope "bfc::try_push_back"(vector[Scope]& items, Scope item) noexcept
 
 cdef enum:
     MINIMUM_BLOCK = 512
@@ -47,15 +46,35 @@ cdef enum:
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
 
 cdef PoolId DEFAULT_POOL = PoolId(0, 0)
-cdef size_t NO_POOL = <size_t>-1
 
 
-cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
-    return PoolId(lane.pool[0], lane.pool[1])
+cdef PoolId id_of(pool) except *:
+    first, second = pool
+    return PoolId(first, second)
+
+
+cdef Scope scope_of(pool, streams) except *:
+    """A scope by its name: of this thread ("thread"), every stream ("all"), none ("none"), or one."""
+    cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0)
+    if streams == "thread":
+        scope.kind = ONE_THREAD
+        scope.of = this_thread()
+    elif streams == "none":
+        scope.kind = NO_STREAM
+    elif streams != "all":
+        scope.kind = ONE_STREAM
+        scope.of = streams
+    return scope
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class DeferredFree:
+    """A free in a scope with `strict`. Its fences are asked for after the scope, where upstream does that."""
 
 
 @cython.no_gc_clear
-cdef class CachingAllocator(Recorded):
+cdef class CachingAllocator(Allocator):
     """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
 
     Parameters
@@ -134,6 +153,10 @@ cdef class CachingAllocator(Recorded):
     """
 
     def __cinit__(self, *args, **kwargs):
+        self.private_pools = PrivatePools()
+        self.recorder = Recorder()
+        self.observers = Observers()
+        self.first_max_split_size = -1
         self.deferred = deque()     # whose items leave it without a call for memory
         self.stuck_deferred = deque()
         self.allowed = self.collects_above = self.oversize = UNLIMITED
@@ -311,12 +334,11 @@ cdef class CachingAllocator(Recorded):
         cdef BinSet* answers = &self.pool.bin_sets[bin_set]
         cdef PoolId pool = pool_of(&answers.lane)
         answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL else LARGE_REMAINDER
-        if is_among(pool, self.unsplit):
+        if is_among(pool, self.private_pools.unsplit):
             answers.split_remainder = UNLIMITED
         answers.oversize = self.oversize
         answers.oversize_slack = self.oversize_slack
-        answers.ticks = (self.collects_above != UNLIMITED and answers.kind == LARGE
-                         and is_same_pool(pool, DEFAULT_POOL))
+        answers.ticks = self.collects_above != UNLIMITED and answers.kind == LARGE and is_default(pool)
 
     cdef void answer_all(self) noexcept nogil:
         cdef uint32_t i
@@ -329,7 +351,7 @@ cdef class CachingAllocator(Recorded):
         cdef Lane lane = Lane([0, 0], stream, 0)
         if nbytes >= TOO_LARGE:
             return False
-        if self.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
+        if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
         return note_hit(self.pool, self.pool.allocate_in_lane(&lane, nbytes), placed)
 
@@ -342,19 +364,12 @@ cdef class CachingAllocator(Recorded):
 
     @cython.final
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
-        cdef Scope scope
-        cdef size_t i = self.scopes.size()
         lane.pool[0] = lane.pool[1] = lane.thread = 0
         lane.stream = stream if self.by_stream else self.home_stream
         if self.thread_streams.size() and self.is_of_thread(stream):
-            lane.thread = thread_number()
-        while i > 0:
-            i -= 1
-            scope = self.scopes[i]
-            if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
-                    or (scope.kind == ONE_THREAD and scope.of == thread_number())):
-                put_in_pool(lane, scope.pool)
-                break
+            lane.thread = this_thread()
+        if self.private_pools.open_scopes.get():
+            self.private_pools.divert(lane, stream)
 
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
@@ -386,13 +401,13 @@ cdef class CachingAllocator(Recorded):
         cdef ChunkHandle handle = self.pool.regions[region.end].first
         if self.pool.chunks[handle].size < request.rounded:
             return NO_CHUNK     # the sub-allocator gave less
-        if not self.knows(pool_of(&request.lane)) and not self.add_pool(pool_of(&request.lane), 0):
+        if not self.private_pools.know(pool_of(&request.lane)):
             return NO_HOST_MEMORY
         return self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
-        if self.has_callbacks and not request.without_gil and self.run_callbacks():
+        if self.observers.has_callbacks and not request.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
             self.collect(request)
@@ -431,7 +446,7 @@ cdef class CachingAllocator(Recorded):
         cdef Region block
         cdef cbool fits
         self.acquire()
-        self.num_alloc_retries += retry
+        self.recorder.num_alloc_retries += retry
         taken = self.pool.counters.pool_bytes + self.set_aside
         lasting = self.pool.counters.pool_bytes + self.unreturned_bytes     # without other threads' calls under way
         fits = size <= self.allowed and taken <= self.allowed - size
@@ -452,8 +467,8 @@ cdef class CachingAllocator(Recorded):
         cdef uint32_t found
         cdef ChunkHandle handle
         self.acquire()
-        if is_same_pool(pool_of(&request.lane), DEFAULT_POOL) and not self.is_closed:
-            for pool in self.lenders:
+        if is_default(pool_of(&request.lane)) and not self.is_closed:
+            for pool in self.private_pools.lenders:
                 lane = request.lane
                 put_in_pool(&lane, pool)
                 found = self.pool.find_lane(&lane)
@@ -469,7 +484,7 @@ cdef class CachingAllocator(Recorded):
     cdef cbool is_gated(self) noexcept nogil:
         """In 2.11 no events are looked at while any scope is open, on any thread or stream (PyTorch's behaviour, 0.3).
         Without `strict` they are, if a request would be refused or a user asks for memory to be given back."""
-        return self.open_scopes.get() > 0
+        return self.private_pools.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
 
@@ -597,7 +612,7 @@ cdef class CachingAllocator(Recorded):
         self.acquire()
         self.list_releasable(chunks)
         self.take_out(chunks, regions)
-        self.drop_empty_pools()
+        self.private_pools.drop_empty(self.pool.bin_sets, DEFAULT_POOL)
         self.take_unreturned(regions)
         self.lock.release()
         return self.release(request, regions)
@@ -648,7 +663,7 @@ cdef class CachingAllocator(Recorded):
         self.take_out(chunks, regions)
         for region in regions:
             released += region.end - region.ptr
-        self.drop_empty_pools()
+        self.private_pools.drop_empty(self.pool.bin_sets, DEFAULT_POOL)
         self.take_unreturned(regions)
         self.lock.release()
         self.give_back(regions, False)
@@ -686,7 +701,7 @@ cdef class CachingAllocator(Recorded):
         if not (self.strict and self.is_gated()):
             if not self.list_whole(DEFAULT_POOL, LARGE, out) or not self.list_whole(DEFAULT_POOL, SMALL, out):
                 return False
-        for pool in self.private_pools:
+        for pool in self.private_pools.known:
             if pool.uses == 0 and not (self.list_whole(pool.id, SMALL, out) and self.list_whole(pool.id, LARGE, out)):
                 return False
         return True
@@ -696,23 +711,6 @@ cdef class CachingAllocator(Recorded):
         for handle in chunks:
             try_push_region(out, self.pool.region_of(handle))
         self.forget(out)
-
-    cdef void drop_empty_pools(self, PoolId only=DEFAULT_POOL) noexcept nogil:
-        """Forgets the private pools that were released and hold nothing: this one, or all of them."""
-        cdef size_t kept = 0, i
-        cdef uint32_t regions
-        cdef cbool named
-        cdef BinSet bin_set
-        for i in range(self.private_pools.size()):
-            regions = 0
-            for bin_set in self.pool.bin_sets:
-                if is_same_pool(pool_of(&bin_set.lane), self.private_pools[i].id):
-                    regions += bin_set.regions
-            named = is_same_pool(only, DEFAULT_POOL) or is_same_pool(only, self.private_pools[i].id)
-            if self.private_pools[i].uses > 0 or regions > 0 or not named:
-                self.private_pools[kept] = self.private_pools[i]
-                kept += 1
-        self.private_pools.resize(kept)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -735,13 +733,15 @@ cdef class CachingAllocator(Recorded):
         return 0
 
     cdef bint has_more_to_do(self) noexcept:
-        return Recorded.has_more_to_do(self) or len(self.deferred) > 0
+        """Whether an allocation or a free is more than the pool's affair: see `must_look`."""
+        return self.recorder.keeps_frames or self.recorder.keeps_free_frames or len(self.deferred) > 0
 
     cdef bint plays_alone(self) except -1:
-        return not self.deferred and not self.has_callbacks
+        return not self.deferred and not self.observers.has_callbacks
 
     cdef int free_shared(self, ChunkHandle handle) except -1:
         cdef int64_t allocation_id
+        cdef DeferredFree entry
         if not self.is_gated():
             return Frees.free_shared(self, handle)
         allocation_id = self.pool.chunks[handle].allocation_id
@@ -750,7 +750,11 @@ cdef class CachingAllocator(Recorded):
         try:
             key = allocation_id     # the host may have no memory for it later
             self.must_look = True
-            self.deferred.append((handle, self.fences.users.get(key) or {}, self.fences.marked.get(key) or []))
+            entry = DeferredFree()
+            entry.handle = handle
+            entry.streams = self.fences.users.get(key) or {}
+            entry.fences = self.fences.marked.get(key) or []
+            self.deferred.append(entry)
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
@@ -779,7 +783,7 @@ cdef class CachingAllocator(Recorded):
         self.must_look = self.has_more_to_do()
         return report_faults(faults)
 
-    cdef int put_aside(self, entry, bint is_stuck) except -1:
+    cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1:
         """A Ctrl-C does not make it stuck."""
         try:
             (self.stuck_deferred if is_stuck else self.deferred).append(entry)
@@ -787,13 +791,13 @@ cdef class CachingAllocator(Recorded):
             self.deferred.appendleft(entry)     # into the place that it has just left
         return 0
 
-    cdef int wait_for_deferred(self, entry) except -1:
+    cdef int wait_for_deferred(self, DeferredFree entry) except -1:
         """Puts all of its fences into their queues. On error the entry is unchanged."""
-        handle, streams, fences = entry
+        fences = entry.fences
         if self.sub_allocator.asynchronous:
-            fences = fences + self.fences.fences_on(streams)
-        self.fences.wait_behind(handle, fences)
-        return 0 if fences else self.finish_waiting(handle)
+            fences = fences + self.fences.fences_on(entry.streams)
+        self.fences.wait_behind(entry.handle, fences)
+        return 0 if fences else self.finish_waiting(entry.handle)
 
     cdef int wait_for_streams(self) except -1:
         self.record_deferred(True)
@@ -805,9 +809,12 @@ cdef class CachingAllocator(Recorded):
         self.must_look = self.has_more_to_do()
         return Frees.forget_frees(self)
 
+    cdef int run_callbacks(self) except -1 with gil:
+        return self.observers.run_callbacks()
+
     cdef int wait_for_all(self) except -1 with gil:
         self.acquire()
-        self.num_sync_all_streams += 1
+        self.recorder.num_sync_all_streams += 1
         self.lock.release()
         self.record_deferred(True)
         return self.settle(True, True)      # also what the device failed for before
@@ -821,22 +828,254 @@ cdef class CachingAllocator(Recorded):
             report_unraisable(error, self.sub_allocator)
             answer = 0, self.sub_allocator.total_bytes
         device_free, total = checked_memory_info(answer, self.sub_allocator)
-        self.note_refusal(request.rounded, device_free, request.lane.stream, request.lane.pool)
-        return self.tell_observers(self.pool.sizes.segment_for(request.rounded),
+        self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane)
+        return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def memory_stats(self):
+        """PyTorch's counters by PyTorch's keys, as `torch.cuda.memory_stats()` returns them.
+
+        Returns
+        -------
+        dict of str to int
+            Sorted by key. Each group has `.all`, `.small_pool` and `.large_pool`, and in each
+            `.current`, `.peak`, `.allocated` and `.freed`. Bytes are those of whole chunks, except for
+            `requested_bytes`.
+
+        Raises
+        ------
+        ClosedError
+            If the allocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(1), no device call. Source: PyTorch's behaviour, 3.1.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> buffer = allocator.allocate("3 MiB")
+        >>> stats = allocator.memory_stats()
+        >>> stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
+        (3145728, 20971520)
+        """
+        if self.pool.usage == NULL:
+            raise never_set_up()
+        self.catch_up()
+        return self.recorder.stats(self.pool, self.lock, self.first_max_split_size)
+
+    def memory_summary(self, abbreviated=False):
+        """The counters as a table, laid out as by `torch.cuda.memory_summary()`.
+
+        Parameters
+        ----------
+        abbreviated : bool, optional
+            Leave out the small and the large pool.
+
+        Returns
+        -------
+        str
+            Many lines.
+
+        Notes
+        -----
+        Source: PyTorch's behaviour, 3.2.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> print(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).memory_summary()[:20])
+        |===================
+        """
+        from bfc.report.summary import summary
+
+        return summary(self.memory_stats(), str(self.device), abbreviated)
+
+    def reset_accumulated_stats(self):
+        """Restart the counts that only rise from 0. Current values and peaks stay."""
+        Allocator.reset_accumulated_stats(self)
+        self.acquire()
+        self.recorder.restart_counts()
+        self.lock.release()
+
+    # -- history -------------------------------------------------------------------------------------------------------
+
+    def record_history(self, enabled="all", *, context="all", stacks="python", max_entries=None, skip_actions=()):
+        """Start to record what happens, as `torch.cuda.memory._record_memory_history()` does.
+
+        What was recorded before is dropped.
+
+        Parameters
+        ----------
+        enabled : {"all", "state", None}, optional
+            "all" records a history; "state" only keeps the Python frames of what is live; None stops.
+        context : {"all", "alloc", "state", None}, optional
+            Keep the Python frames of allocations ("alloc" or "state"), of frees too ("all"), or of
+            neither (None).
+        stacks : {"python"}, optional
+            C++ frames ("all" in PyTorch) cannot be had.
+        max_entries : int, optional
+            How many entries to keep, the newest; None keeps all.
+        skip_actions : iterable of str, optional
+            Actions that are not recorded, such as "free_requested".
+
+        Raises
+        ------
+        ValueError
+            If an argument is none of its choices, or `max_entries` is negative.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: PyTorch's behaviour, 3.4.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.record_history()
+        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+        >>> [entry.action for entry in allocator.history()]
+        ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
+        """
+        cdef History* history = new_history(enabled, context, stacks, max_entries, skip_actions)
+        self.acquire()
+        cdef bint is_closed = self.is_closed
+        if not is_closed:
+            history, self.pool.history = self.pool.history, history
+        self.lock.release()
+        del history
+        if is_closed:
+            raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
+        self.recorder.restart(enabled, context)
+        self.must_look = self.has_more_to_do()
+
+    def history(self):
+        """What `record_history` has recorded, oldest first.
+
+        Returns
+        -------
+        list of HistoryEntry
+            Empty if nothing is recorded.
+
+        Notes
+        -----
+        Cost: O(n) in the entries.
+        """
+        self.catch_up()
+        return self.recorder.history(self.pool, self.lock)
+
+    def dump(self, path):
+        """Write `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file to write. See `Snapshot.dump`.
+        """
+        self.snapshot().dump(path)
+
+    cdef list entries_of(self, vector[HistoryRecord]& records):
+        return self.recorder.entries_of(records)
+
+    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
+        return self.recorder.frames_of(allocation_id, region)
+
+    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
+        cdef bint region_came = self.changes.get() != changes_before
+        if self.recorder.keeps_frames:
+            self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came)
+        return 0
+
+    cdef int freeing(self, int64_t allocation_id) except -1:
+        return self.recorder.keep_free_frames(allocation_id) if self.recorder.keeps_free_frames else 0
+
+    # -- observers and callbacks --------------------------------------------------------------------------------------
+
+    def add_free_memory_callback(self, callback):
+        """Call a function whenever no free chunk fits, before a segment is asked for.
+
+        Parameters
+        ----------
+        callback : callable
+            Called without arguments and without a lock. It may free memory; if it returns True, the
+            free memory is searched again. An exception is reported through `sys.unraisablehook` and
+            counts as False.
+
+        Raises
+        ------
+        TypeError
+            If `callback` is not callable.
+
+        Notes
+        -----
+        Source: PyTorch's behaviour, 2.7.
+        """
+        self.observers.add_callback(callback)
+
+    def remove_free_memory_callback(self, callback):
+        """Remove a function that was given to `add_free_memory_callback`.
+
+        Parameters
+        ----------
+        callback : callable
+            The function.
+
+        Raises
+        ------
+        ValueError
+            If it was not added.
+        """
+        self.observers.remove_callback(callback)
+
+    def attach_oom_observer(self, observer):
+        """Call a function before OutOfMemoryError is raised.
+
+        Parameters
+        ----------
+        observer : callable
+            Called without a lock as `observer(ordinal, asked, limit, free)`: the device's ordinal, the
+            bytes asked of the device, the limit (or, without one, the device's total), and the bytes
+            free on the device. An exception is reported through `sys.unraisablehook`. Requests that are
+            refused while it runs call no observer.
+
+        Raises
+        ------
+        TypeError
+            If `observer` is not callable.
+
+        Notes
+        -----
+        Source: PyTorch's behaviour, 2.17.
+        """
+        self.observers.attach(observer)
+
+    def detach_oom_observer(self, observer):
+        """Remove a function that was given to `attach_oom_observer`.
+
+        Parameters
+        ----------
+        observer : callable
+            The function.
+
+        Raises
+        ------
+        ValueError
+            If it was not attached.
+        """
+        self.observers.detach(observer)
 
     # -- private pools, for `bfc.MemPool` -----------------------------------------------------------------------------
 
     def _create_pool(self, pool, use_on_oom=False, no_split=False):
         """Makes a private pool, or adds a reference to it."""
-        cdef PoolId id = self.id_of(pool)
+        cdef PoolId id = id_of(pool)
         self.acquire()
-        cdef size_t at = self.find_pool(id)
-        cdef bint added = True
-        if at == NO_POOL:
-            added = self.add_pool(id, 1)
-        else:
-            self.private_pools[at].uses += 1
+        cdef bint added = self.private_pools.use(id)
         self.lock.release()
         if not added:
             raise out_of_host_memory()
@@ -853,28 +1092,15 @@ cdef class CachingAllocator(Recorded):
     def _begin_pool(self, pool, streams="thread"):
         """Diverts allocations into a pool, and adds a reference to it: those of this thread ("thread"), on every
         stream ("all"), on one, or none ("none")."""
-        cdef PoolId id = self.id_of(pool)
-        cdef Scope scope = Scope(id, EVERY_STREAM, 0)
-        cdef Scope open
-        cdef bint added
-        if streams == "thread":
-            scope.kind = ONE_THREAD
-            scope.of = thread_number()
-        elif streams == "none":
-            scope.kind = NO_STREAM
-        elif streams != "all":
-            scope.kind = ONE_STREAM
-            scope.of = streams
+        cdef Scope scope = scope_of(pool, streams)
         self.acquire()
-        for open in self.scopes:
-            if is_same_pool(open.pool, id) and (self.strict or scope.kind != ONE_THREAD or open.kind != ONE_THREAD):
-                self.lock.release()
-                raise RuntimeError(f"pool {pool} is in use already: end that use first")
+        cdef bint is_in_use = self.private_pools.is_in_use(&scope, self.strict)
         self.lock.release()
+        if is_in_use:
+            raise RuntimeError(f"pool {pool} is in use already: end that use first")
         self._create_pool(pool)
         self.acquire()
-        added = try_push_scope(self.scopes, scope)
-        self.open_scopes.set(self.scopes.size())
+        cdef bint added = self.private_pools.begin(scope)
         self.lock.release()
         if not added:
             self._release_pool(pool)
@@ -882,50 +1108,37 @@ cdef class CachingAllocator(Recorded):
 
     def _end_pool(self, pool):
         """Ends what _begin_pool began; the reference stays."""
-        cdef PoolId id = self.id_of(pool)
-        cdef size_t i
-        cdef bint found = False
+        cdef PoolId id = id_of(pool)
         self.acquire()
-        i = self.scopes.size()
-        while i > 0 and not found:
-            i -= 1
-            found = (is_same_pool(self.scopes[i].pool, id)
-                     and (self.scopes[i].kind != ONE_THREAD or self.scopes[i].of == thread_number()))
-        if found:
-            self.scopes.erase(self.scopes.begin() + i)
-            self.open_scopes.set(self.scopes.size())
+        cdef bint found = self.private_pools.end(id)
         self.lock.release()
         if not found:
             raise RuntimeError(f"pool {pool} is not in use in this thread")
 
     def _release_pool(self, pool):
         """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
-        cdef PoolId id = self.id_of(pool)
+        cdef PoolId id = id_of(pool)
         self.acquire()
-        cdef size_t at = self.find_pool(id)
-        cdef bint held = at != NO_POOL and self.private_pools[at].uses > 0
-        if held:
-            self.private_pools[at].uses -= 1
+        cdef bint held = self.private_pools.release(id)
         self.lock.release()
         if not held:
             raise RuntimeError(f"pool {pool} was released already, or never made")
 
     def _pool_use_count(self, pool):
         """How many references a pool has; 0 of one that is not known."""
-        cdef PoolId id = self.id_of(pool)
+        cdef PoolId id = id_of(pool)
         self.acquire()
-        cdef size_t at = self.find_pool(id)
-        cdef int64_t uses = 0 if at == NO_POOL else self.private_pools[at].uses
+        cdef int64_t uses = self.private_pools.uses(id)
         self.lock.release()
-        return uses
+        return max(uses, 0)
 
     def _set_use_on_oom(self, pool, use=True):
         """Whether a pool serves requests that would be refused."""
-        self.set_among(&self.lenders, self.id_of(pool), use)
+        self.set_among(&self.private_pools.lenders, id_of(pool), use)
 
     def _set_no_split(self, pool, no_split=True):
         """Whether a pool's chunks are handed out whole."""
-        self.set_among(&self.unsplit, self.id_of(pool), no_split)
+        self.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
         self.acquire()
         self.answer_all()
         self.lock.release()
@@ -942,14 +1155,13 @@ cdef class CachingAllocator(Recorded):
         """Gives back what a released pool caches, after waiting for the streams that use its memory. Does nothing if
         the pool still has a reference. Returns the bytes given back. `or_later`: if `strict` does not allow it now,
         leave it to the next `empty_cache`."""
-        cdef PoolId id = self.id_of(pool)
+        cdef PoolId id = id_of(pool)
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef uint64_t released = 0
         self.acquire()
-        cdef size_t at = self.find_pool(id)
-        cdef bint is_free = at != NO_POOL and self.private_pools[at].uses == 0
-        self.num_sync_all_streams += is_free
+        cdef bint is_free = self.private_pools.uses(id) == 0
+        self.recorder.num_sync_all_streams += is_free
         self.lock.release()
         if not is_free:
             return 0
@@ -962,7 +1174,7 @@ cdef class CachingAllocator(Recorded):
         self.list_whole(id, SMALL, chunks)
         self.list_whole(id, LARGE, chunks)
         self.take_out(chunks, regions)
-        self.drop_empty_pools(id)
+        self.private_pools.drop_empty(self.pool.bin_sets, id)
         self.lock.release()
         for region in regions:
             released += region.end - region.ptr
@@ -987,28 +1199,3 @@ cdef class CachingAllocator(Recorded):
         cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
         self.lock.release()
         return is_same_pool(pool_of(&lane), id)
-
-    cdef PoolId id_of(self, pool) except *:
-        first, second = pool
-        return PoolId(first, second)
-
-    cdef cbool knows(self, PoolId id) noexcept nogil:
-        return is_same_pool(id, DEFAULT_POOL) or self.find_pool(id) != NO_POOL
-
-    cdef cbool add_pool(self, PoolId id, int64_t uses) noexcept nogil:
-        """Inserts a private pool by its id: they are emptied in that order. Returns False if there is no memory."""
-        cdef size_t at = self.private_pools.size()
-        if not try_push_pool(self.private_pools, PrivatePool(id, uses)):
-            return False
-        while at > 0 and precedes(id, self.private_pools[at - 1].id):
-            self.private_pools[at] = self.private_pools[at - 1]
-            at -= 1
-        self.private_pools[at] = PrivatePool(id, uses)
-        return True
-
-    cdef size_t find_pool(self, PoolId id) noexcept nogil:
-        cdef size_t i
-        for i in range(self.private_pools.size()):
-            if is_same_pool(self.private_pools[i].id, id):
-                return i
-        return NO_POOL

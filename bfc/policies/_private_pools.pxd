@@ -1,0 +1,70 @@
+"""Private pools, and which requests are diverted into them: a part of `CachingAllocator`."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport BinSet, Lane
+from bfc.allocators._ledger cimport Shown
+
+cdef struct PoolId:
+    uint64_t first
+    uint64_t second
+
+cdef struct PrivatePool:
+    PoolId id
+    int64_t uses            # 0: what it holds goes back with the next emptying
+
+cdef enum ScopeKind:
+    EVERY_STREAM
+    NO_STREAM
+    ONE_STREAM
+    ONE_THREAD
+
+cdef struct Scope:          # diverts allocations into a private pool
+    PoolId pool
+    ScopeKind kind
+    uint64_t of             # the stream, or the thread's number
+
+cdef extern from "orders.hpp" namespace "bfc" nogil:
+    cbool is_same_pool(PoolId one, PoolId other) noexcept
+    void put_in_pool(Lane* lane, PoolId pool) noexcept
+    cbool is_among(PoolId id, vector[PoolId]& ids) noexcept
+    cbool put_or_take "bfc::set_among"(vector[PoolId]& ids, PoolId id, cbool wanted) noexcept
+
+
+cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
+    return PoolId(lane.pool[0], lane.pool[1])
+
+
+cdef inline cbool is_default(PoolId id) noexcept nogil:
+    return id.first == 0 and id.second == 0
+
+
+@cython.final
+cdef class PrivatePools:
+    # Guarded by the allocator's lock: every method needs it. No Python object is held.
+
+    cdef vector[PrivatePool] known      # by id: they are emptied in that order
+    cdef vector[Scope] scopes           # the newest last
+    cdef Shown[size_t] open_scopes      # how many these are; may be read without the lock
+    cdef vector[PoolId] lenders         # pools that serve requests which would be refused
+    cdef vector[PoolId] unsplit         # pools whose chunks are handed out whole
+
+    cdef int64_t uses(self, PoolId id) noexcept nogil
+    cdef cbool know(self, PoolId id) noexcept nogil
+    cdef cbool use(self, PoolId id) noexcept nogil
+    cdef cbool release(self, PoolId id) noexcept nogil
+    cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil
+
+    cdef cbool is_in_use(self, Scope* scope, cbool in_other_threads) noexcept nogil
+    cdef cbool begin(self, Scope scope) noexcept nogil
+    cdef cbool end(self, PoolId id) noexcept nogil
+    cdef void divert(self, Lane* lane, uint64_t stream) noexcept nogil
+
+    cdef PrivatePool* find(self, PoolId id) noexcept nogil
+    cdef cbool add(self, PoolId id) noexcept nogil
+
+
+cdef uint64_t this_thread() noexcept nogil

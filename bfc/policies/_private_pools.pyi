@@ -1,0 +1,2 @@
+class PrivatePools:
+    """The private pools of an allocator, as data. The default pool is none of them."""

@@ -1,0 +1,127 @@
+"""Private pools of PyTorch's policy: who uses them, and which requests are diverted into them."""
+
+cimport cython
+from libc.stdint cimport uint32_t
+
+cdef extern from "orders.hpp" namespace "bfc" nogil:
+    uint64_t thread_number() noexcept
+    cbool precedes(PoolId one, PoolId other) noexcept
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_pool "bfc::try_push_back"(vector[PrivatePool]& items, PrivatePool item) noexcept
+    cbool try_push_scope "bfc::try_push_back"(vector[Scope]& items, Scope item) noexcept
+
+
+cdef uint64_t this_thread() noexcept nogil:
+    """The number of the thread. Other modules ask for it here: a copy of thread_number() would count from 1 again."""
+    return thread_number()
+
+
+@cython.final
+cdef class PrivatePools:
+    """The private pools of an allocator, as data. The default pool is none of them."""
+
+    # -- pools --------------------------------------------------------------------------------------------------------
+
+    cdef PrivatePool* find(self, PoolId id) noexcept nogil:
+        """NULL if there is no such pool."""
+        cdef size_t i
+        for i in range(self.known.size()):
+            if is_same_pool(self.known[i].id, id):
+                return &self.known[i]
+        return NULL
+
+    cdef int64_t uses(self, PoolId id) noexcept nogil:
+        """How many references a pool has; -1 of one that is not known."""
+        cdef PrivatePool* found = self.find(id)
+        return found.uses if found != NULL else -1
+
+    cdef cbool know(self, PoolId id) noexcept nogil:
+        """Adds a pool without references, unless it is there, or is the default one. Returns False if there is no
+        memory."""
+        return is_default(id) or self.find(id) != NULL or self.add(id)
+
+    cdef cbool add(self, PoolId id) noexcept nogil:
+        cdef size_t at = self.known.size()
+        cdef PrivatePool added = PrivatePool(id, 0)
+        if not try_push_pool(self.known, added):
+            return False
+        while at > 0 and precedes(id, self.known[at - 1].id):
+            self.known[at] = self.known[at - 1]
+            at -= 1
+        self.known[at] = added
+        return True
+
+    cdef cbool use(self, PoolId id) noexcept nogil:
+        """Adds a reference to a pool, and the pool if it is new. Returns False if there is no memory."""
+        if self.find(id) == NULL and not self.add(id):
+            return False
+        self.find(id).uses += 1
+        return True
+
+    cdef cbool release(self, PoolId id) noexcept nogil:
+        """Takes a reference away. Returns False if there was none."""
+        cdef PrivatePool* found = self.find(id)
+        if found == NULL or found.uses == 0:
+            return False
+        found.uses -= 1
+        return True
+
+    cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil:
+        """Forgets the pools that were released and hold no region: this one, or all of them for the default pool."""
+        cdef size_t kept = 0, i
+        cdef uint32_t regions
+        cdef cbool named
+        cdef BinSet bin_set
+        for i in range(self.known.size()):
+            regions = 0
+            for bin_set in bin_sets:
+                if is_same_pool(pool_of(&bin_set.lane), self.known[i].id):
+                    regions += bin_set.regions
+            named = is_default(only) or is_same_pool(only, self.known[i].id)
+            if self.known[i].uses > 0 or regions > 0 or not named:
+                self.known[kept] = self.known[i]
+                kept += 1
+        self.known.resize(kept)
+
+    # -- scopes -------------------------------------------------------------------------------------------------------
+
+    cdef cbool is_in_use(self, Scope* scope, cbool in_other_threads) noexcept nogil:
+        """Whether a scope of the same pool is open, which forbids this one. Several threads may have one each, unless
+        `in_other_threads` counts too."""
+        cdef Scope other
+        for other in self.scopes:
+            if is_same_pool(other.pool, scope.pool) and (in_other_threads or scope.kind != ONE_THREAD
+                                                         or other.kind != ONE_THREAD):
+                return True
+        return False
+
+    cdef cbool begin(self, Scope scope) noexcept nogil:
+        """Opens a scope. Returns False if there is no memory."""
+        cdef cbool added = try_push_scope(self.scopes, scope)
+        self.open_scopes.set(self.scopes.size())
+        return added
+
+    cdef cbool end(self, PoolId id) noexcept nogil:
+        """Closes the newest scope of a pool that is this thread's or of streams. Returns False if there is none."""
+        cdef size_t i = self.scopes.size()
+        while i > 0:
+            i -= 1
+            if is_same_pool(self.scopes[i].pool, id) and (self.scopes[i].kind != ONE_THREAD
+                                                          or self.scopes[i].of == thread_number()):
+                self.scopes.erase(self.scopes.begin() + i)
+                self.open_scopes.set(self.scopes.size())
+                return True
+        return False
+
+    cdef void divert(self, Lane* lane, uint64_t stream) noexcept nogil:
+        """Puts the pool into a lane that a request of this thread for this stream is diverted to, if any."""
+        cdef Scope scope
+        cdef size_t i = self.scopes.size()
+        while i > 0:
+            i -= 1
+            scope = self.scopes[i]
+            if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
+                    or (scope.kind == ONE_THREAD and scope.of == thread_number())):
+                put_in_pool(lane, scope.pool)
+                return

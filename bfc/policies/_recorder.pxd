@@ -1,0 +1,39 @@
+"""What PyTorch's policy counts and writes down: a part of `CachingAllocator`."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+from libcpp.vector cimport vector
+
+from bfc.allocators._ledger cimport Lock
+from bfc._core cimport History, HistoryRecord, Lane, Pool
+
+
+cdef History* new_history(enabled, context, stacks, max_entries, skip_actions) except? NULL
+
+
+@cython.final
+cdef class Recorder:
+    # Guarded by the allocator's lock.
+    cdef int64_t num_alloc_retries
+    cdef int64_t num_ooms
+    cdef int64_t num_sync_all_streams
+
+    # Guarded by the GIL.
+    cdef bint keeps_frames          # of allocations
+    cdef bint keeps_free_frames
+    cdef dict frames                # allocation id -> frames
+    cdef dict free_frames           # allocation id -> frames of its free
+    cdef dict region_frames         # address -> frames of the allocation that it was taken for
+    cdef size_t frames_allowed      # before those that nothing refers to are looked for
+
+    cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size)
+    cdef void restart_counts(self) noexcept nogil
+    cdef int restart(self, enabled, context) except -1
+    cdef list history(self, Pool pool, Lock& lock)
+    cdef list entries_of(self, vector[HistoryRecord]& records)
+    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
+    cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1
+    cdef int keep_free_frames(self, int64_t allocation_id) except -1
+    cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane) except -1
+    cdef int bound_frames(self, Pool pool, Lock& lock) except -1
+    cdef int forget_frames(self, Pool pool, Lock& lock) except -1

@@ -1,0 +1,237 @@
+"""What PyTorch's policy counts and writes down: statistics, the history, Python frames."""
+
+import operator
+import sys
+
+cimport cython
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred
+from cython.operator cimport dereference as deref
+from libc.stdint cimport uint32_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+
+from bfc.allocators._ledger cimport acquire_lock
+from bfc._core cimport (
+    BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
+    Gauge, Region, Usage,
+)
+
+from bfc.errors import out_of_host_memory
+from bfc.pytorch import words
+from bfc.report.snapshot import Frame, HistoryEntry
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
+
+_FIRST_FRAMES_ALLOWED = 1 << 14
+
+
+cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
+    stats[name + ".current"] = gauge.current
+    stats[name + ".peak"] = gauge.peak
+    stats[name + ".allocated"] = gauge.allocated
+    stats[name + ".freed"] = gauge.freed
+    return 0
+
+
+cdef tuple python_frames():
+    """The caller's frames, innermost first. Empty if there is no memory for them: the allocation must not fail."""
+    frames = []
+    try:
+        frame = sys._getframe()
+        while frame is not None:
+            frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        if PyErr_Occurred() != NULL:    # Python 3.11 says None, and leaves its MemoryError behind
+            PyErr_Clear()
+            return ()
+        return tuple(frames)
+    except (ValueError, RecursionError, MemoryError):   # ValueError: a thread that Python did not start
+        return ()
+
+
+cdef History* new_history(enabled, context, stacks, max_entries, skip_actions) except? NULL:
+    """An empty history, as `record_history` is asked for one; NULL where nothing is to be recorded."""
+    cdef uint32_t skipped = 0
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"enabled is None, 'state' or 'all', not {enabled!r}")
+    if context not in (None, "state", "alloc", "all"):
+        raise ValueError(f"context is None, 'state', 'alloc' or 'all', not {context!r}")
+    if stacks != "python":
+        raise ValueError(f"stacks is 'python', not {stacks!r}: C++ frames are not collected")
+    if max_entries is not None and not 0 <= operator.index(max_entries) <= sys.maxsize:
+        raise ValueError(f"max_entries is a count, or None for all, not {max_entries}")
+    for action in skip_actions:
+        if action not in words.ACTIONS:
+            raise ValueError(f"there is no action {action!r} to skip; there are {', '.join(words.ACTIONS)}")
+        skipped |= 1 << words.ACTIONS.index(action)
+    if enabled is None:
+        return NULL
+    most = 1 if enabled == "state" else sys.maxsize if max_entries is None else max(1, max_entries)
+    return new History(most, skipped)
+
+
+cdef uint64_t start_of_region(Pool pool, Lock& lock, uint64_t ptr) noexcept:
+    """The start of the region that an address lies in, or else 0."""
+    cdef uint64_t start = 0
+    acquire_lock(lock)
+    cdef cmap[uint64_t, Region].iterator found = pool.regions.upper_bound(ptr)
+    if found != pool.regions.end():
+        start = deref(found).second.ptr
+    lock.release()
+    return start
+
+
+# In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
+@cython.final
+@cython.no_gc_clear
+cdef class Recorder:
+    """Counts, a history's entries in Python's terms, and the Python frames of allocations, frees and regions.
+
+    The records of the history itself are the pool's.
+    """
+
+    def __cinit__(self):
+        self.frames = {}
+        self.free_frames = {}
+        self.region_frames = {}
+        self.frames_allowed = _FIRST_FRAMES_ALLOWED
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size):
+        """What `memory_stats` returns. `max_split_size` is the setting at the beginning."""
+        cdef Usage usage
+        cdef int group
+        cdef dict stats = {}
+        acquire_lock(lock)
+        usage = pool.usage[0]
+        retries, ooms, syncs = self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams
+        lock.release()
+        for group, name in enumerate(words.GROUPS):
+            add_gauge(stats, f"{name}.all", usage.read(group, BOTH_KINDS))
+            add_gauge(stats, f"{name}.small_pool", usage.read(group, SMALL))
+            add_gauge(stats, f"{name}.large_pool", usage.read(group, LARGE))
+        add_gauge(stats, "oversize_allocations", usage.oversize_allocations)
+        add_gauge(stats, "oversize_segments", usage.oversize_segments)
+        stats.update(num_alloc_retries=retries, num_ooms=ooms, num_sync_all_streams=syncs,
+                     num_device_alloc=usage.num_device_alloc, num_device_free=usage.num_device_free,
+                     max_split_size=max_split_size)
+        return dict(sorted(stats.items()))
+
+    cdef void restart_counts(self) noexcept nogil:
+        """Needs the lock."""
+        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+
+    # -- history -------------------------------------------------------------------------------------------------------
+
+    cdef int restart(self, enabled, context) except -1:
+        """Drops the frames that are kept, and keeps those that `record_history` asks for from now on."""
+        self.keeps_frames = enabled is not None and context is not None
+        self.keeps_free_frames = enabled is not None and context == "all"
+        self.frames.clear()
+        self.free_frames.clear()
+        self.region_frames.clear()
+        return 0
+
+    cdef list history(self, Pool pool, Lock& lock):
+        cdef vector[HistoryRecord] records
+        cdef bint copied = True
+        acquire_lock(lock)
+        if pool.history != NULL:
+            copied = pool.history.copy(records)
+        lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        return self.entries_of(records)
+
+    cdef list entries_of(self, vector[HistoryRecord]& records):
+        cdef list entries = []
+        cdef HistoryRecord record
+        for record in records:
+            if record.action == HISTORY_SEGMENT_ALLOC:
+                frames = self.region_frames.get(record.addr, ())
+            elif record.action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
+                frames = self.free_frames.get(record.allocation_id, ())
+            else:
+                frames = self.frames.get(record.allocation_id, ())
+            entries.append(HistoryEntry(words.ACTIONS[record.action], record.addr, record.size, record.stream,
+                                        record.time_us, (record.pool[0], record.pool[1]), frames))
+        return entries
+
+    cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane) except -1:
+        """Counts a request that is refused, and adds it to the history."""
+        cdef int64_t number = 0
+        acquire_lock(lock)
+        self.num_ooms += 1
+        if pool.history != NULL:
+            number = pool.next_allocation_id    # of its own, to find its frames by
+            pool.next_allocation_id += 1
+            pool.history.add(HistoryRecord(device_free, rounded, lane.stream, [lane.pool[0], lane.pool[1]], 0, number,
+                                           HISTORY_OOM))
+        lock.release()
+        if number and self.keeps_frames:
+            self.frames[number] = python_frames()
+            self.bound_frames(pool, lock)
+        return 0
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
+        """Those of an allocation, or of the one that a region was taken for."""
+        return self.region_frames.get(region, ()) if region else self.frames.get(allocation_id, ())
+
+    cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1:
+        """Keeps those of the call that has made an allocation. Without memory for them, it succeeds all the same."""
+        try:
+            frames = python_frames()
+            self.frames[allocation_id] = frames
+            if region_came:
+                self.region_frames[start_of_region(pool, lock, ptr)] = frames
+            return self.bound_frames(pool, lock)
+        except MemoryError:
+            return 0
+
+    cdef int keep_free_frames(self, int64_t allocation_id) except -1:
+        self.free_frames[allocation_id] = python_frames()
+        return 0
+
+    cdef int bound_frames(self, Pool pool, Lock& lock) except -1:
+        if <size_t>(len(self.frames) + len(self.free_frames) + len(self.region_frames)) > self.frames_allowed:
+            self.forget_frames(pool, lock)
+        return 0
+
+    cdef int forget_frames(self, Pool pool, Lock& lock) except -1:
+        """Drops the frames that neither the history nor a live chunk refers to."""
+        cdef size_t i
+        cdef vector[uint64_t] live      # a Python set would call for memory, and hence for anything, under the lock
+        cdef cbool copied = True
+        cdef int64_t newest
+        cdef vector[HistoryRecord] records
+        cdef vector[Region] regions
+        acquire_lock(lock)
+        if pool.history != NULL:
+            copied = pool.history.copy(records)
+        copied = copied and pool.list_regions(regions, True)
+        for i in range(pool.chunk_count):
+            if pool.chunks[i].allocation_id > 0:
+                copied = copied and try_push_number(live, <uint64_t>pool.chunks[i].allocation_id)
+        newest = pool.next_allocation_id
+        lock.release()
+        if not copied:
+            return 0        # the host has no memory: they go another time
+        wanted = set(live)
+        known = set()
+        for record in records:
+            wanted.add(record.allocation_id)
+            if record.action == HISTORY_SEGMENT_ALLOC:
+                known.add(record.addr)
+        for region in regions:
+            known.add(region.ptr)
+        self.region_frames = {key: kept for key, kept in self.region_frames.items() if key in known}
+        # a collection of garbage above may have let other threads on
+        self.frames = {key: kept for key, kept in self.frames.items() if key in wanted or key >= newest}
+        self.free_frames = {key: kept for key, kept in self.free_frames.items() if key in wanted or key >= newest}
+        self.frames_allowed = max(_FIRST_FRAMES_ALLOWED, 2 * (len(self.frames) + len(self.free_frames)
+                                                              + len(self.region_frames)))
+        return 0
