@@ -135,6 +135,8 @@ cdef class PrimaryContext:
     cdef CUresult leave(self, int mode) noexcept nogil:
         """Makes the context current that was so before, with its capture mode."""
         cdef void* popped
+        if forked or not self.retained:
+            return NOT_INITIALIZED
         cdef CUresult result = cu.capture_mode(&mode)
         cdef CUresult second = cu.context_pop(&popped)
         return second if result == SUCCESS else result
