@@ -276,7 +276,7 @@ cdef class Pool:
                           cbool has_lanes) noexcept nogil
     cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil
-    cdef cbool free_live(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
+    cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil

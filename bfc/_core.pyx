@@ -496,10 +496,8 @@ cdef class Pool:
         self.prefetch_neighbours(handle)
         return self.free_chunk(handle)
 
-    cdef cbool free_live(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
-        """Frees a chunk by its handle, unless other streams use it. What is no longer live needs no free: True."""
-        if handle >= self.chunk_count or self.chunks[handle].allocation_id != allocation_id:
-            return True
+    cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil:
+        """Frees a chunk in use, unless other streams use it, too. False, and then nothing has changed."""
         return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
 
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil:

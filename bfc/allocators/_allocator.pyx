@@ -88,6 +88,10 @@ cdef inline object owned(PyObject* made):
     return found
 
 
+cdef object closed():
+    return ClosedError("this allocator is closed")
+
+
 cdef uint64_t total_size(vector[Region]& regions) noexcept nogil:
     cdef Region region
     cdef uint64_t total = 0
@@ -416,10 +420,10 @@ cdef class Allocator(Frees):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
         """Tries what may still help, and raises OutOfMemoryError if nothing does. `seen` is the count of frees before
         the first attempt."""
-        if self.live_buffers and not self.strict:
+        if self.live_buffers and not self.strict and not request.refused:
             gc.collect()    # buffers in reference cycles
             self.try_allocate(request, placed)
-        if placed.handle == NO_CHUNK and self.retry_seconds > 0:
+        if placed.handle == NO_CHUNK and self.retry_seconds > 0 and not request.refused:
             self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             self.was_refused(request)
@@ -483,6 +487,8 @@ cdef class Allocator(Frees):
         placed.handle = NO_CHUNK
         placed.allocation_id = 0
         placed.ptr = 0
+        if request.refused and self.is_closed:
+            raise closed()
         if request.nbytes == 0 or request.refused:
             return 0
         self.poll()
@@ -516,7 +522,7 @@ cdef class Allocator(Frees):
             self.lock.release()
         while placed.handle == NO_CHUNK:
             if self.is_closed:
-                raise ClosedError("this allocator is closed")
+                raise closed()
             seen = self.changes.get() - request.changes   # of other threads
             self.place_after_miss(request, placed)
             if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):

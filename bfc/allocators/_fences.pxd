@@ -47,9 +47,9 @@ cdef class Fences:
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1
     cdef int put_in_queue(self, stream, fence, Late late) except -1
     cdef int try_stuck_again(self) except -1
-    cdef ChunkHandle next_done(self, stream, list faults, bint wait) except? 0
+    cdef Waiting next_done(self, stream, list faults, bint wait)
     cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1
-    cdef ChunkHandle wait_for(self, stream, Waiting entry) except? 0
+    cdef bint wait_for(self, stream, Waiting entry) except -1
     cdef int wait_for_all(self) except -1
     cdef int forget_dead_askers(self) except -1
 

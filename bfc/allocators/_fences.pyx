@@ -8,7 +8,6 @@ from collections import deque
 
 cimport cython
 
-from bfc._core cimport NO_CHUNK
 from bfc.interpreter._forks cimport era, survivor
 
 cdef extern from "Python.h":
@@ -156,12 +155,12 @@ cdef class Fences:
             self.stuck.popleft()
         return 0
 
-    cdef ChunkHandle next_done(self, stream, list faults, bint wait) except? 0:
-        """The next chunk that a stream has finished with, or will (`wait`): it waits for nothing any more. NO_CHUNK:
-        there is none. What the device fails for is set apart as stuck, and its error appended to `faults`.
+    cdef Waiting next_done(self, stream, list faults, bint wait):
+        """The last fence of a chunk, which a stream has reached, or will (`wait`): the chunk waits for nothing any more.
+        None: there is none. What the device fails for is set apart as stuck, and its error appended to `faults`.
 
-        A stream finishes its fences in their order, so the first that is not done ends the search. The thread that
-        asks a fence is noted: others, and whoever the fence calls, leave its queue alone.
+        A stream reaches its fences in order, so the first that is not done ends the search. The thread that asks a
+        fence is noted: others, and whoever the fence calls, leave its queue alone.
         """
         cdef Waiting first
         cdef bint done
@@ -171,7 +170,7 @@ cdef class Fences:
             first = queue[0]
             if first.asked_by:
                 if not wait or first.asked_by == PyThread_get_thread_ident():
-                    return NO_CHUNK
+                    return None
                 time.sleep(_POLL_SECONDS)
                 continue
             first.asked_by = PyThread_get_thread_ident()
@@ -184,16 +183,16 @@ cdef class Fences:
                 done, fault = True, error
             try:
                 if not self.answered(stream, queue, first, done, fault, faults):
-                    return NO_CHUNK
+                    return None
             finally:
                 first.asked_by = 0
             if fault is None:
                 first.late.left -= 1
                 if first.late.left == 0:
-                    return first.late.handle
+                    return first
         if queue is not None and self.queues.get(stream) is queue and not queue:
             del self.queues[stream]
-        return NO_CHUNK
+        return None
 
     cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1:
         """Takes the first entry out of its queue, if it is done or has failed. Whether it was."""
@@ -219,16 +218,16 @@ cdef class Fences:
                     entry.asked_by = 0
         return 0
 
-    cdef ChunkHandle wait_for(self, stream, Waiting entry) except? 0:
-        """Waits for one entry, wherever it stands in its stream's queue; where another thread asks it, for that, too.
-        The chunk, if it waits for nothing any more, or NO_CHUNK."""
+    cdef bint wait_for(self, stream, Waiting entry) except -1:
+        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is asking its fence. Returns
+        whether its chunk waits for nothing any more."""
         cdef unsigned long me = PyThread_get_thread_ident()
         self.forget_dead_askers()
         while entry.asked_by not in (0, me):
             time.sleep(_POLL_SECONDS)
         queue = self.queues.get(stream, ())
         if entry.asked_by == me or entry not in queue:
-            return NO_CHUNK
+            return False
         entry.asked_by = me
         try:
             entry.fence.wait()
@@ -238,7 +237,7 @@ cdef class Fences:
         if not queue and self.queues.get(stream) is queue:
             del self.queues[stream]
         entry.late.left -= 1
-        return entry.late.handle if entry.late.left == 0 else NO_CHUNK
+        return entry.late.left == 0
 
     cdef int wait_for_all(self) except -1:
         """Waits until the streams have finished with all that waits now. The entries stay for `next_done`."""

@@ -13,7 +13,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc.buffers._arguments cimport address_from, addresses_from
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc.allocators._fences cimport Fences, some_use, some_wait
+from bfc.allocators._fences cimport Fences, Waiting, some_use, some_wait
 from bfc.allocators._ledger cimport acquire_lock, small_int
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
@@ -343,10 +343,11 @@ cdef class Frees(Ledger):
         if not self.lock.try_acquire():
             self.leave(&self.orphans, handle, allocation_id)
             return
-        cdef bint freed = self.pool.free_live(handle, allocation_id)
+        cdef bint live = self.is_live_locked(handle, allocation_id)
+        cdef bint freed = live and self.pool.free_unshared(handle)
         self.frees.add(freed)
         self.lock.release()
-        if not freed:
+        if live and not freed:
             self.leave(&self.orphans, handle, allocation_id)
 
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
@@ -528,16 +529,16 @@ cdef class Frees(Ledger):
         `wait` waits for these streams. If the device fails for a chunk, the chunk is set aside as stuck and the error
         reported like that of a finaliser, as it does not belong to the caller. `again` tries stuck chunks once more.
         """
-        cdef ChunkHandle handle
+        cdef Waiting done
         faults = []
         if again:
             self.try_stuck_again()
         self.free_put_off(faults)
         for stream in sorted(self.fences.queues):
-            handle = self.fences.next_done(stream, faults, wait)
-            while handle != NO_CHUNK:
-                self.finish_waiting(handle)
-                handle = self.fences.next_done(stream, faults, wait)
+            done = self.fences.next_done(stream, faults, wait)
+            while done is not None:     # it holds its fence, which may run Python when it goes, until the chunk is free
+                self.finish_waiting(done.late.handle)
+                done = self.fences.next_done(stream, faults, wait)
         return report_faults(faults)
 
     cdef int try_stuck_again(self) except -1:

@@ -749,12 +749,12 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         try:
             key = allocation_id     # the host may have no memory for it later
-            self.must_look = True
             entry = DeferredFree()
             entry.handle = handle
             entry.streams = self.fences.users.get(key) or {}
             entry.fences = self.fences.marked.get(key) or []
             self.deferred.append(entry)
+            self.must_look = True   # not before: garbage that is collected above may look at the empty list
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
@@ -1185,13 +1185,11 @@ cdef class CachingAllocator(Allocator):
         """Waits for the streams that still use a pool's freed memory, and for no others."""
         self.record_deferred(True)
         cdef Waiting entry
-        cdef ChunkHandle done
         for stream in sorted(self.fences.queues):
             for entry in list(self.fences.queues.get(stream, ())):
                 if self.is_of_pool(entry.late.handle, id):
-                    done = self.fences.wait_for(stream, entry)
-                    if done != NO_CHUNK:
-                        self.finish_waiting(done)
+                    if self.fences.wait_for(stream, entry):
+                        self.finish_waiting(entry.late.handle)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:

@@ -245,3 +245,59 @@ def test_a_stream_that_finishes_ends_the_wait_for_memory() -> None:
         device.when_asked = finish
         allocator.allocate("1500 KiB").free()
         assert len(asked) == 5, "it waited to the end, or asked no more"
+
+
+def test_a_fence_that_allocates_as_it_goes_finds_its_chunk_free() -> None:
+    got: list[int] = []
+
+    class Fence:
+        is_done = False
+
+        def done(self) -> bool:
+            return Fence.is_done
+
+        def wait(self) -> None:
+            pass
+
+        def __del__(self) -> None:
+            if Fence.is_done and not got:
+                got.append(allocator.allocate_raw(900 << 10))
+
+    class Device(bfc.SimulatedSubAllocator):
+        asynchronous = True
+
+        def fence(self, stream: int) -> Fence:
+            return Fence()
+
+    allocator = bfc.BFCAllocator(Device("1 MiB"))
+    address = allocator.allocate_raw(800 << 10)
+    allocator.record_stream(address, 7)
+    allocator.deallocate_raw(address)
+    Fence.is_done = True
+    allocator.stats()
+    assert got == [address]
+
+
+def test_a_dropped_buffer_whose_memory_was_freed_already_orders_no_stream() -> None:
+    class Device(bfc.SimulatedSubAllocator):
+        asynchronous = True
+        orders = 0
+
+        def stream_id(self, stream: int) -> int:
+            return stream
+
+        def order(self, first: int, then: int) -> None:
+            self.orders += 1
+
+        def fence(self, stream: int) -> None:
+            return None
+
+    device = Device("1 GiB")
+    allocator = bfc.BFCAllocator(device)
+    buffers = [allocator.allocate(1000)]
+    allocator.deallocate_raw(buffers[0].ptr)
+    allocator.allocate_raw(256, stream=7)
+    before = device.orders
+    buffers.clear()
+    allocator.allocate_raw(256, stream=7)
+    assert device.orders == before

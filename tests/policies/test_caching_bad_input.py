@@ -293,3 +293,21 @@ def test_a_request_of_all_addresses_is_refused_in_words(make, nbytes, strict) ->
     with pytest.raises(bfc.OutOfMemoryError):
         allocator.allocate_raw(nbytes)
     nothing_is_lost(allocator)
+
+
+@pytest.mark.parametrize("state", ["closed", "half made"])
+def test_a_size_that_is_refused_untried_meets_a_closed_allocator(state: str) -> None:
+    allocator = bfc.CachingAllocator.__new__(bfc.CachingAllocator)
+    if state == "closed":
+        allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        allocator.close()
+    with pytest.raises(bfc.errors.ClosedError):
+        allocator.allocate_raw(2**60)
+
+
+def test_a_size_that_is_refused_untried_is_not_waited_for() -> None:
+    device = bfc.SimulatedSubAllocator("1 GiB")
+    allocator = bfc.CachingAllocator(device, retry_seconds=600)
+    with pytest.raises(bfc.OutOfMemoryError):
+        allocator.allocate_raw(2**60)
+    assert device.calls == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 from waiting import DEADLINE
@@ -61,3 +62,28 @@ def test_a_scope_cannot_be_left_by_a_thread_that_did_not_enter_it():
         thread.join()
     assert len(seen) == 1
     assert "was not entered here" in seen[0]
+
+
+def test_garbage_that_is_collected_by_a_free_in_a_scope_hides_nothing_that_waits() -> None:
+    """The free makes a note of itself. That may run the collector, and so code that reads them."""
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+
+    class Garbage:
+        def __del__(self) -> None:
+            allocator.release_free_regions()
+
+    address, _kept = allocator.allocate_raw(3000), allocator.allocate_raw(3000)
+    allocator.record_stream(address, 7)
+    threshold = gc.get_threshold()
+    gc.collect()
+    garbage = Garbage()
+    garbage.me = garbage  # type: ignore[attr-defined]
+    del garbage
+    with bfc.use_mem_pool(bfc.MemPool(allocator)):
+        gc.set_threshold(1)
+        try:
+            allocator.deallocate_raw(address)
+        finally:
+            gc.set_threshold(*threshold)
+    again = [allocator.allocate_raw(3000) for _ in range(3)]
+    assert (allocator.stats().bytes_waiting_for_streams, address in again) == (0, True)
