@@ -156,8 +156,8 @@ cdef class Fences:
         return 0
 
     cdef Waiting next_done(self, stream, list faults, bint wait):
-        """The last fence of a chunk, which a stream has reached, or will (`wait`): the chunk waits for nothing any more.
-        None: there is none. What the device fails for is set apart as stuck, and its error appended to `faults`.
+        """The last fence of a chunk, if a stream has reached it, or will (`wait`): the chunk waits for nothing any
+        more. None: there is none. What the device fails for is set apart as stuck, and its error appended to `faults`.
 
         A stream reaches its fences in order, so the first that is not done ends the search. The thread that asks a
         fence is noted: others, and whoever the fence calls, leave its queue alone.
