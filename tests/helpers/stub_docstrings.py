@@ -46,7 +46,9 @@ def documented(path: Path, tree: ast.Module) -> Iterator[tuple[Documented, str |
 def docstring(name: str, compiled: object) -> str | None:
     """Its own, without the signature that Cython writes above it."""
     text = getattr(compiled, "__doc__", None)
-    if text is None or (isinstance(compiled, SLOTS) and name.startswith("__")):
+    if compiled is None or text is None:  # None itself has a docstring, from Python 3.13 on
+        return None
+    if isinstance(compiled, SLOTS) and name.startswith("__"):
         return None
     first, _, rest = text.partition("\n")
     if re.match(rf"(\w+\.)*{name}(\(.*\)|: '[^']+')", first):
