@@ -17,7 +17,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF
 from posix.unistd cimport usleep
 
-from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from
+from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
 from bfc._core cimport (
     INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
@@ -26,7 +26,7 @@ from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
-from bfc.allocators._ledger cimport acquire_lock, small_int
+from bfc.allocators._ledger cimport acquire_lock
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 

@@ -24,9 +24,6 @@ cdef extern from "lock.hpp" namespace "bfc" nogil:
 cdef extern from "wait.hpp" namespace "bfc" nogil:
     void acquire_lock "bfc::acquire"(Lock& lock)
 
-cdef extern from "ints.hpp" namespace "bfc" nogil:
-    cbool small_int(object number, uint64_t* found)
-
 
 cdef class Ledger(Owner):
     cdef Lock lock

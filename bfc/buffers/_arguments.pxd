@@ -1,7 +1,11 @@
 """What users pass, read into C numbers: one fast path for plain ints, and clear errors for the rest."""
 
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
+
+cdef extern from "ints.hpp" namespace "bfc" nogil:
+    cbool small_int(object number, uint64_t* found)
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t alignment_from(object alignment) except? 0xFFFFFFFFFFFFFFFF

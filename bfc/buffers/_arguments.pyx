@@ -1,7 +1,6 @@
 """Sizes, counts, streams and addresses, from Python objects."""
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
-from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
@@ -20,27 +19,13 @@ cdef extern from *:
     ctypedef struct ArrayHead "bfc_array_head":     # of NumPy's arrays, as its ABI has it
         char* data
 
-cdef extern from "Python.h":
-    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
-
-
 ctypedef uint64_t (*Reader)(object) except? 0xFFFFFFFFFFFFFFFF
-
-
-cdef inline bint is_small_int(object value, uint64_t* number):
-    """Whether it is a plain int from 0 to 2**63 - 1, and which."""
-    cdef int overflow = 0
-    if not PyLong_CheckExact(value):
-        return False
-    cdef long long found = PyLong_AsLongLongAndOverflow(value, &overflow)
-    number[0] = <uint64_t>found
-    return found >= 0 and overflow == 0
 
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
     """A number of bytes up to 2**63 - 1. TypeError for a text, which only `allocate` takes."""
     cdef uint64_t size
-    if is_small_int(nbytes, &size):
+    if small_int(nbytes, &size):
         return size
     if isinstance(nbytes, str):
         raise TypeError(f"a size here is an int, not {nbytes!r}: allocate() takes texts")
@@ -68,13 +53,13 @@ cdef uint64_t stream_from(object stream) except? 0xFFFFFFFFFFFFFFFF:
     cdef uint64_t handle
     if stream is None:
         return 0
-    return handle if is_small_int(stream, &handle) else stream_handle(stream)
+    return handle if small_int(stream, &handle) else stream_handle(stream)
 
 
 cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
     """An address. Raises TypeError if it is not an int, InvalidPointerError if it is negative or too large."""
     cdef uint64_t small
-    if is_small_int(ptr, &small):
+    if small_int(ptr, &small):
         return small
     try:
         address = as_int(ptr)
