@@ -93,6 +93,7 @@ cdef class Allocator(Frees):
 
     # Called only where `must_look` is set, without the lock. An error of `allocated` frees the memory again.
     cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1
+    cdef bint has_more_to_do(self) noexcept     # what `must_look` is to be
 
     cdef bint hits_are_plain(self, uint64_t on) except -1
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,

@@ -366,7 +366,7 @@ cdef class Allocator(Frees):
     @cython.final
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
         """The short way of an allocation, for a hit that needs nothing but the pool. Whether it was that."""
-        if nbytes == 0 or not is_quiet(self) or self.noter is not None:
+        if nbytes == 0 or not is_quiet(self):
             return False
         if on != self.home_stream and (not self.by_stream or self.may_be_unordered or on == self.default_stream_alias):
             return False
@@ -397,7 +397,7 @@ cdef class Allocator(Frees):
             self.try_harder(&request, freed_before, seen, placed)
         if on != self.home_stream and size and (unordered or not self.by_stream):
             self.leave_home(placed, on, stream)
-        if placed.allocation_id and (self.must_look or self.noter is not None):
+        if self.must_look and placed.allocation_id:
             self.announce(placed, changes)
         return 0
 
@@ -406,15 +406,19 @@ cdef class Allocator(Frees):
         try:
             if self.noter is not None:
                 self.noter(placed.allocation_id)
-            if self.must_look:
-                self.allocated(placed, changes_before)
+            self.allocated(placed, changes_before)
         except BaseException as error:
             raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
 
+    cdef bint has_more_to_do(self) noexcept:
+        """Whether an allocation or a free is more than the pool's affair: see `must_look`."""
+        return self.noter is not None
+
     def _swap_noter(self, noter):
         """From now on `noter(allocation_id)` is called after each allocation. Returns the noter before, or None."""
         noter, self.noter = self.noter, noter
+        self.must_look = self.has_more_to_do()
         return noter
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
@@ -505,11 +509,9 @@ cdef class Allocator(Frees):
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil:
         """Writes the pool's answer into `placed`. Needs the lock."""
         placed.handle = handle
-        if handle >= NO_HOST_MEMORY:
+        if not note_hit(self.pool, handle, placed):
             return
         cdef Chunk* chunk = &self.pool.chunks[handle]
-        placed.allocation_id = chunk.allocation_id
-        placed.ptr = chunk.ptr
         if request.shared or (request.stream != self.home_stream and not self.by_stream):
             chunk.state |= USED_ELSEWHERE
 
@@ -638,9 +640,10 @@ cdef class Allocator(Frees):
             raise error
         return found
 
+    @cython.final
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
-        if not is_quiet(self) or self.noter is not None:
+        if not is_quiet(self):
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
@@ -648,18 +651,12 @@ cdef class Allocator(Frees):
                               uint64_t on) noexcept:
         """Serves the requests from the i-th on under one lock, while free chunks fit. Returns the index of the first
         request that none fits."""
-        cdef Request request
         cdef Placement placed
-        cdef uint64_t clock
         self.acquire()
         while i < sizes.size() and not self.is_closed:
             addresses[i] = 0
             if sizes[i]:
-                clock = self.pool.clock
-                self.set_request(&request, sizes[i], on)
-                self.fill(self.place(&request), &request, &placed)
-                if placed.handle >= NO_HOST_MEMORY:
-                    self.pool.clock = clock     # the caller searches again, and that search counts
+                if not self.hit(sizes[i], on, &placed):
                     break
                 addresses[i] = placed.ptr
             i += 1

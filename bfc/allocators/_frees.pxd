@@ -38,7 +38,7 @@ cdef class Frees(Ledger):
     cdef list rejected                  # (address, bytes) against the contract that the source did not take back
     cdef bint source_is_python          # signals' handlers may run in its calls
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
-    cdef bint must_look                 # a policy has more to do at an allocation or a free than ask the pool
+    cdef bint must_look                 # an allocation or a free has more to do than ask the pool
 
     cdef int free_at_once(self, uint64_t address) except -1
 
@@ -54,6 +54,7 @@ cdef class Frees(Ledger):
     cdef object undo_at(self, uint64_t address)
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
+    cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept
     cdef int finish_waiting(self, ChunkHandle handle) except -1
     cdef bint drain(self) noexcept

@@ -5,7 +5,6 @@
 - a free from a finaliser never waits: where the lock is taken it leaves its handle behind for the next caller.
 """
 
-
 cimport cython
 
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
@@ -490,12 +489,12 @@ cdef class Frees(Ledger):
         """Frees a chunk that other streams use: at once if they have finished with it, or else when they have.
         Releases the lock. If the device fails, the chunk stays as it was, and can be freed again."""
         cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id
+        cdef bint waits
         self.pool.stop_using(handle)
         self.lock.release()
         try:
             key = allocation_id     # the host may have no memory for it later
-            fences = self.fences.unfinished(allocation_id)
-            self.fences.wait_behind(handle, fences)
+            waits = self.put_behind_users(handle, key)
         except BaseException:
             self.acquire()
             if self.is_waiting(handle):
@@ -503,7 +502,13 @@ cdef class Frees(Ledger):
             self.lock.release()
             raise
         self.fences.forget(key)
-        return 0 if fences else self.finish_waiting(handle)
+        return 0 if waits else self.finish_waiting(handle)
+
+    cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
+        """Lets a freed chunk wait for the streams that use it. Whether there are any that have not finished."""
+        fences = self.fences.unfinished(allocation_id)
+        self.fences.wait_behind(handle, fences)
+        return len(fences) > 0
 
     cdef bint is_waiting(self, ChunkHandle handle) noexcept:
         """Whether a chunk still waits. While the device was asked, without the lock, the allocator may have closed."""

@@ -61,7 +61,6 @@ cdef class CachingAllocator(Allocator):
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int run_callbacks(self) except -1 with gil
     cdef int wait_for_all(self) except -1 with gil
-    cdef bint has_more_to_do(self) noexcept
     cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1
     cdef int wait_for_deferred(self, DeferredFree entry) except -1
     cdef int record_deferred(self, bint again=*) except -1

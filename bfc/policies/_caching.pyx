@@ -383,8 +383,6 @@ cdef class CachingAllocator(Allocator):
         return lane + is_large(request.rounded)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
-        if request.refused:
-            return NO_CHUNK
         self.set_lane(&request.lane, request.stream)
         return self.find(request)
 
@@ -733,35 +731,24 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef bint has_more_to_do(self) noexcept:
-        """Whether an allocation or a free is more than the pool's affair: see `must_look`."""
+        if Allocator.has_more_to_do(self):
+            return True
         return self.recorder.keeps_frames or self.recorder.keeps_free_frames or len(self.deferred) > 0
 
     cdef bint plays_alone(self) except -1:
         return not self.deferred and not self.observers.has_callbacks
 
-    cdef int free_shared(self, ChunkHandle handle) except -1:
-        cdef int64_t allocation_id
+    cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
         cdef DeferredFree entry
         if not self.is_gated():
-            return Frees.free_shared(self, handle)
-        allocation_id = self.pool.chunks[handle].allocation_id
-        self.pool.stop_using(handle)
-        self.lock.release()
-        try:
-            key = allocation_id     # the host may have no memory for it later
-            entry = DeferredFree()
-            entry.handle = handle
-            entry.streams = self.fences.users.get(key) or {}
-            entry.fences = self.fences.marked.get(key) or []
-            self.deferred.append(entry)
-            self.must_look = True   # not before: garbage that is collected above may look at the empty list
-        except BaseException:
-            self.acquire()
-            if self.is_waiting(handle):
-                self.pool.use_again(handle, allocation_id)
-            self.lock.release()
-            raise
-        return self.fences.forget(key)
+            return Frees.put_behind_users(self, handle, allocation_id)
+        entry = DeferredFree()
+        entry.handle = handle
+        entry.streams = self.fences.users.get(allocation_id) or {}
+        entry.fences = self.fences.marked.get(allocation_id) or []
+        self.deferred.append(entry)
+        self.must_look = True   # not before: garbage that is collected above may look at the empty list
+        return True
 
     cdef int record_deferred(self, bint again=False) except -1:
         """Asks for the fences of chunks that were freed in a scope with `strict`. Upstream forgets the streams that
