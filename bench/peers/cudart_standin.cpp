@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "simulated_device.hpp"
 
@@ -21,6 +22,7 @@ using namespace simulated;
 constexpr uint64_t kPage = 2 << 20;  // what one physical piece of expandable memory is rounded to
 
 cudaError_t last_error = cudaSuccess;
+bool has_fabric = true;
 
 cudaError_t failed(cudaError_t error) { return last_error = error; }
 
@@ -49,8 +51,9 @@ extern "C" {
 // For the shim: set up, steer, and read the log ---------------------------------------------------
 
 void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, uint64_t gap,
-                          uint64_t reserve_base) {
+                          uint64_t reserve_base, bool fabric) {
   Device& it = device();
+  has_fabric = fabric;
   it.capacity = capacity;
   it.next = base;
   it.alignment = alignment;
@@ -63,10 +66,14 @@ void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count) {
   device().addresses.insert(device().addresses.end(), addresses, addresses + count);
 }
 
-void bfc_cudart_fail_at(uint64_t n, uint64_t code) {
-  device().fail_in = n;
-  device().fail_code = code;
+// Of all calls that take memory, or of those of one kind.
+void bfc_cudart_fail_at(uint64_t n, uint64_t code) { device().growth = {n, code}; }
+
+void bfc_cudart_fail_kind_at(uint64_t n, uint64_t code, uint64_t kind) {
+  device().faults.at(kind) = {n, code};
 }
+
+void bfc_cudart_resize(uint64_t capacity) { device().capacity = capacity; }
 
 void bfc_cudart_hold(uint64_t stream) { device().streams[stream].held = true; }
 
@@ -101,7 +108,7 @@ cudaError_t cudaFree(void* pointer) {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = device().capacity - device().live_bytes;
+  *free = free_bytes();
   *total = device().capacity;
   return cudaSuccess;
 }
@@ -140,7 +147,7 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  log(kStreamSynchronize, key(stream));
+  log(kStreamSynchronize, 0, key(stream));
   finish(device().streams[key(stream)]);
   return cudaSuccess;
 }
@@ -267,26 +274,73 @@ CUresult no_attribute(int* value, CUdevice_attribute, CUdevice) {
   return CUDA_SUCCESS;
 }
 
+CUresult driver(uint64_t error) { return static_cast<CUresult>(error); }
+
+// A refused call has no address in the log.
+CUresult refused(Kind kind, uint64_t nbytes, uint64_t error) {
+  log(kind, nbytes);
+  return driver(error);
+}
+
 CUresult reserve(CUdeviceptr* address, size_t nbytes, size_t, CUdeviceptr, unsigned long long) {
   Device& it = device();
+  *address = 0;
+  if (const uint64_t error = ordered_fault(kReserve)) return refused(kReserve, nbytes, error);
   *address = it.next_reserved;
   it.next_reserved += (nbytes + kPage - 1) / kPage * kPage;
+  it.reserved[*address] = nbytes;
   log(kReserve, nbytes, *address);
   return CUDA_SUCCESS;
 }
 
+// The mappings that begin in a range, if they fill it from end to end; else none of them.
+std::vector<Mapping*> mappings(uint64_t address, uint64_t nbytes) {
+  std::vector<Mapping*> found;
+  uint64_t end = address;
+  for (auto at = device().mapped.find(address);
+       at != device().mapped.end() && at->first == end && end < address + nbytes; ++at) {
+    found.push_back(&at->second);
+    end += at->second.nbytes;
+  }
+  if (end != address + nbytes) found.clear();
+  return found;
+}
+
+bool is_any_mapped(uint64_t address, uint64_t nbytes) {
+  auto after = device().mapped.lower_bound(address + nbytes);
+  if (after == device().mapped.begin()) return false;
+  --after;
+  return after->first + after->second.nbytes > address;
+}
+
+bool is_reserved(uint64_t address, uint64_t nbytes) {
+  auto after = device().reserved.upper_bound(address);
+  if (after == device().reserved.begin()) return false;
+  --after;
+  return address + nbytes <= after->first + after->second;
+}
+
+// As the real one: a whole reservation with nothing mapped in it.
 CUresult unreserve(CUdeviceptr address, size_t nbytes) {
+  const auto found = device().reserved.find(address);
+  const bool known = found != device().reserved.end() && found->second == nbytes;
+  if (!known || is_any_mapped(address, nbytes)) return refused(kUnreserve, nbytes, kInvalidValue);
+  device().reserved.erase(found);
   log(kUnreserve, nbytes, address);
   return CUDA_SUCCESS;
 }
 
-CUresult create(CUmemGenericAllocationHandle* handle, size_t nbytes, const CUmemAllocationProp*,
-                unsigned long long) {
+CUresult create(CUmemGenericAllocationHandle* handle, size_t nbytes,
+                const CUmemAllocationProp* wanted, unsigned long long) {
   Device& it = device();
-  const uint64_t error = refusal(nbytes);
-  *handle = error == 0 ? it.next_handle++ : 0;
+  *handle = 0;
+  // The probe of a device without fabric handles is not in the log: it is no attempt to grow.
+  if (!has_fabric && wanted->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (const uint64_t error = refusal(kCreate, nbytes)) return refused(kCreate, nbytes, error);
+  *handle = it.next_handle++;
   log(kCreate, nbytes, *handle);
-  if (error != 0) return static_cast<CUresult>(error);
   it.live_bytes += nbytes;
   it.handles[*handle] = nbytes;
   return CUDA_SUCCESS;
@@ -295,25 +349,42 @@ CUresult create(CUmemGenericAllocationHandle* handle, size_t nbytes, const CUmem
 CUresult release(CUmemGenericAllocationHandle handle) {
   Device& it = device();
   const auto found = it.handles.find(handle);
-  if (found == it.handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (found == it.handles.end()) return refused(kRelease, 0, kInvalidValue);
   log(kRelease, found->second, handle);
   it.live_bytes -= found->second;
   it.handles.erase(found);
   return CUDA_SUCCESS;
 }
 
-CUresult map(CUdeviceptr address, size_t nbytes, size_t, CUmemGenericAllocationHandle handle,
+// As the real one: a whole handle, into addresses that are reserved and hold none.
+CUresult map(CUdeviceptr address, size_t nbytes, size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long) {
+  if (const uint64_t error = ordered_fault(kMap)) return refused(kMap, nbytes, error);
+  const auto page = device().handles.find(handle);
+  const bool whole = page != device().handles.end() && page->second == nbytes && offset == 0;
+  if (!whole || !is_reserved(address, nbytes) || is_any_mapped(address, nbytes)) {
+    return refused(kMap, nbytes, kInvalidValue);
+  }
+  device().mapped[address] = {nbytes, handle};
   log(kMap, nbytes, address);
-  return device().mapped.emplace(address, handle).second ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
 }
 
+// As the real one: whole mappings.
 CUresult unmap(CUdeviceptr address, size_t nbytes) {
+  if (const uint64_t error = ordered_fault(kUnmap)) return refused(kUnmap, nbytes, error);
+  if (mappings(address, nbytes).empty()) return refused(kUnmap, nbytes, kInvalidValue);
+  auto& mapped = device().mapped;
+  mapped.erase(mapped.find(address), mapped.lower_bound(address + nbytes));
   log(kUnmap, nbytes, address);
-  return device().mapped.erase(address) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
 }
 
 CUresult set_access(CUdeviceptr address, size_t nbytes, const CUmemAccessDesc*, size_t) {
+  if (const uint64_t error = ordered_fault(kSetAccess)) return refused(kSetAccess, nbytes, error);
+  const std::vector<Mapping*> found = mappings(address, nbytes);
+  if (found.empty()) return refused(kSetAccess, nbytes, kInvalidValue);
+  for (Mapping* one : found) one->accessible = true;
   log(kSetAccess, nbytes, address);
   return CUDA_SUCCESS;
 }

@@ -31,20 +31,25 @@ CALLS = (
     "event_query",
     "event_synchronize",
     "device_synchronize",
-    "stream_synchronize",
+    "wait",
     "reserve",
     "unreserve",
     "create",
     "release",
     "map",
     "unmap",
-    "set_access",
+    "access",
     "pool_malloc",
     "pool_free",
     "host_malloc",
     "host_free",
 )
-GROWTHS = ("malloc", "create", "pool_malloc", "host_malloc")
+#: What can be refused. The log then has no address.
+REFUSABLE = (
+    *("malloc", "pool_malloc", "host_malloc"),
+    *("reserve", "unreserve", "create", "release", "map", "unmap", "access"),
+)
+ANY_KIND = (1 << 64) - 1
 KINDS = ("ok", "oom", "value", "driver", "internal", "other")
 
 #: An encoded operation: at most four words, and a text.
@@ -63,9 +68,9 @@ def plain(*words: int) -> Encoded:
     return words, b""
 
 
-def encode_fault(n: int, code: int = OUT_OF_MEMORY) -> Encoded:
+def encode_fault(n: int, code: int = OUT_OF_MEMORY, kind: str | None = None) -> Encoded:
     """The arguments of `Peer.fail_at`."""
-    return (n, code), b""
+    return (n, code, ANY_KIND if kind is None else CALLS.index(kind)), b""
 
 
 def as_words(data: memoryview) -> tuple[int, ...]:
@@ -84,7 +89,7 @@ def decode_calls(data: memoryview) -> list[Call]:
     calls: list[Call] = []
     for at in range(0, len(words), 3):
         name, first, second = CALLS[words[at]], words[at + 1], words[at + 2]
-        refused = name in GROWTHS and second == 0
+        refused = name in REFUSABLE and second == 0
         calls.append((name, first, None if refused else second))
     return calls
 
@@ -211,7 +216,7 @@ class Peer:
         For memory they are the bytes and the address (of a "create" and a "release", the handle),
         None for a refusal. Events are numbered from 1 as they are made, and used again once they
         are over: ("event_record", event, stream), ("event_query", event, over or not),
-        ("event_synchronize", event, stream), ("stream_synchronize", stream, 0).
+        ("event_synchronize", event, stream). To wait for a whole stream is ("wait", 0, stream).
         """
         return cast("list[Call]", self._one("calls"))
 
@@ -220,9 +225,13 @@ class Peer:
         """The bytes that the device has given out."""
         return cast(int, self._one("live_bytes"))
 
-    def fail_at(self, n: int, code: int = OUT_OF_MEMORY) -> None:
-        """Refuse the n-th growth from now (1 is the next) with this error; 0 takes it back."""
-        self._one("fail_at", n, code)
+    def fail_at(self, n: int, code: int = OUT_OF_MEMORY, kind: str | None = None) -> None:
+        """Refuse the n-th call from now (1 is the next) with this error; 0 takes it back.
+
+        Counted are the calls of one kind, such as "map", or all that take memory ("malloc" and its
+        like, and "create").
+        """
+        self._one("fail_at", n, code, kind)
 
     def hold(self, stream: int) -> None:
         """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""

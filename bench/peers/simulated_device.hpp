@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <unordered_map>
@@ -36,6 +37,13 @@ enum Kind : uint64_t {
   kPoolFree,
   kHostMalloc,
   kHostFree,
+  kKinds,
+};
+
+// What is refused on order: the `in`-th call from now, with this error.
+struct Fault {
+  uint64_t in = 0;
+  uint64_t code = 0;
 };
 
 struct Call {
@@ -57,6 +65,12 @@ struct Event {
   uint64_t position = 0;  // among its stream's events
 };
 
+struct Mapping {
+  uint64_t nbytes = 0;
+  uint64_t handle = 0;
+  bool accessible = false;
+};
+
 struct Device {
   uint64_t capacity = 80ull << 30;
   uint64_t alignment = 2 << 20;
@@ -65,15 +79,16 @@ struct Device {
   uint64_t next_reserved = 1ull << 44;
   uint64_t next_handle = 1;
   uint64_t live_bytes = 0;
-  uint64_t fail_in = 0;
-  uint64_t fail_code = 0;
+  Fault growth;                          // among the calls that take memory, of any kind
+  std::array<Fault, kKinds> faults = {};  // among the calls of one kind
   bool listed = false;  // addresses come from `addresses` alone
   std::vector<uint64_t> addresses;
   size_t next_listed = 0;
   uint64_t events = 0;
   std::unordered_map<uint64_t, uint64_t> blocks;   // address to bytes
   std::unordered_map<uint64_t, uint64_t> handles;  // physical piece to bytes
-  std::map<uint64_t, uint64_t> mapped;             // address to handle, in address order
+  std::map<uint64_t, uint64_t> reserved;           // address to bytes, in address order
+  std::map<uint64_t, Mapping> mapped;              // by address, in address order
   std::unordered_map<uint64_t, Stream> streams;
   std::vector<Call> calls;
 };
@@ -87,10 +102,19 @@ inline void log(Kind kind, uint64_t first = 0, uint64_t second = 0) {
   device().calls.push_back({kind, first, second});
 }
 
+inline uint64_t strike(Fault& fault) {
+  return fault.in != 0 && --fault.in == 0 ? fault.code : 0;
+}
+
+// The error that is on order for this call, 0 for none.
+inline uint64_t ordered_fault(Kind kind) { return strike(device().faults[kind]); }
+
 // The error that a growth of `nbytes` meets, 0 for none.
-inline uint64_t refusal(uint64_t nbytes) {
+inline uint64_t refusal(Kind kind, uint64_t nbytes) {
   Device& it = device();
-  if (it.fail_in != 0 && --it.fail_in == 0) return it.fail_code;
+  const uint64_t own = ordered_fault(kind);
+  if (const uint64_t error = strike(it.growth)) return error;
+  if (own != 0) return own;
   const unsigned __int128 wanted = static_cast<unsigned __int128>(it.live_bytes) + nbytes;
   return wanted > it.capacity ? kOutOfMemory : 0;
 }
@@ -110,8 +134,8 @@ inline uint64_t listed_address(uint64_t* address) {
   return *address == 0 ? kOutOfMemory : 0;
 }
 
-inline uint64_t place(uint64_t nbytes, uint64_t* address) {
-  if (const uint64_t error = refusal(nbytes)) return error;
+inline uint64_t place(Kind kind, uint64_t nbytes, uint64_t* address) {
+  if (const uint64_t error = refusal(kind, nbytes)) return error;
   if (device().listed) return listed_address(address);
   *address = rising_address(nbytes);
   return 0;
@@ -120,7 +144,7 @@ inline uint64_t place(uint64_t nbytes, uint64_t* address) {
 // The error, 0 for none.
 inline uint64_t grow(Kind kind, uint64_t nbytes, uint64_t* address) {
   *address = 0;
-  const uint64_t error = place(nbytes, address);
+  const uint64_t error = place(kind, nbytes, address);
   log(kind, nbytes, *address);
   if (error != 0) return error;
   device().live_bytes += nbytes;
@@ -137,6 +161,12 @@ inline uint64_t shrink(Kind kind, uint64_t address) {
   it.live_bytes -= found->second;
   it.blocks.erase(found);
   return 0;
+}
+
+// What is free; 0 where the device was made smaller than what is live.
+inline uint64_t free_bytes() {
+  const Device& it = device();
+  return it.capacity - std::min(it.capacity, it.live_bytes);
 }
 
 inline bool ready(const Event& event) {

@@ -208,6 +208,7 @@ _CODES = {
             "finish_events",
             "live_bytes",
             "replay",
+            "resize",
         )
     )
 }
@@ -361,7 +362,9 @@ class TorchPeer(Peer):
     `fail_at`. It gives the next multiple of `alignment` at or after the end of the last block and
     `gap`, and never reuses an address; or, with `addresses`, those in their order, where 0 stands
     for a refusal and the end of the list for a driver error. Virtual memory for expandable segments
-    is reserved from `reserve_base` upwards. A physical piece of it counts towards the capacity.
+    is reserved from `reserve_base` upwards, end to end. A physical piece of it counts towards the
+    capacity. Without `fabric` the device has no fabric handles, as most: upstream then asks for
+    file descriptors, and raises an error of the driver other than a lack of memory at once.
 
     Streams are numbers, 0 the default one, and even where they are recorded. Work queued on a
     stream is over at once unless the stream is held; see `hold`. A wait finishes it. A graph
@@ -386,13 +389,15 @@ class TorchPeer(Peer):
         alignment: int = 2 << 20,
         gap: int = 0,
         reserve_base: int = 1 << 44,
+        fabric: bool = True,
         addresses: Sequence[int] | None = None,
     ) -> None:
         if alignment < 1:
             raise ValueError("alignment is at least 1")
         super().__init__(build(), environment_for(settings, environment))
         words = (capacity, base, alignment, gap)
-        operations: list[Operation] = [("configure", words, struct.pack("<Q", reserve_base))]
+        more = struct.pack("<2Q", reserve_base, fabric)
+        operations: list[Operation] = [("configure", words, more)]
         if addresses is not None:
             packed = struct.pack(f"<{len(addresses)}Q", *addresses)
             operations.append(("list_addresses", (len(addresses),), packed))
@@ -426,6 +431,10 @@ class TorchPeer(Peer):
     def enable(self, enabled: bool) -> Failure | None:
         """Switch caching for the raw entry points on or off."""
         return cast("Failure | None", self._one("enable", enabled))
+
+    def resize(self, capacity: int) -> None:
+        """Make the device larger or smaller. What is live stays."""
+        self._one("resize", capacity)
 
     # Settings
 

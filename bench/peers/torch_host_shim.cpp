@@ -209,10 +209,7 @@ bool run_device(const Operation& operation, Words& out) {
   switch (operation.code) {
     case kConfigure: configure(first, second, third); return true;
     case kCalls: put_calls(out); return true;
-    case kFailAt:
-      device.fail_in = first;
-      device.fail_code = second;
-      return true;
+    case kFailAt: device.growth = {first, second}; return true;
     case kHold: device.streams[first].held = true; return true;
     case kFinish: simulated::finish(device.streams[first]); return true;
     case kFinishEvents: simulated::finish_events(device.streams[first], second); return true;

@@ -26,9 +26,11 @@
 // From cudart_standin.cpp.
 extern "C" {
 void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, uint64_t gap,
-                          uint64_t reserve_base);
+                          uint64_t reserve_base, bool fabric);
 void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count);
 void bfc_cudart_fail_at(uint64_t n, uint64_t code);
+void bfc_cudart_fail_kind_at(uint64_t n, uint64_t code, uint64_t kind);
+void bfc_cudart_resize(uint64_t capacity);
 void bfc_cudart_hold(uint64_t stream);
 void bfc_cudart_finish(uint64_t stream);
 void bfc_cudart_finish_events(uint64_t stream, uint64_t count);
@@ -101,12 +103,14 @@ enum Code : uint64_t {
   kFinishEvents,
   kLiveBytes,
   kReplay,
+  kResize,
 };
 
 // Which streams an allocation scope takes in.
 enum Scope : uint64_t { kAllStreams, kNoStream, kOneStream };
 
 constexpr uint64_t kNoSlot = ~uint64_t{0};
+constexpr uint64_t kAnyKind = ~uint64_t{0};  // `ANY_KIND` in server.py
 
 struct Slots {
   void* at(uint64_t slot) const {
@@ -383,20 +387,28 @@ void init() {
   cca::get()->init(1);
 }
 
+// Word 2: the kind of call that fails, or any that takes memory.
+void fail_at(const Operation& operation) {
+  const auto [n, code, kind, unused] = operation.word;
+  if (kind == kAnyKind) return bfc_cudart_fail_at(n, code);
+  bfc_cudart_fail_kind_at(n, code, kind);
+}
+
 // The simulated device's own operations. False: not one of them.
 bool run_device(const Operation& operation, Words& out) {
   const auto [first, second, third, fourth] = operation.word;
   switch (operation.code) {
     case kConfigure: {
-      const auto* base = reinterpret_cast<const uint64_t*>(operation.text.data());
-      bfc_cudart_configure(first, second, third, fourth, *base);
+      const auto* more = reinterpret_cast<const uint64_t*>(operation.text.data());
+      bfc_cudart_configure(first, second, third, fourth, more[0], more[1] != 0);
       return true;
     }
     case kListAddresses:
       bfc_cudart_list_addresses(reinterpret_cast<const uint64_t*>(operation.text.data()), first);
       return true;
     case kCalls: put_calls(out); return true;
-    case kFailAt: bfc_cudart_fail_at(first, second); return true;
+    case kFailAt: fail_at(operation); return true;
+    case kResize: bfc_cudart_resize(first); return true;
     case kHold: bfc_cudart_hold(first); return true;
     case kFinish: bfc_cudart_finish(first); return true;
     case kFinishEvents: bfc_cudart_finish_events(first, second); return true;
@@ -457,6 +469,12 @@ void run_block(const Operation& operation, Words& out) {
   }
 }
 
+// Upstream has no class of its own for what the driver refuses, as it has for the runtime.
+server::Status kind_of(const c10::Error& error) {
+  const std::string_view text = error.what_without_backtrace();
+  return text.starts_with("CUDA driver error") ? server::kDriver : server::kInternal;
+}
+
 // Errors as values. The order is that of the classes: each of upstream's derives from c10::Error.
 Result run(const Operation& operation) {
   Result result;
@@ -473,7 +491,7 @@ Result run(const Operation& operation) {
   } catch (const c10::AcceleratorError& error) {
     return failure(server::kDriver, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return failure(server::kInternal, error.what_without_backtrace());
+    return failure(kind_of(error), error.what_without_backtrace());
   } catch (const std::exception& error) {
     return failure(server::kOther, error.what());
   }

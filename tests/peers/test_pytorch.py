@@ -592,7 +592,7 @@ def test_an_expandable_segment_shrinks(make: Make) -> None:  # (rows 64, 65)
     reserved = 20 * MIB * -(-(80 * GIB * 9 // 8) // (20 * MIB))
     assert named(peer, "reserve") == [("reserve", reserved, 1 << 45)]
     assert named(peer, "unreserve") == [("unreserve", reserved, 1 << 45)]
-    assert len(named(peer, "stream_synchronize")) == 1
+    assert len(named(peer, "wait")) == 1
     take(peer, 512)
     assert now(peer, "reserved_bytes") == 2 * MIB
 

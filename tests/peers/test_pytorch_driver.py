@@ -1,0 +1,105 @@
+"""The driver that the compiled PyTorch runs on: it writes down each call, refuses what it is told
+to, and complains as a real one where a call makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.peers.server import Failure
+from bench.peers.torch import TorchPeer, build
+
+pytestmark = pytest.mark.peers
+
+MIB = 1 << 20
+RANGE = 1 << 44
+UNKNOWN = 999
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    build()
+
+
+def kind_of(answer: object) -> str | None:
+    return answer.kind if isinstance(answer, Failure) else None
+
+
+def test_every_call_stands_in_the_log_with_its_bytes_and_address() -> None:
+    with TorchPeer(settings="expandable_segments:True", capacity=200 * MIB) as peer:
+        address = peer.malloc(25 * MIB, 2)
+        assert address == RANGE
+        peer.free(address)
+        peer.empty_cache()
+        assert peer.calls == [
+            ("reserve", 240 * MIB, RANGE),
+            ("create", 20 * MIB, 1),
+            ("create", 20 * MIB, 2),
+            ("map", 20 * MIB, RANGE),
+            ("map", 20 * MIB, RANGE + 20 * MIB),
+            ("access", 40 * MIB, RANGE),
+            ("wait", 0, 2),
+            ("unmap", 20 * MIB, RANGE),
+            ("release", 20 * MIB, 1),
+            ("unmap", 20 * MIB, RANGE + 20 * MIB),
+            ("release", 20 * MIB, 2),
+            ("unreserve", 240 * MIB, RANGE),
+        ]
+        assert peer.live_bytes == 0
+
+
+def test_reservations_lie_end_to_end() -> None:
+    with TorchPeer(settings="expandable_segments:True", capacity=200 * MIB) as peer:
+        addresses = [peer.malloc(512), peer.malloc(4 * MIB), peer.malloc(512, 2)]
+        assert addresses == [RANGE, RANGE + 226 * MIB, RANGE + 466 * MIB]
+
+
+@pytest.mark.parametrize("kind", ["reserve", "create", "map", "access"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_kind_of_call_fails_on_order(kind: str, n: int) -> None:
+    with TorchPeer(settings="expandable_segments:True", fabric=False) as peer:
+        peer.fail_at(n, UNKNOWN, kind)
+        answers = [peer.malloc(25 * MIB, stream) for stream in (0, 2)]
+        once_a_request = kind in ("reserve", "access")
+        failing = n - 1 if once_a_request else 0
+        assert [kind_of(answer) for answer in answers] == [
+            "driver" if at == failing else None for at in range(2)
+        ]
+        refused = [call for call in peer.calls if call[2] is None]
+        nbytes = {"reserve": 90 * 1024 * MIB, "access": 40 * MIB}.get(kind, 20 * MIB)
+        assert refused == [(kind, nbytes, None)]
+
+
+def test_an_unmapping_fails_on_order() -> None:
+    with TorchPeer(settings="expandable_segments:True") as peer:
+        peer.free(peer.malloc(25 * MIB))
+        peer.fail_at(2, UNKNOWN, "unmap")
+        assert kind_of(peer.empty_cache()) == "driver"
+        assert peer.calls[-1] == ("unmap", 20 * MIB, None)
+        assert peer.live_bytes == 20 * MIB
+
+
+def test_without_fabric_handles_an_error_of_the_driver_is_raised_at_once() -> None:
+    for fabric, answer in ((True, None), (False, "driver")):
+        with TorchPeer(settings="expandable_segments:True", fabric=fabric) as peer:
+            peer.malloc(4 * MIB)
+            peer.fail_at(1, UNKNOWN, "create")
+            assert kind_of(peer.malloc(60 * MIB)) == answer
+
+
+def test_an_order_for_any_call_that_takes_memory_counts_pages_too() -> None:
+    with TorchPeer(settings="expandable_segments:True") as peer:
+        peer.fail_at(2)
+        assert peer.malloc(60 * MIB) == RANGE
+        assert [call[2] for call in peer.calls if call[0] == "create"] == [1, None, 2, 3, 4]
+
+
+def test_the_device_can_be_made_smaller_or_larger() -> None:
+    with TorchPeer(settings="expandable_segments:True", capacity=100 * MIB) as peer:
+        peer.malloc(20 * MIB)
+        peer.resize(30 * MIB)
+        assert kind_of(peer.malloc(20 * MIB)) == "oom"
+        peer.resize(10 * MIB)
+        assert kind_of(peer.malloc(20 * MIB, 2)) == "oom"
+        assert ("reserve", 20 * MIB, RANGE + 120 * MIB) in peer.calls
+        peer.resize(300 * MIB)
+        assert peer.malloc(60 * MIB) == RANGE + 20 * MIB
