@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from bfc.devices import Availability
 from bfc.drivers.cuda import _driver
 from bfc.errors import DeviceUnavailableError, DriverError
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Availability:
-    """True or False with a reason. Printed, it is a sentence.
-
-    Attributes
-    ----------
-    available : bool
-        The answer; also its truth value.
-    reason : str
-        What was found, or why it is not available.
-    """
-
-    available: bool
-    reason: str
-
-    def __bool__(self) -> bool:
-        return self.available
-
-    def __str__(self) -> str:
-        return self.reason
-
-    def __repr__(self) -> str:
-        return self.reason
+__all__ = ["Availability", "device_count", "is_available"]
 
 
 def is_available() -> Availability:

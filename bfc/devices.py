@@ -1,7 +1,9 @@
-"""Where memory lies, DLPack's numbers for that, and marks in a device's queues."""
+"""Where memory lies, DLPack's numbers for that, marks in a device's queues, and answers that say
+why."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 #: DLPack's numbers for the kinds of memory that it knows.
@@ -50,3 +52,28 @@ class Fence(Protocol):
 
     def wait(self) -> None:
         """Block until all that was queued before the mark has finished."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Availability:
+    """True or False with a reason. Printed, it is a sentence.
+
+    Attributes
+    ----------
+    available : bool
+        The answer; also its truth value.
+    reason : str
+        What was found, or why it is not available.
+    """
+
+    available: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.available
+
+    def __str__(self) -> str:
+        return self.reason
+
+    def __repr__(self) -> str:
+        return self.reason

@@ -3,7 +3,7 @@ this calls no driver; asking does."""
 
 from __future__ import annotations
 
-from bfc.cuda import Availability
+from bfc.devices import Availability
 from bfc.drivers.opencl import platform as _opencl
 from bfc.policies.device_allocator import DeviceAllocator, DeviceStats
 
