@@ -92,7 +92,16 @@ class InvalidPointerError(ValueError):
 
 
 class SubAllocatorError(RuntimeError):
-    """A sub-allocator failed in another way than "out of memory", or broke its contract."""
+    """A sub-allocator failed in another way than "out of memory", or broke its contract.
+
+    Attributes
+    ----------
+    lost : tuple of (int, int)
+        Addresses and bytes that a failed `map` has left mapped, because undoing it failed too. The
+        text names them. They may be offered to `unmap` again. Empty as a rule.
+    """
+
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 class DriverError(SubAllocatorError):
@@ -126,7 +135,11 @@ class DriverError(SubAllocatorError):
         super().__init__(f"{call}: {name}{said}" + (f"\n  try: {hint}" if hint else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.call, self.code, self.name, self.text, self.hint)
+        return (
+            type(self),
+            (self.call, self.code, self.name, self.text, self.hint),
+            {"lost": self.lost},
+        )
 
 
 class DeviceUnavailableError(RuntimeError):

@@ -2,6 +2,7 @@
 
 base.py           the contract
 _contract.pyx     the call of a source in Python, and whether its answer is a block
+virtual.py        the books of a source that maps memory
 simulated.py, host.py, cuda.py, opencl.py
 """
 

@@ -11,9 +11,10 @@ import ctypes
 import math
 import operator
 from abc import ABC, abstractmethod
-from typing import SupportsIndex
+from collections.abc import Sequence
+from typing import NoReturn, SupportsIndex
 
-from bfc.devices import Device, Fence
+from bfc.devices import Availability, Device, Fence
 from bfc.errors import SubAllocatorError
 from bfc.units import parse_bytes
 
@@ -57,6 +58,12 @@ class SubAllocator(ABC):
         one of these.
     native : capsule or None
         The calls that need no GIL (`bfc/native/source.h`), for PyTorch.
+    supports_virtual_memory : Availability
+        True if the source has `reserve`, `create`, `map` and the rest, with which an allocator
+        backs addresses with memory bit by bit. If False, it prints why.
+    mapping_granularity : int
+        What reserved sizes, sizes of pages and mapped addresses must be multiples of, in bytes (2
+        MiB on CUDA); 0 if `supports_virtual_memory` is False.
 
     Notes
     -----
@@ -81,6 +88,10 @@ class SubAllocator(ABC):
     may_be_unordered: bool = False
     thread_streams: frozenset[int] = frozenset()
     native: object | None = None
+    supports_virtual_memory: Availability = Availability(
+        False, "this source gives whole blocks: it has no reserve, create and map"
+    )
+    mapping_granularity: int = 0
 
     @abstractmethod
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
@@ -188,6 +199,29 @@ class SubAllocator(ABC):
         """
         return
 
+    def wait(self, stream: int) -> None:
+        """Wait until all that is queued on a stream now has finished.
+
+        Parameters
+        ----------
+        stream : int
+            A handle as users pass it; 0 is the default stream of this source's device, whichever
+            device is current.
+
+        Raises
+        ------
+        SubAllocatorError
+            If the wait fails, or is not possible, as on a stream that is being captured.
+
+        Notes
+        -----
+        Called before `unmap`, which need not wait for queued work. By default it waits for the
+        stream's `fence`.
+        """
+        fence = self.fence(stream) if self.asynchronous else None
+        if fence is not None:
+            fence.wait()
+
     def is_ordered(self, stream: int) -> bool:
         """Whether work on a stream runs in the order in which it was queued.
 
@@ -261,6 +295,148 @@ class SubAllocator(ABC):
             raise SubAllocatorError(f"{self!r} cannot copy")
         if nbytes:  # C forbids even that much of NULL
             ctypes.memmove(destination, source, nbytes)
+
+    # -- memory that is mapped --------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Reserve addresses, with no memory behind them.
+
+        Parameters
+        ----------
+        nbytes : int
+            A multiple of `mapping_granularity`.
+
+        Returns
+        -------
+        int or None
+            The first address, a multiple of `mapping_granularity`; None if there are not so many
+            addresses left. That is no lack of memory.
+
+        Raises
+        ------
+        SubAllocatorError
+            If anything else goes wrong. Nothing is reserved then.
+        """
+        self._refuse_to_map()
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give reserved addresses back: all of a reservation, with nothing mapped in it.
+
+        Parameters
+        ----------
+        address : int
+            As `reserve` returned it.
+        nbytes : int
+            As it was passed to `reserve`.
+
+        Raises
+        ------
+        SubAllocatorError
+            If that is not a whole reservation, memory is mapped in it, or the driver fails. The
+            addresses stay reserved then.
+        """
+        self._refuse_to_map()
+
+    def create(self, nbytes: int) -> int | None:
+        """Make a page: a piece of memory that has no address yet.
+
+        Parameters
+        ----------
+        nbytes : int
+            A multiple of `mapping_granularity`.
+
+        Returns
+        -------
+        int or None
+            A number that names the page until it is released; None if there is no memory for it.
+
+        Raises
+        ------
+        SubAllocatorError
+            If anything else goes wrong. No memory is taken then.
+        """
+        self._refuse_to_map()
+
+    def release(self, page: int) -> None:
+        """Give a page up. Its memory goes back once it is mapped nowhere, too.
+
+        Parameters
+        ----------
+        page : int
+            As `create` returned it. The number means nothing afterwards.
+
+        Raises
+        ------
+        SubAllocatorError
+            If there is no such page, it was released before, or the driver fails. It is the
+            caller's still then.
+        """
+        self._refuse_to_map()
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        """Put pages behind reserved addresses, end to end. They cannot be used before `set_access`.
+
+        Parameters
+        ----------
+        address : int
+            Where the first page begins: inside a reservation, at a multiple of
+            `mapping_granularity`, with nothing mapped there.
+        pages : sequence of int
+            As `create` returned them. A page may be mapped at several addresses at once: what is
+            written through one is read through another when the writing work has finished.
+
+        Raises
+        ------
+        SubAllocatorError
+            If a page or the addresses are not as said, or the driver fails. The pages that were
+            mapped by this call are unmapped again. Where that fails too, the error's `lost` has
+            the addresses that are still mapped.
+        """
+        self._refuse_to_map()
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        """Let the device, and the peers that the source knows, read and write mapped addresses.
+
+        Parameters
+        ----------
+        address : int
+            Where a mapped page begins.
+        nbytes : int
+            The bytes of one or more pages that are mapped there end to end.
+
+        Raises
+        ------
+        SubAllocatorError
+            If these are not whole pages that are mapped, or the driver fails. No access was given
+            then.
+        """
+        self._refuse_to_map()
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Take the pages behind addresses away. The addresses stay reserved.
+
+        Parameters
+        ----------
+        address : int
+            Where a mapped page begins.
+        nbytes : int
+            The bytes of one or more pages that are mapped there end to end, also by several calls
+            of `map`.
+
+        Raises
+        ------
+        SubAllocatorError
+            If these are not whole pages that are mapped, or the driver fails. All of them are
+            mapped still then.
+
+        Notes
+        -----
+        It does not wait for work that uses the addresses: call `wait` for its streams before.
+        """
+        self._refuse_to_map()
+
+    def _refuse_to_map(self) -> NoReturn:
+        raise SubAllocatorError(f"{self!r} cannot map memory: {self.supports_virtual_memory}")
 
     @property
     def host_accessible(self) -> bool:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import SupportsIndex
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Literal, SupportsIndex
 
-from bfc.devices import Device
+from bfc.devices import Availability, Device
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.virtual import MappingBooks, Plan, still_mapped
 from bfc.units import format_bytes, parse_bytes
+
+Call = Literal[
+    "alloc", "free", "reserve", "unreserve", "create", "release", "map", "access", "unmap", "wait"
+]
+CALLS: tuple[Call, ...] = Call.__args__  # type: ignore[attr-defined]
+#: Those that have a word for "no": None.
+ANSWERS_NONE = ("alloc", "reserve", "create")
+
+GRANULARITY = 2 << 20
+#: How many bytes of addresses can be reserved at once: what an x86-64 process has.
+ADDRESS_SPACE = 1 << 47
+#: Where blocks go on when they have reached the reserved addresses.
+FAR = 1 << 62
 
 
 class SimulatedFence:
@@ -33,6 +49,15 @@ class SimulatedFence:
             self._device.finish(self._stream)
 
 
+class Orders:
+    """Which of the next calls of one kind are to fail, and with what."""
+
+    def __init__(self, numbers: set[int], error: SubAllocatorError | None) -> None:
+        self.numbers = numbers
+        self.error = error
+        self.seen = 0
+
+
 class SimulatedSubAllocator(SubAllocator):
     """A GPU made of integers: it hands out rising addresses, and no address is used twice.
 
@@ -50,20 +75,29 @@ class SimulatedSubAllocator(SubAllocator):
         Accept a run of neighbouring blocks in `free`.
     max_bytes : int or str, optional
         Refuse any one call above this.
+    reserve_base : int, optional
+        Where reserved addresses begin: a multiple of 2 MiB above 0. Reservations rise from it, end
+        to end. Each stays one of its own, and none is used twice.
 
     Attributes
     ----------
     calls : list of (str, int, int or None)
-        The log: "alloc" or "free", the bytes, and the address, which is None for a refusal.
+        The log, in order, refusals included. An entry is one driver call: its kind, the bytes, and
+        the address. In place of the address "create" and "release" have the page, and "wait" has
+        the stream; it is None for a refusal. The kinds are "alloc", "free", "reserve",
+        "unreserve", "create", "release", "map" (one for each page), "access" (`set_access`),
+        "unmap" and "wait". Calls that break the contract are not in it.
     live : dict of int to int
         The bytes of each live block, by address.
     live_bytes : int
-        Their sum.
+        The bytes of all blocks and pages that are live. A page is until it is released, and mapped
+        nowhere.
 
     Raises
     ------
     ValueError
-        If an argument is negative, or `alignment` is not a power of two.
+        If an argument is negative, `alignment` is not a power of two, or `reserve_base` is not a
+        multiple of 2 MiB.
 
     Examples
     --------
@@ -72,9 +106,20 @@ class SimulatedSubAllocator(SubAllocator):
     ((1099511627776, 4096), None)
     >>> device.calls
     [('alloc', 4096, 1099511627776), ('alloc', 2147483648, None)]
+
+    Addresses, and a page behind them:
+
+    >>> device = SimulatedSubAllocator("1 GiB")
+    >>> address, page = device.reserve(20 << 20), device.create(2 << 20)
+    >>> device.map(address, [page])
+    >>> device.set_access(address, 2 << 20)
+    >>> device.calls[2:]
+    [('map', 2097152, 17592186044416), ('access', 2097152, 17592186044416)]
     """
 
     device = Device("simulated")
+    supports_virtual_memory = Availability(True, "a simulated device maps memory")
+    mapping_granularity = GRANULARITY
 
     def __init__(
         self,
@@ -85,11 +130,14 @@ class SimulatedSubAllocator(SubAllocator):
         gap: int = 0,
         supports_coalescing: bool = False,
         max_bytes: SupportsIndex | str | None = None,
+        reserve_base: int = 1 << 44,
     ) -> None:
         self.total_bytes = parse_bytes(capacity)
         self.max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
         if base < 0 or gap < 0 or alignment < 1 or alignment & (alignment - 1):
             raise ValueError("base and gap are at least 0, and alignment is a power of two")
+        if reserve_base < GRANULARITY or reserve_base % GRANULARITY:
+            raise ValueError("reserve_base is at least 2 MiB, and a multiple of it")
         self.alignment = alignment
         self.gap = gap
         self.supports_coalescing = supports_coalescing
@@ -97,8 +145,12 @@ class SimulatedSubAllocator(SubAllocator):
         self.live: dict[int, int] = {}
         self.live_bytes = 0
         self._lock = ForkSafeLock()
-        self._next = base
-        self._fail_in = 0
+        self._base = self._next = base
+        self._books = MappingBooks(GRANULARITY)
+        self._reserve_base = self._reserve_next = reserve_base
+        self._reserved_bytes = 0
+        self._pages_made = 0
+        self._orders: dict[str, Orders] = {}
         self._held: set[int] = set()
         self._rounds: defaultdict[int, int] = defaultdict(int)
 
@@ -110,7 +162,7 @@ class SimulatedSubAllocator(SubAllocator):
         block = None
         try:
             with self._lock:
-                if self._refuses(nbytes):
+                if self._refuses("alloc", nbytes):
                     self.calls.append(("alloc", nbytes, None))
                 else:
                     block = self._take(alignment, nbytes)
@@ -123,6 +175,8 @@ class SimulatedSubAllocator(SubAllocator):
     def _take(self, alignment: int, nbytes: int) -> tuple[int, int]:
         step = max(alignment, self.alignment)
         address = (self._next + step - 1) // step * step
+        if address < self._reserve_next and address + nbytes > self._reserve_base:
+            address = (FAR + step - 1) // step * step
         before = self._next, self.live_bytes
         try:
             self.live[address] = nbytes
@@ -136,11 +190,10 @@ class SimulatedSubAllocator(SubAllocator):
             self._next, self.live_bytes = before
             raise
 
-    def _refuses(self, nbytes: int) -> bool:
-        if self._fail_in:
-            self._fail_in -= 1
-            if not self._fail_in:
-                return True
+    def _refuses(self, kind: Call, nbytes: int) -> bool:
+        """Whether there is no memory for a block or a page, or an order says so."""
+        if self._orders and self._fails(kind, nbytes):
+            return True
         if self.max_bytes is not None and nbytes > self.max_bytes:
             return True
         return self.live_bytes + nbytes > self.total_bytes
@@ -149,10 +202,32 @@ class SimulatedSubAllocator(SubAllocator):
         with self._lock:
             blocks = self._run_of_blocks(address, nbytes)
             left = self.live_bytes - nbytes
-            self.calls.append(("free", nbytes, address))
+            self._call("free", nbytes, address)
             for block in blocks:
                 del self.live[block]
             self.live_bytes = left
+
+    def _fails(self, kind: Call, nbytes: int) -> bool:
+        """Whether a call is to answer None. Logs it and raises, if it is to fail in another way."""
+        orders = self._orders.get(kind)
+        if orders is None:
+            return False
+        orders.seen += 1
+        if orders.seen not in orders.numbers:
+            return False
+        orders.numbers.remove(orders.seen)
+        if not orders.numbers:
+            del self._orders[kind]
+        if orders.error is None and kind in ANSWERS_NONE:
+            return True
+        self.calls.append((kind, nbytes, None))
+        raise copy(orders.error or SubAllocatorError(f"{kind} of {nbytes} bytes fails, as ordered"))
+
+    def _call(self, kind: Call, nbytes: int, place: int) -> None:
+        """Log a call, or raise the error of an order."""
+        if self._orders:
+            self._fails(kind, nbytes)
+        self.calls.append((kind, nbytes, place))
 
     def _run_of_blocks(self, address: int, nbytes: int) -> list[int]:
         """The blocks, end to end, that a range consists of."""
@@ -178,22 +253,184 @@ class SimulatedSubAllocator(SubAllocator):
         """
         return max(0, self.total_bytes - self.live_bytes), self.total_bytes
 
-    def fail_at(self, n: int) -> None:
-        """Refuse one of the next allocations, however small it is.
+    # -- memory that is mapped --------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> int | None:
+        with self._lock:
+            self._books.check_size(nbytes, "reserve")
+            address = self._free_addresses(nbytes)
+            if self._orders and self._fails("reserve", nbytes):
+                address = None
+            self.calls.append(("reserve", nbytes, address))
+            if address is None:
+                return None
+            try:
+                self._books.reserved(address, nbytes)
+            except BaseException:
+                self.calls.pop()
+                raise
+            if self._reserve_next == self._reserve_base:
+                self._reserve_base = address
+            self._reserve_next = address + nbytes
+            self._reserved_bytes += nbytes
+            return address
+
+    def _free_addresses(self, nbytes: int) -> int | None:
+        address = self._reserve_next
+        if address < self._next < FAR and address + nbytes > self._base:
+            address = (self._next + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+        if address + nbytes > FAR or self._reserved_bytes + nbytes > ADDRESS_SPACE:
+            return None
+        return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            self._books.check_unreserve(address, nbytes)
+            self._call("unreserve", nbytes, address)
+            self._books.unreserved(address)
+            self._reserved_bytes -= nbytes
+
+    def create(self, nbytes: int) -> int | None:
+        with self._lock:
+            self._books.check_size(nbytes, "create")
+            if self._refuses("create", nbytes):
+                self.calls.append(("create", nbytes, None))
+                return None
+            page = self._pages_made + 1
+            self.calls.append(("create", nbytes, page))
+            try:
+                self._books.created(page, nbytes)
+            except BaseException:
+                self.calls.pop()
+                raise
+            self._pages_made = page
+            self.live_bytes += nbytes
+            return page
+
+    def release(self, page: int) -> None:
+        with self._lock:
+            held = self._books.check_release(page)
+            self._call("release", held.nbytes, page)
+            self.live_bytes -= self._books.released(held)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        with self._lock:
+            plan = self._books.plan_map(address, pages)
+            if "map" in self._orders:
+                self._map_one_by_one(plan)
+                return
+            entries: list[tuple[str, int, int | None]] = [
+                ("map", page.nbytes, at) for at, page in zip(plan.starts, plan.pages, strict=True)
+            ]
+            self.calls += entries
+            try:
+                self._books.mapped(plan)
+            except BaseException:
+                del self.calls[-len(entries) :]
+                raise
+
+    def _map_one_by_one(self, plan: Plan) -> None:
+        done = 0
+        try:
+            for at, page in zip(plan.starts, plan.pages, strict=True):
+                self._call("map", page.nbytes, at)
+                done += 1
+        except SubAllocatorError as error:
+            if done:
+                self._undo_map(plan, done, error)
+            raise
+        self._books.mapped(plan)
+
+    def _undo_map(self, plan: Plan, done: int, error: SubAllocatorError) -> None:
+        address, nbytes = plan.starts[0], plan.starts[done] - plan.starts[0]
+        try:
+            self._call("unmap", nbytes, address)
+        except SubAllocatorError as undoing:
+            self._books.mapped(plan, done)
+            still_mapped(error, undoing, [(address, nbytes)])
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            run = self._books.find_run(address, nbytes, "set_access")
+            self._call("access", nbytes, address)
+            self._books.accessible(run)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            run = self._books.find_run(address, nbytes, "unmap")
+            self._call("unmap", nbytes, address)
+            self.live_bytes -= self._books.unmapped(run)
+
+    @property
+    def pages(self) -> dict[int, int]:
+        """The bytes of each page that was created and not released."""
+        with self._lock:
+            return {number: page.nbytes for number, page in self._books.pages.items()}
+
+    @property
+    def reservations(self) -> dict[int, int]:
+        """The bytes of each reservation, by address."""
+        with self._lock:
+            return {start: it.nbytes for start, it in self._books.reservations.items()}
+
+    @property
+    def mappings(self) -> dict[int, int]:
+        """The page that is mapped at each address where one begins."""
+        with self._lock:
+            return dict(self._books.mappings())
+
+    @property
+    def accessible(self) -> list[tuple[int, int]]:
+        """Addresses and bytes of what is mapped and may be used; what lies end to end is one."""
+        with self._lock:
+            return list(self._books.accessible_runs())
+
+    # -- what tests steer it with -----------------------------------------------------------------
+
+    def fail_at(
+        self,
+        n: int | Iterable[int],
+        kind: Call = "alloc",
+        *,
+        error: SubAllocatorError | None = None,
+    ) -> None:
+        """Let some of the next calls of one kind fail, however small they are.
 
         Parameters
         ----------
-        n : int
-            Which one: 1 is the next. 0 cancels it.
+        n : int or iterable of int
+            Which ones, counted from 1, the next. 0 cancels what was ordered for the kind; so does
+            a new order.
+        kind : str, optional
+            As in `calls`. Each page of a `map` counts as a call, and so does the unmapping with
+            which one is undone.
+        error : SubAllocatorError, optional
+            What is raised. By default "alloc", "reserve" and "create" return None, and all others
+            raise an error.
 
         Raises
         ------
         ValueError
-            If `n` is negative.
+            If a number is negative, or `kind` is no kind of call.
+
+        Examples
+        --------
+        >>> device = SimulatedSubAllocator("1 GiB")
+        >>> device.fail_at(2, "create")
+        >>> device.create(2 << 20), device.create(2 << 20), device.create(2 << 20)
+        (1, None, 2)
         """
-        if n < 0:
+        numbers = {n} if isinstance(n, int) else set(n)
+        if any(number < 0 for number in numbers):
             raise ValueError("fail_at counts from 1; 0 takes it back")
-        self._fail_in = n
+        if kind not in CALLS:
+            raise ValueError(f"kind is one of {', '.join(map(repr, CALLS))}, not {kind!r}")
+        with self._lock:
+            numbers.discard(0)
+            if numbers:
+                self._orders[kind] = Orders(numbers, error)
+            else:
+                self._orders.pop(kind, None)
 
     @property
     def asynchronous(self) -> bool:  # type: ignore[override]
@@ -221,6 +458,19 @@ class SimulatedSubAllocator(SubAllocator):
         handle = stream_handle(stream)
         self._held.discard(handle)
         self._rounds[handle] += 1
+
+    def wait(self, stream: int) -> None:
+        """Wait for a stream, which is an entry of `calls`. If it is held, call `finish`.
+
+        Parameters
+        ----------
+        stream : int
+            Which one.
+        """
+        with self._lock:
+            self._call("wait", 0, stream)
+        if stream in self._held:
+            self.finish(stream)
 
     def fence(self, stream: int) -> SimulatedFence | None:
         return SimulatedFence(self, stream) if stream in self._held else None
