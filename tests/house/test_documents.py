@@ -65,6 +65,40 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+SHELL = re.compile(r"^\$ (bfc (?:replay|--version)[^#\n]*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE)
+SHOWN = [
+    (path, command.split(), output.splitlines())
+    for path in DOCUMENTS
+    for command, output in SHELL.findall(path.read_text())
+    if output
+]
+
+
+def without_times(line: str) -> str:
+    """A row of the table without the nanoseconds, and with one blank between its columns."""
+    return re.sub(r"(%|-) +\d+\.\d\b", r"\1 ns", " ".join(line.split()))
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "shown"), SHOWN, ids=lambda value: getattr(value, "name", None)
+)
+def test_a_command_of_a_document_prints_what_stands_below_it(
+    path: Path, command: list[str], shown: list[str]
+) -> None:
+    """Every line that is shown; "..." stands for lines that are left out."""
+    ran = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    printed = [without_times(line) for line in ran.stdout.splitlines()]
+    wanted = [without_times(line) for line in shown if line != "..."]
+    assert ran.stderr == ""
+    assert [line for line in wanted if line not in printed] == []
+
+
+def test_the_documents_show_what_commands_print():
+    assert {path.name for path, _, _ in SHOWN} >= {"README.md", "first-hour.md"}
+
+
 MODULES = ["bfc", *(module.name for module in pkgutil.walk_packages(bfc.__path__, "bfc."))]
 
 
