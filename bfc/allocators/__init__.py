@@ -1,9 +1,12 @@
 """The machine that both policies share: a pool behind a lock, on a source. In order:
 
 _invariants.pyx    what must hold of a pool, recounted
+_lock.pxd          the lock around a pool
+_source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
 _ledger.pyx        a pool behind a lock, and what can be read from it
 _fences.pyx        marks in the queues of streams, and what waits behind them
 _frees.pyx         the way back: at once, from finalisers, behind fences
 _allocator.pyx     the way in: hits, misses, regions
+_without_gil.pyx   for callers that must not take the GIL
 _play.pyx          a trace, replayed in one compiled loop
 """

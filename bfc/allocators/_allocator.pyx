@@ -13,22 +13,18 @@ from libc.string cimport memset
 from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
-from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF
-from posix.unistd cimport usleep
 
 from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
-from bfc._core cimport (
-    INDEXED, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk,
-)
-from bfc.suballocators._contract cimport ask_for_block, offer_again
+from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
-from bfc.allocators._ledger cimport acquire_lock
+from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
 from bfc.interpreter._exit cimport exiting
-from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
+from bfc.interpreter._signals cimport run_handlers
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
 from bfc.report.refusal import out_of_memory
@@ -39,38 +35,18 @@ cdef extern from "debug.h":
     const int BFC_DEBUG
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_back[T](vector[T]& items, T& item)
-    cbool try_make_room[T](vector[T]& items, size_t count)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
-
-cdef extern from "source.h":
-    const char* BFC_NATIVE_SOURCE
-    int BFC_NO_ROOM
 
 cdef extern from "wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
 cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
     PyObject* PyLong_FromUnsignedLongLong(unsigned long long number)    # NULL where there is no memory
 
 _RETRY_POLL_SECONDS = 0.001
 
 cdef enum:
-    _POLLS_WITHOUT_GIL = 100    # of 1 ms
     _STREAMS_REMEMBERED = 1024
-
-
-cdef void forget_calls_of_others(Allocator allocator) noexcept nogil:
-    """Forgets the calls to the sub-allocator that other threads are in. In a forked child, and when the interpreter
-    shuts down, they never return. This thread's own calls stay: its sub-allocator may be what forks. Needs the lock."""
-    cdef Call call
-    cdef vector[Call] own
-    allocator.set_aside = allocator.unreturned_bytes
-    for call in allocator.calls:
-        if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
-            allocator.set_aside += call.nbytes
-    allocator.calls.swap(own)
 
 
 cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
@@ -92,14 +68,6 @@ cdef object closed():
     return ClosedError("this allocator is closed")
 
 
-cdef uint64_t total_size(vector[Region]& regions) noexcept nogil:
-    cdef Region region
-    cdef uint64_t total = 0
-    for region in regions:
-        total += region.end - region.ptr
-    return total
-
-
 @cython.no_gc_clear
 cdef class Allocator(Frees):
     """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
@@ -117,9 +85,6 @@ cdef class Allocator(Frees):
     host has no memory for the bookkeeping; nothing has changed then.
     """
 
-    def __cinit__(self, *args, **kwargs):
-        self.lock.on_fork(<void (*)(void*) noexcept nogil>forget_calls_of_others, <void*>self)
-
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:
             raise TypeError("Allocator is the common base: make a BFCAllocator or a CachingAllocator")
@@ -134,26 +99,16 @@ cdef class Allocator(Frees):
         self.sub_allocator = self.fences.source = sub_allocator
         self.may_be_unordered = sub_allocator.may_be_unordered
         try:
-            self.set_granularity()
+            self.source.strict = strict
+            self.source.open(sub_allocator)
             self.set_home_stream(stream)
         except BaseException:
-            self.sub_allocator = None
+            self.sub_allocator = self.fences.source = self.source.sub_allocator = None
             raise
         self.strict = strict
-        self.joins_regions = sub_allocator.supports_coalescing
         self.device = sub_allocator.device
         self.host_accessible = sub_allocator.host_accessible
-        self.source_is_python = sub_allocator.native is None
-        if sub_allocator.native is not None:
-            self.native = <bfc_native_source*>PyCapsule_GetPointer(sub_allocator.native, BFC_NATIVE_SOURCE)
-        return 0
-
-    cdef int set_granularity(self) except -1:
-        granularity = self.sub_allocator.granularity
-        if not isinstance(granularity, int) or not 1 <= granularity <= 1 << 30 or granularity & (granularity - 1):
-            raise ValueError(f"the granularity of {self.sub_allocator!r} is {granularity!r}: it must be a power of two")
-        self.alignment = max(<uint64_t>granularity, <uint64_t>MINIMUM_SIZE)
-        self.pool.granularity = self.alignment
+        self.source_is_python = self.source.native == NULL
         return 0
 
     cdef int set_home_stream(self, stream) except -1:
@@ -358,9 +313,9 @@ cdef class Allocator(Frees):
 
     cdef int check_alignment(self, uint64_t alignment) except -1:
         """Refuses an alignment that the policy's addresses do not have."""
-        if alignment > self.alignment:
-            raise ValueError(f"addresses here are multiples of {self.alignment}, not of {alignment}: ask for "
-                             f"{alignment - self.alignment} bytes more, and round the address up")
+        if alignment > self.source.alignment:
+            raise ValueError(f"addresses here are multiples of {self.source.alignment}, not of {alignment}: ask for "
+                             f"{alignment - self.source.alignment} bytes more, and round the address up")
         return 0
 
     @cython.final
@@ -391,7 +346,7 @@ cdef class Allocator(Frees):
         if freed_before is not None:
             self.set_freed_before(&request, freed_before)
         cdef uint64_t seen = self.frees.get()
-        cdef uint64_t changes = self.changes.get()
+        cdef uint64_t changes = self.source.changes.get()
         self.try_allocate(&request, placed)
         if placed.handle == NO_CHUNK and size:
             self.try_harder(&request, freed_before, seen, placed)
@@ -431,9 +386,9 @@ cdef class Allocator(Frees):
             self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             self.was_refused(request)
-            refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.refused_bytes.get())}"
+            refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
             raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
-                                refused_by if self.refused_bytes.get() else "", self.sub_allocator.largest_block)
+                                refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block)
         return 0
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
@@ -519,13 +474,11 @@ cdef class Allocator(Frees):
         """The slow way, without the lock: `place_after_miss` takes it where it needs the pool."""
         cdef uint64_t seen
         if is_finalizing():
-            self.acquire()
-            forget_calls_of_others(self)
-            self.lock.release()
+            self.source.forget_other_threads()
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise closed()
-            seen = self.changes.get() - request.changes   # of other threads
+            seen = self.source.changes.get() - request.asking.changes   # of other threads
             self.place_after_miss(request, placed)
             if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
                 break
@@ -551,27 +504,14 @@ cdef class Allocator(Frees):
         request.has_waited = True
         if waits:
             self.wait_for_streams()
-        cdef uint64_t ended = self.calls_ended.get()
-        cdef bint is_inside = self.is_inside_a_call()
+        cdef uint64_t ended = self.source.calls_ended.get()
+        cdef bint is_inside = self.source.is_called_here()
         if request.blocked and not is_inside:
             time.sleep(_RETRY_POLL_SECONDS)
-        while not is_inside and self.is_any_inside_a_call() and self.calls_ended.get() == ended:
+        while not is_inside and self.source.is_calling() and self.source.calls_ended.get() == ended:
             time.sleep(_RETRY_POLL_SECONDS)
-        return waits or (request.blocked and not is_inside) or self.changes.get() - request.changes != seen
-
-    cdef bint is_any_inside_a_call(self) noexcept:
-        self.acquire()
-        cdef bint found = self.calls.size() > 0
-        self.lock.release()
-        return found
-
-    cdef bint is_inside_a_call(self) noexcept:
-        """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
-        wait for itself."""
-        self.acquire()
-        cdef bint found = self.newest_call() != NULL
-        self.lock.release()
-        return found
+        cdef uint64_t changes = self.source.changes.get() - request.asking.changes
+        return waits or (request.blocked and not is_inside) or changes != seen
 
     def allocate_many(self, sizes, stream=None):
         """Make one allocation for each size: all of them, or none.
@@ -667,9 +607,9 @@ cdef class Allocator(Frees):
 
     cdef bint drain(self) noexcept:
         cdef int result = -1
-        if self.native != NULL:
+        if self.source.native != NULL:
             with nogil:
-                result = self.native.synchronize(self.native.self)
+                result = self.source.native.synchronize(self.source.native.self)
         return result == 0
 
     cdef int hand_over(self, ChunkHandle handle) except -1:
@@ -694,200 +634,29 @@ cdef class Allocator(Frees):
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
-    cdef int ask(self, Request* request, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil:
-        """Asks the sub-allocator for a block, without the lock. Returns whether it gave one.
-
-        The bytes are set aside from the limit meanwhile (`is_set_aside`: the caller has done that). Those of a block
-        that was given stay set aside until `take_region` counts them.
-        """
-        cdef int got = 0
-        cdef uint64_t received
-        cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
-        try:
-            if not self.keep_room():
-                if not request.without_gil:
-                    with gil:
-                        raise out_of_host_memory()
-            elif request.without_gil:
-                request.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
-                got = request.fault == 0
-                if request.fault == BFC_NO_ROOM:
-                    request.fault = 0
-                block.end = block.ptr + received if got else 0
-            else:
-                got = self.ask_in_python(nbytes, block)
-        finally:
-            self.end_call(listed, 0 if got else nbytes)
-        request.asked = nbytes
-        return got
-
-    cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil:
-        """Lists that this thread calls the sub-allocator, and for how many bytes that are set aside. Returns False if
-        the host has no memory for the list."""
-        self.acquire()
-        self.set_aside += to_set_aside
-        cdef cbool listed = try_push_back(self.calls, Call(PyThread_get_thread_ident(), nbytes))
-        self.lock.release()
-        return listed
-
-    cdef Call* newest_call(self) noexcept nogil:
-        """This thread's newest call to the sub-allocator; NULL if it could not be listed. Needs the lock."""
-        cdef Call* found = NULL
-        cdef size_t i
-        for i in range(self.calls.size()):
-            if self.calls[i].thread == PyThread_get_thread_ident():
-                found = &self.calls[i]
-        return found
-
-    cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
-        self.acquire()
-        self.set_aside -= nbytes
-        self.on_their_way -= nbytes > 0
-        self.refused_bytes.set(nbytes)
-        self.calls_ended.add(1)
-        if listed:
-            self.calls.erase(self.calls.begin() + (self.newest_call() - self.calls.data()))
-        self.lock.release()
-
-    cdef cbool keep_room(self) noexcept nogil:
-        """Makes room for one more region in the lists below, before it is asked for: a region that the sub-allocator
-        does not take back can then be listed, and `close` can list them all, without more memory of the host."""
-        self.acquire()
-        self.on_their_way += 1
-        cdef size_t regions = self.pool.regions.size() + self.unreturned.size() + self.on_their_way
-        cdef cbool kept = try_make_room(self.unreturned, regions) and try_make_room(self.closing, regions)
-        self.lock.release()
-        return kept
-
-    cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
-        cdef uint64_t received
-        cdef bint got = ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
-                                      &block.ptr, &received, self.rejected)
-        block.end = block.ptr + received if got else 0
-        return got
-
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
         """Adds a block to the pool, and places the request under the same lock."""
-        cdef cbool overlaps = False, closed, added = False
-        cdef uint64_t nbytes = block.end - block.ptr
-        cdef uint32_t bin_set
         cdef vector[Region] refused
+        cdef cbool closed
+        cdef Taken taken
         self.acquire()
-        self.set_aside -= request.asked
         closed = self.is_closed
-        if not closed:
-            overlaps = self.pool.overlaps_region(block.ptr, nbytes)
-        if not closed and not overlaps:
-            bin_set = self.bin_set_of(request)
-            added = bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions)
-        if added or overlaps:
-            self.on_their_way -= 1
-        if added:
+        taken = self.source.take_in(&request.asking, block, NO_LANE if closed else self.bin_set_of(request), refused)
+        if taken == ADDED:
             self.fill(self.find_in_new_region(request, block), request, placed)
-            self.changes.add(1)
-            request.changes += 1
-        elif not overlaps:
-            self.set_aside += nbytes
-            if not try_push_back(refused, block[0]):
-                self.keep_unreturned(block[0])
         self.lock.release()
-        if added:
+        if taken == ADDED:
             return 0
-        self.give_back(refused, request.without_gil)
-        return 0 if request.without_gil else self.refuse_region(block, overlaps, closed)
+        self.source.give_back(refused, request.asking.without_gil)
+        return 0 if request.asking.without_gil else self.refuse_region(block, taken, closed)
 
-    cdef int refuse_region(self, Region* block, cbool overlaps, cbool closed) except -1 with gil:
-        if overlaps:
+    cdef int refuse_region(self, Region* block, Taken taken, cbool closed) except -1 with gil:
+        if taken == OVERLAPS:
             raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {block.ptr:#x}, {block.end - block.ptr} "
                                     f"bytes, which overlaps a block that it gave before: not used, and not given back")
         if closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         raise out_of_host_memory()
-
-    cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil:
-        """Takes regions out of the pool, with the lock held. Their bytes stay set aside until give_back is done."""
-        cdef Region region
-        cdef uint64_t total = 0
-        for region in regions:
-            self.pool.remove_region(region)
-            total += region.end - region.ptr
-        self.pool.forget_queued()
-        self.set_aside += total
-        self.on_their_way += regions.size()
-        return total
-
-    cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil:
-        """Adds the regions that the sub-allocator did not take back, to try again. Needs the lock."""
-        cdef Region region
-        while self.unreturned.size():
-            region = self.unreturned.back()
-            if not try_push_back(regions, region):
-                return
-            self.unreturned.pop_back()
-            self.unreturned_bytes -= region.end - region.ptr
-            self.on_their_way += 1
-
-    cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil:
-        """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
-        again at the next release."""
-        cdef Region region
-        cdef cbool listed
-        if regions.empty():
-            return 0
-        if not without_gil:
-            return self.give_back_in_python(regions)
-        listed = self.begin_call(total_size(regions), 0)
-        for region in regions:
-            self.region_returned(region, self.native.free(self.native.self, region.ptr, region.end - region.ptr) == 0)
-        self.end_call(listed, 0)
-        return 0
-
-    cdef void region_returned(self, Region region, cbool returned) noexcept nogil:
-        self.acquire()
-        cdef Call* call = self.newest_call()
-        if call != NULL:
-            call.nbytes -= min(call.nbytes, region.end - region.ptr)
-        if returned:
-            self.set_aside -= region.end - region.ptr
-            self.changes.add(1)
-            self.on_their_way -= 1
-        else:
-            self.keep_unreturned(region)
-        self.lock.release()
-
-    cdef void keep_unreturned(self, Region region) noexcept nogil:
-        """Keeps a region for another try. keep_room() has made the room for it. Needs the lock."""
-        if try_push_back(self.unreturned, region):
-            self.unreturned_bytes += region.end - region.ptr
-        self.on_their_way -= 1
-
-    cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil:
-        cdef Region region
-        cdef size_t failed = 0
-        cdef cbool listed = self.begin_call(total_size(regions), 0)
-        cdef Deferral deferral
-        fault, interrupt = None, None
-        defer_handlers(&deferral)
-        for region in regions:
-            returned = True
-            try:
-                if interrupt is not None:
-                    raise interrupt
-                self.sub_allocator.free(region.ptr, region.end - region.ptr)
-            except BaseException as error:
-                interrupt = interrupt if isinstance(error, Exception) else error
-                fault = fault or error
-                failed += 1
-                returned = False
-            self.region_returned(region, returned)
-        resume_handlers(&deferral)
-        self.end_call(listed, 0)
-        if interrupt is not None:
-            raise interrupt
-        if fault is not None:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} of {regions.size()} region(s), "
-                                    f"first with {fault!r}; close() tries again") from fault
-        return 0
 
     def release_free_regions(self):
         """Give every region without a live allocation back to the sub-allocator.
@@ -921,11 +690,11 @@ cdef class Allocator(Frees):
         self.settle(again=True)
         self.acquire()
         self.pool.list_regions(regions, False)
-        released = self.forget(regions) + self.unreturned_bytes
+        released = self.source.forget(regions) + self.source.unreturned_bytes
         self.regions_released()
-        self.take_unreturned(regions)
+        self.source.take_unreturned(regions)
         self.lock.release()
-        self.give_back(regions, False)
+        self.source.give_back(regions, False)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check()
         return released
@@ -970,18 +739,15 @@ cdef class Allocator(Frees):
         self.acquire()
         viewed = self.exports > 0
         if not viewed:
-            self.pool.list_regions(self.closing, True)
             self.is_closed = True
-            self.forget(self.closing)
-            self.take_unreturned(self.closing)
-            regions.swap(self.closing)
+            self.source.forget_all(regions)
         self.lock.release()
         if viewed:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
         self.forget_frees()
-        offer_again(self.sub_allocator, self.rejected)
-        self.give_back(regions, False)
+        self.source.offer_rejected_again()
+        self.source.give_back(regions, False)
         if fault is not None:
             raise fault
 
@@ -1000,97 +766,10 @@ cdef class Allocator(Frees):
         try:
             self.close()
         finally:
-            if not self.is_closed or self.unreturned.size():
+            if not self.is_closed or self.source.unreturned.size():
                 self.close()    # the host may have had no memory, and have some now
 
     @property
     def closed(self):
         """True once `close()` has been called."""
         return self.is_closed
-
-    # -- without the GIL ----------------------------------------------------------------------------------------------
-
-    cdef cbool allocate_without_gil(self, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
-        """Allocates for a caller that must not take the GIL. Needs `native`. Returns whether there was memory.
-
-        If another thread's call to the sub-allocator holds the rest of the limit, it is waited for, but not for long:
-        that thread may need the GIL, and the thread that has the GIL a mutex that our caller holds.
-
-        No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
-        """
-        cdef Placement placed
-        cdef Request request
-        self.set_request(&request, nbytes, stream if self.by_stream else self.home_stream)
-        cdef uint64_t home_frees, stream_id
-        cdef int _poll
-        cdef cbool closed = False
-        if request.refused:
-            self.last_fault.set(0)
-            return False
-        request.without_gil = True
-        placed.handle = NO_CHUNK
-        for _poll in range(_POLLS_WITHOUT_GIL):
-            self.acquire()
-            closed = self.is_closed
-            if not closed:
-                self.fill(self.place(&request), &request, &placed)
-            self.lock.release()
-            if placed.handle != NO_CHUNK or closed:
-                break
-            self.place_after_miss(&request, &placed)
-            if placed.handle != NO_CHUNK or not request.blocked:
-                break
-            usleep(1000)
-        if placed.handle == NO_CHUNK and not closed:
-            self.place_where_refused(&request, &placed)
-        self.last_fault.set(request.fault)
-        if placed.handle >= NO_HOST_MEMORY:
-            return False
-        ptr[0] = placed.ptr
-        if stream == self.home_stream or self.by_stream:
-            return True
-        if self.native.stream_id(self.native.self, stream, &stream_id) == 0:
-            if not self.must_order(stream_id, &home_frees) and not self.is_of_thread(stream):
-                return True
-            if self.native.order(self.native.self, self.home_stream, stream) == 0:
-                self.was_ordered(stream_id, home_frees)
-                return True
-        self.free_without_gil(placed.ptr, self.home_stream, False)
-        return False
-
-    cdef cbool free_without_gil(self, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil:
-        """Frees on a stream, without the GIL. Returns whether a live allocation starts at the address.
-
-        `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and the
-        device is waited for only where record_stream has named others, or where that order cannot be had. Where it does
-        not become idle (a graph is being captured), the next call in Python frees the memory.
-        """
-        cdef ChunkHandle handle
-        cdef cbool elsewhere = False, idle = True
-        cdef uint64_t home = self.home_stream
-        self.acquire()
-        handle = self.pool.handle_of(ptr)
-        if handle != NO_CHUNK:
-            elsewhere = self.pool.chunks[handle].state & USED_ELSEWHERE
-            if self.by_stream:
-                home = self.pool.chunks[handle].stream
-        self.lock.release()
-        if handle == NO_CHUNK:
-            return False
-        if exiting:
-            return True
-        if not drain and not elsewhere and stream != home:
-            drain = self.native.order(self.native.self, stream, home) != 0
-        if drain or elsewhere:
-            idle = self.native.synchronize(self.native.self) == 0
-        self.acquire()
-        handle = self.pool.handle_of(ptr)
-        if handle != NO_CHUNK and not self.is_closed:
-            if elsewhere or not idle:
-                self.strand(handle)
-            if idle and self.pool.free_chunk(handle):
-                self.frees.add(1)
-            elif idle and not elsewhere:
-                self.strand(handle)
-        self.lock.release()
-        return True

@@ -7,7 +7,8 @@ from libcpp.vector cimport vector
 from bfc.buffers._buffer cimport Buffer
 from bfc._core cimport Chunk, ChunkHandle
 from bfc.allocators._fences cimport Fences, some_wait
-from bfc.allocators._ledger cimport Ledger, Shown
+from bfc.allocators._ledger cimport Ledger
+from bfc.allocators._lock cimport Shown
 
 cdef struct Orphan:             # a free that found the lock taken
     ChunkHandle handle
@@ -35,7 +36,6 @@ cdef class Frees(Ledger):
     cdef PutOff[Orphan] stranded        # by callers without the GIL; guarded by the lock
     cdef Shown[size_t] strandings       # whether there are such
     cdef bint is_abandoned              # collected, but for views of its memory
-    cdef list rejected                  # (address, bytes) against the contract that the source did not take back
     cdef bint source_is_python          # signals' handlers may run in its calls
     cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
     cdef bint must_look                 # an allocation or a free has more to do than ask the pool

@@ -13,7 +13,7 @@ from bfc.buffers._arguments cimport address_from, addresses_from, small_int
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
 from bfc.allocators._fences cimport Fences, Waiting, some_use, some_wait
-from bfc.allocators._ledger cimport acquire_lock
+from bfc.allocators._lock cimport acquire_lock
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 
@@ -51,7 +51,6 @@ cdef class Frees(Ledger):
     """How memory comes back to an allocator: a part of `Allocator`."""
 
     def __cinit__(self, *args, **kwargs):
-        self.rejected = []
         self.fences = Fences()
 
     # -- free ---------------------------------------------------------------------------------------------------------

@@ -6,28 +6,14 @@ from libcpp.vector cimport vector
 
 from bfc.buffers._buffer cimport Owner
 from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
-
-cdef extern from "lock.hpp" namespace "bfc" nogil:
-    cdef cppclass Lock:
-        cbool try_acquire()
-        void wait_and_acquire()
-        void release()
-        void give_way()
-        void on_fork(void (*forget)(void*) noexcept nogil, void* whose)
-        uint64_t acquisitions()
-    cdef cppclass Shown[T]:
-        T get()
-        void set(T value)
-        void add(T more)
-
-
-cdef extern from "wait.hpp" namespace "bfc" nogil:
-    void acquire_lock "bfc::acquire"(Lock& lock)
+from bfc.allocators._lock cimport Lock
+from bfc.allocators._source cimport Source
 
 
 cdef class Ledger(Owner):
     cdef Lock lock
     cdef Pool pool
+    cdef Source source                  # of its regions
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef uint64_t default_stream_alias
     cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread

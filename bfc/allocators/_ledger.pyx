@@ -8,13 +8,12 @@ from bfc._core cimport (
     FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, NO_CHUNK, STATE, WAITING, BinSet, Chunk, Counters, Pool,
 )
 from bfc.allocators._invariants cimport first_fault
+from bfc.allocators._lock cimport acquire_lock, let_others_on
+from bfc.allocators._source cimport Source
 
 from bfc.report import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
 from bfc.streams import is_queue as _is_queue
-
-cdef extern from "wait.hpp" namespace "bfc" nogil:
-    void let_others_on "bfc::give_way"(Lock& lock)
 
 
 cdef int refuse_queue(stream, device) except -1:
@@ -33,6 +32,8 @@ cdef class Ledger(Owner):
     def __cinit__(self, *args, **kwargs):
         self.is_closed = True   # until it is set up
         self.pool = Pool()      # may find no memory, and then this object is finalised without one
+        self.source = Source()
+        self.source.stand_behind(&self.lock, self.pool)
 
     @cython.final
     cdef void acquire(self) noexcept nogil:

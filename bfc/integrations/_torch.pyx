@@ -9,6 +9,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc.allocators._allocator cimport Allocator
+from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport Counters
 
@@ -110,7 +111,7 @@ _kept = []
 
 
 cdef int check_servable(Allocator allocator) except -1:
-    if allocator.native == NULL or allocator.home_stream == HOST_STREAM:
+    if allocator.source.native == NULL or allocator.home_stream == HOST_STREAM:
         raise ValueError(f"PyTorch needs memory of a device, and calls for it without the GIL; "
                          f"{allocator.sub_allocator!r} cannot be called so: take a CUDASubAllocator")
     return 0
@@ -156,7 +157,7 @@ cdef void* device_at(int device) noexcept nogil:
 
 cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, void** ptr) noexcept nogil:
     cdef uint64_t address = 0, on = <size_t>stream
-    if size and not allocator.allocate_without_gil(size, 0 if on == allocator.default_stream_alias else on, &address):
+    if size and not allocate_without_gil(allocator, size, 0 if on == allocator.default_stream_alias else on, &address):
         return False
     ptr[0] = <void*>address
     return True
@@ -166,7 +167,7 @@ cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool drain) no
     cdef uint64_t on = <size_t>stream
     if ptr == NULL:
         return True
-    return allocator.free_without_gil(<uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, drain)
+    return free_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, drain)
 
 
 cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:

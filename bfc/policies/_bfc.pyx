@@ -207,7 +207,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef uint64_t available(self) noexcept nogil:
         """What is left of the limit. In upstream it wraps around if a sub-allocator gave more than was asked for."""
-        cdef uint64_t taken = self.pool.counters.pool_bytes + self.set_aside
+        cdef uint64_t taken = self.source.taken()
         return self.limit - taken if taken < self.limit else 0
 
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
@@ -222,19 +222,19 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
         if rounded <= available:
             size = self.growth.grow_to(rounded, available, &grew)
-        request.blocked = size == 0 and rounded <= available + self.set_aside - self.unreturned_bytes
+        request.blocked = size == 0 and rounded <= available + self.source.set_aside - self.source.unreturned_bytes
         if size == 0:
-            self.refused_bytes.set(0)
-        self.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
+            self.source.refused_bytes.set(0)
+        self.source.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
         self.lock.release()
         if size == 0:
             return 0
-        got = self.ask(request, size, &block, True)
-        while not got and size > rounded and request.fault == 0:
+        got = self.source.ask(&request.asking, size, &block, True)
+        while not got and size > rounded and request.asking.fault == 0:
             size = backpedal(size)
             if size < rounded:
                 return 0
-            got = self.ask(request, size, &block, False)
+            got = self.source.ask(&request.asking, size, &block, False)
         if got:
             self.acquire()
             self.growth.succeeded(grew)
@@ -247,14 +247,14 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t rounded = request.rounded
         cdef Region block
         cdef cbool fits
-        if self.strict or request.fault or request.asked == rounded:
+        if self.strict or request.asking.fault or request.asking.asked == rounded:
             return 0
         self.acquire()
         fits = rounded <= self.available()
         if fits:
-            self.set_aside += rounded
+            self.source.set_aside += rounded
         self.lock.release()
-        if fits and self.ask(request, rounded, &block, True):
+        if fits and self.source.ask(&request.asking, rounded, &block, True):
             self.take_region(request, placed, &block)
         return 0
 
@@ -268,14 +268,14 @@ cdef class BFCAllocator(Allocator):
         self.pool.list_regions(regions, False)
         for region in regions:
             total += region.end - region.ptr
-        kept = self.pool.counters.pool_bytes + self.set_aside - total
+        kept = self.source.taken() - total
         if total == 0 or kept > self.limit or request.rounded > self.limit - kept:
             self.lock.release()
             return False
-        self.forget(regions)
+        self.source.forget(regions)
         self.lock.release()
-        self.give_back(regions, request.without_gil)
-        request.changes += regions.size()
+        self.source.give_back(regions, request.asking.without_gil)
+        request.asking.changes += regions.size()
         return True
 
     cdef void regions_released(self) noexcept nogil:

@@ -47,15 +47,11 @@ cdef class CachingAllocator(Allocator):
     cdef cbool is_gated(self) noexcept nogil
 
     cdef int collect(self, Request* request) except -1 nogil
-    cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target, vector[Region]& out) noexcept nogil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil
     cdef int release_oversize(self, Request* request) except -1 nogil
-    cdef cbool choose_oversize(self, Request* request, vector[Region]& out) noexcept nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
-    cdef void choose_enough(self, vector[ChunkHandle]& chunks, uint64_t needed,
-                            vector[ChunkHandle]& chosen) noexcept nogil
     cdef int release_all(self, Request* request) except -1 nogil
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
@@ -65,9 +61,7 @@ cdef class CachingAllocator(Allocator):
     cdef int wait_for_deferred(self, DeferredFree entry) except -1
     cdef int record_deferred(self, bint again=*) except -1
 
-    cdef cbool list_sets(self, PoolId pool, uint32_t kind, vector[uint32_t]& out) noexcept nogil
-    cdef cbool list_whole(self, PoolId pool, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
-    cdef cbool list_releasable(self, vector[ChunkHandle]& out) noexcept nogil
+    cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil
     cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil
 
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1

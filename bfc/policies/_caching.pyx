@@ -11,18 +11,18 @@ from libcpp.vector cimport vector
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport (
-    LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, Chunk, ChunkHandle, History,
-    HistoryRecord, Lane, Region,
-    TorchSizes, is_large,
+    LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, ChunkHandle, History,
+    HistoryRecord, Lane, Region, TorchSizes, is_large,
 )
 from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
 from bfc.policies._observers cimport Observers
 from bfc.policies._private_pools cimport (
-    EVERY_STREAM, NO_STREAM, ONE_STREAM, ONE_THREAD, PoolId, PrivatePool, PrivatePools, Scope, is_among, is_default,
-    is_same_pool, pool_of, put_in_pool, put_or_take, this_thread,
+    EVERY_STREAM, NO_STREAM, ONE_STREAM, ONE_THREAD, PoolId, PrivatePools, Scope, default_pool, is_among,
+    is_default, is_same_pool, pool_of, put_in_pool, put_or_take, this_thread,
 )
 from bfc.policies._recorder cimport Recorder, new_history
+from bfc.policies._releasing cimport choose_enough, choose_oversize, collect_oldest, list_releasable, list_whole
 
 from dataclasses import replace
 
@@ -31,21 +31,13 @@ from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
-cdef extern from "orders.hpp" namespace "bfc" nogil:
-    void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
-    void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
-
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
-    cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
 
 cdef enum:
     MINIMUM_BLOCK = 512
     INTERVALS = 16                      # of TorchSizes
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
-
-cdef PoolId DEFAULT_POOL = PoolId(0, 0)
 
 
 cdef PoolId id_of(pool) except *:
@@ -183,9 +175,9 @@ cdef class CachingAllocator(Allocator):
         self.pool.use_lanes()
         self.by_stream = self.home_stream != HOST_STREAM
         self.fences.asks_later = True
-        self.joins_regions = False
-        self.alignment = max(self.alignment, <uint64_t>MINIMUM_BLOCK)
-        self.pool.sizes.granularity = self.alignment
+        self.source.joins_regions = False
+        self.source.alignment = max(self.source.alignment, <uint64_t>MINIMUM_BLOCK)
+        self.pool.sizes.granularity = self.source.alignment
         if sub_allocator.largest_block is not None:
             self.pool.sizes.largest_segment = sub_allocator.largest_block
         self.retry_seconds = retry_seconds
@@ -405,12 +397,12 @@ cdef class CachingAllocator(Allocator):
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
-        if self.observers.has_callbacks and not request.without_gil and self.run_callbacks():
+        if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
             self.collect(request)
             self.grow(request, placed, False)
-        if request.fault:
+        if request.asking.fault:
             return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
             self.borrow(request, placed)
@@ -422,7 +414,7 @@ cdef class CachingAllocator(Allocator):
 
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
         """Makes the retry that an open scope has suppressed, and then searches what that has freed once more."""
-        if request.fault:
+        if request.asking.fault:
             return 0
         if not self.strict and self.is_gated():
             self.release_and_retry(request, placed)
@@ -445,16 +437,16 @@ cdef class CachingAllocator(Allocator):
         cdef cbool fits
         self.acquire()
         self.recorder.num_alloc_retries += retry
-        taken = self.pool.counters.pool_bytes + self.set_aside
-        lasting = self.pool.counters.pool_bytes + self.unreturned_bytes     # without other threads' calls under way
+        taken = self.source.taken()
+        lasting = self.source.lasting()     # without other threads' calls under way
         fits = size <= self.allowed and taken <= self.allowed - size
         request.blocked = not fits and size <= self.allowed and lasting <= self.allowed - size
         if fits:
-            self.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
+            self.source.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
         else:
-            self.refused_bytes.set(0)
+            self.source.refused_bytes.set(0)
         self.lock.release()
-        if fits and self.ask(request, size, &block, True):
+        if fits and self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
         return 0
 
@@ -495,33 +487,11 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         collects = self.collects_above != UNLIMITED
         taken = self.pool.counters.pool_bytes
-        if taken > self.collects_above and self.list_whole(DEFAULT_POOL, LARGE, candidates):
-            self.collect_oldest(candidates, taken - self.collects_above, regions)
-            self.forget(regions)
+        if taken > self.collects_above and list_whole(self.pool, default_pool(), LARGE, candidates):
+            collect_oldest(self.pool, candidates, taken - self.collects_above, regions)
+            self.source.forget(regions)
         self.lock.release()
         return self.release(request, regions) if collects else 0
-
-    cdef void collect_oldest(self, vector[ChunkHandle]& candidates, uint64_t target,
-                             vector[Region]& out) noexcept nogil:
-        """In passes: each takes all that are at least as old as the average of what is left."""
-        cdef uint64_t reclaimed = 0, age
-        cdef double total_age = 0, oldest_allowed
-        cdef size_t left = candidates.size(), before = 0, kept, i
-        for i in range(candidates.size()):
-            total_age += <double>(self.pool.clock - self.pool.chunks[candidates[i]].freed_at_count)
-        while reclaimed < target and left > 0 and left != before:
-            before = left
-            oldest_allowed = total_age / <double>left
-            kept = 0
-            for i in range(before):
-                age = self.pool.clock - self.pool.chunks[candidates[i]].freed_at_count
-                if <double>age >= oldest_allowed and try_push_region(out, self.pool.region_of(candidates[i])):
-                    reclaimed += self.pool.chunks[candidates[i]].size
-                    total_age -= <double>age
-                else:
-                    candidates[kept] = candidates[i]
-                    kept += 1
-            left = kept
 
     cdef int release_oversize(self, Request* request) except -1 nogil:
         """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Whether
@@ -530,41 +500,18 @@ cdef class CachingAllocator(Allocator):
         cdef cbool enough, limited
         self.acquire()
         limited = self.oversize != UNLIMITED
-        enough = limited and self.choose_oversize(request, regions)
-        self.forget(regions)
+        enough = limited and choose_oversize(self.pool, self.bin_set_of(request), request.rounded, self.oversize,
+                                             regions)
+        self.source.forget(regions)
         self.lock.release()
         if limited:
             self.release(request, regions)
         return enough
 
-    cdef cbool choose_oversize(self, Request* request, vector[Region]& out) noexcept nogil:
-        cdef vector[ChunkHandle] free
-        cdef Chunk* chunk
-        cdef uint64_t wanted = max(request.rounded, self.oversize), released = 0
-        cdef uint32_t bin_set = self.bin_set_of(request)
-        cdef size_t i, first = 0
-        if bin_set == NO_LANE or not self.pool.list_free(bin_set, free):
-            return False
-        while first < free.size() and self.pool.chunks[free[first]].size < wanted:
-            first += 1
-        for i in range(first, free.size()):
-            # upstream takes the first. If the setting was lowered, that may be part of a region, and the driver fails
-            if self.pool.is_whole(free[i]):
-                return try_push_region(out, self.pool.region_of(free[i]))
-        i = first
-        while i > 0 and released < wanted:
-            i -= 1
-            chunk = &self.pool.chunks[free[i]]
-            if chunk.size < self.oversize:
-                break
-            if self.pool.is_whole(free[i]) and try_push_region(out, self.pool.region_of(free[i])):
-                released += chunk.size
-        return released >= wanted
-
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil:
         """Waits for other streams, gives cached regions back, and asks once more (PyTorch's behaviour, 2.5, step 7)."""
         cdef cbool asked = False
-        if not request.without_gil:
+        if not request.asking.without_gil:
             self.wait_for_all()
         if self.release_only_what_is_needed and self.release_some(request):
             self.grow(request, placed, True)
@@ -580,45 +527,31 @@ cdef class CachingAllocator(Allocator):
         cdef vector[Region] regions
         cdef uint64_t needed = self.pool.sizes.segment_for(request.rounded), taken
         self.acquire()
-        taken = self.pool.counters.pool_bytes + self.set_aside
+        taken = self.source.taken()
         if self.allowed != UNLIMITED and needed <= self.allowed and taken > self.allowed - needed:
             needed = taken - (self.allowed - needed)
-        self.list_releasable(chunks)
-        self.choose_enough(chunks, needed, chosen)
+        self.list_what_may_go(chunks)
+        choose_enough(self.pool, chunks, needed, chosen)
         self.take_out(chosen, regions)
         self.lock.release()
         self.release(request, regions)
         return regions.size() > 0
 
-    cdef void choose_enough(self, vector[ChunkHandle]& chunks, uint64_t needed,
-                            vector[ChunkHandle]& chosen) noexcept nogil:
-        """The smallest chunk that is enough; while none is, the largest."""
-        cdef size_t i = 0
-        sort_by_falling_size(self.pool.chunks, chunks)
-        while i < chunks.size() and self.pool.chunks[chunks[i]].size < needed:
-            try_push_handle(chosen, chunks[i])
-            needed -= self.pool.chunks[chunks[i]].size
-            i += 1
-        while i + 1 < chunks.size() and self.pool.chunks[chunks[i + 1]].size >= needed:
-            i += 1
-        if needed > 0 and i < chunks.size():
-            try_push_handle(chosen, chunks[i])
-
     cdef int release_all(self, Request* request) except -1 nogil:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         self.acquire()
-        self.list_releasable(chunks)
+        self.list_what_may_go(chunks)
         self.take_out(chunks, regions)
-        self.private_pools.drop_empty(self.pool.bin_sets, DEFAULT_POOL)
-        self.take_unreturned(regions)
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.source.take_unreturned(regions)
         self.lock.release()
         return self.release(request, regions)
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
         """Returns what the pool has forgotten on behalf of a request."""
-        self.give_back(regions, request.without_gil)
-        request.changes += regions.size()
+        self.source.give_back(regions, request.asking.without_gil)
+        request.asking.changes += regions.size()
         return 0
 
     def release_free_regions(self):
@@ -656,59 +589,25 @@ cdef class CachingAllocator(Allocator):
             self.wait_for_all()
             self.settle(again=True)
         self.acquire()
-        released = self.unreturned_bytes
-        self.list_releasable(chunks)
+        released = self.source.unreturned_bytes
+        self.list_what_may_go(chunks)
         self.take_out(chunks, regions)
         for region in regions:
             released += region.end - region.ptr
-        self.private_pools.drop_empty(self.pool.bin_sets, DEFAULT_POOL)
-        self.take_unreturned(regions)
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.source.take_unreturned(regions)
         self.lock.release()
-        self.give_back(regions, False)
+        self.source.give_back(regions, False)
         return released
 
-    cdef cbool list_sets(self, PoolId pool, uint32_t kind, vector[uint32_t]& out) noexcept nogil:
-        """A pool's sets of bins of one kind, by stream."""
-        cdef uint32_t i
-        for i in range(kind, <uint32_t>self.pool.bin_sets.size(), 2):
-            if is_same_pool(pool_of(&self.pool.bin_sets[i].lane), pool) and not try_push_number(out, i):
-                return False
-        sort_by_stream(self.pool.bin_sets, out)
-        return True
-
-    cdef cbool list_whole(self, PoolId pool, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil:
-        """A pool's wholly free regions of one kind by (stream, size, address), as their one chunk."""
-        cdef vector[uint32_t] sets
-        cdef vector[ChunkHandle] free
-        cdef uint32_t bin_set
-        cdef ChunkHandle handle
-        if not self.list_sets(pool, kind, sets):
-            return False
-        for bin_set in sets:
-            free.clear()
-            if not self.pool.list_free(bin_set, free):
-                return False
-            for handle in free:
-                if self.pool.is_whole(handle) and not try_push_handle(out, handle):
-                    return False
-        return True
-
-    cdef cbool list_releasable(self, vector[ChunkHandle]& out) noexcept nogil:
-        """What `empty_cache` gives back, in upstream's order. If the host has no memory, only the first part."""
-        cdef PrivatePool pool
-        if not (self.strict and self.is_gated()):
-            if not self.list_whole(DEFAULT_POOL, LARGE, out) or not self.list_whole(DEFAULT_POOL, SMALL, out):
-                return False
-        for pool in self.private_pools.known:
-            if pool.uses == 0 and not (self.list_whole(pool.id, SMALL, out) and self.list_whole(pool.id, LARGE, out)):
-                return False
-        return True
+    cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil:
+        list_releasable(self.pool, self.private_pools, not (self.strict and self.is_gated()), out)
 
     cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil:
         cdef ChunkHandle handle
         for handle in chunks:
             try_push_region(out, self.pool.region_of(handle))
-        self.forget(out)
+        self.source.forget(out)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -973,7 +872,7 @@ cdef class CachingAllocator(Allocator):
         return self.recorder.frames_of(allocation_id, region)
 
     cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
-        cdef bint region_came = self.changes.get() != changes_before
+        cdef bint region_came = self.source.changes.get() != changes_before
         if self.recorder.keeps_frames:
             self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came)
         return 0
@@ -1158,14 +1057,14 @@ cdef class CachingAllocator(Allocator):
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
         self.acquire()
-        self.list_whole(id, SMALL, chunks)
-        self.list_whole(id, LARGE, chunks)
+        list_whole(self.pool, id, SMALL, chunks)
+        list_whole(self.pool, id, LARGE, chunks)
         self.take_out(chunks, regions)
         self.private_pools.drop_empty(self.pool.bin_sets, id)
         self.lock.release()
         for region in regions:
             released += region.end - region.ptr
-        self.give_back(regions, False)
+        self.source.give_back(regions, False)
         return released
 
     cdef int wait_for_pool(self, PoolId id) except -1:

@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport BinSet, Lane
-from bfc.allocators._ledger cimport Shown
+from bfc.allocators._lock cimport Shown
 
 cdef struct PoolId:
     uint64_t first
@@ -36,6 +36,10 @@ cdef extern from "orders.hpp" namespace "bfc" nogil:
 
 cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
     return PoolId(lane.pool[0], lane.pool[1])
+
+
+cdef inline PoolId default_pool() noexcept nogil:
+    return PoolId(0, 0)
 
 
 cdef inline cbool is_default(PoolId id) noexcept nogil:

@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from bfc.allocators._ledger cimport Lock
+from bfc.allocators._lock cimport Lock
 from bfc._core cimport History, HistoryRecord, Lane, Pool
 
 

@@ -1,0 +1,74 @@
+"""A sub-allocator behind a limit."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport Pool, Region
+from bfc.drivers.cuda._device cimport bfc_native_source
+from bfc.allocators._lock cimport Lock, Shown
+
+cdef struct Call:
+    unsigned long thread        # that is inside it
+    uint64_t nbytes             # that are set aside for it
+
+cdef struct Asking:             # what a request asks of the sub-allocator
+    uint64_t asked              # bytes of the last block it was asked for
+    uint64_t changes            # regions that came or went on the request's behalf
+    cbool without_gil           # whether the sub-allocator must be called without the GIL
+    int fault                   # what the sub-allocator failed with, called without the GIL; 0: nothing
+
+cdef enum Taken:
+    ADDED
+    OVERLAPS                    # memory that the pool has already
+    REFUSED                     # by the allocator, which has closed, or has no host memory for it
+
+
+@cython.final
+cdef class Source:
+    cdef Lock* lock                     # the allocator's: it guards the pool and what stands here
+    cdef Pool pool
+    cdef object sub_allocator
+    cdef bfc_native_source* native      # NULL where the sub-allocator has none
+    cdef uint64_t alignment             # of regions
+    cdef bint strict
+    cdef bint joins_regions
+
+    cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
+    cdef Shown[uint64_t] changes        # counts regions that came or went
+    cdef Shown[uint64_t] calls_ended    # counts calls to the sub-allocator
+    cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
+    cdef vector[Call] calls             # to the sub-allocator, under way now
+    cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
+    cdef uint64_t unreturned_bytes
+    cdef vector[Region] closing         # empty; has room for all regions, as `unreturned` has
+    cdef size_t on_their_way            # regions that are asked for, or go back
+    cdef list rejected                  # (address, bytes) against the contract that the sub-allocator did not take back
+
+    cdef int stand_behind(self, Lock* lock, Pool pool) except -1
+    cdef int open(self, object sub_allocator) except -1
+    cdef int set_granularity(self) except -1
+
+    cdef uint64_t taken(self) noexcept nogil
+    cdef uint64_t lasting(self) noexcept nogil
+    cdef int ask(self, Asking* asking, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil
+    cdef Taken take_in(self, Asking* asking, Region* block, uint32_t bin_set, vector[Region]& refused) noexcept nogil
+    cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil
+    cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil
+    cdef void forget_all(self, vector[Region]& regions) noexcept nogil
+    cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil
+    cdef int offer_rejected_again(self) except -1
+
+    cdef bint is_calling(self) noexcept
+    cdef bint is_called_here(self) noexcept
+    cdef void forget_other_threads(self) noexcept
+
+    cdef cbool keep_room(self) noexcept nogil
+    cdef void keep_unreturned(self, Region region) noexcept nogil
+    cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil
+    cdef Call* newest_call(self) noexcept nogil
+    cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
+    cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil
+    cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil
+    cdef void region_returned(self, Region region, cbool returned) noexcept nogil

@@ -1,0 +1,312 @@
+"""A sub-allocator behind a limit: what is asked of it, what goes back, and who is inside a call to it.
+
+- It is called with no lock held. The bytes that a call asks for are set aside from the limit first, so that no other
+  thread takes them meanwhile.
+- A `nogil` method takes the GIL only to call a sub-allocator that is Python, and never if `without_gil` is set.
+- Room for what goes wrong is made before the call. A block that the sub-allocator does not take back is listed
+  without more memory of the host.
+"""
+
+cimport cython
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
+from bfc._core cimport MINIMUM_SIZE, NO_LANE, Pool, Region
+from bfc.suballocators._contract cimport ask_for_block, offer_again
+from bfc.allocators._lock cimport Lock, acquire_lock
+
+from bfc.errors import SubAllocatorError, out_of_host_memory
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_back[T](vector[T]& items, T& item)
+    cbool try_make_room[T](vector[T]& items, size_t count)
+
+cdef extern from "source.h":
+    const char* BFC_NATIVE_SOURCE
+    int BFC_NO_ROOM
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+
+cdef uint64_t total_size(vector[Region]& regions) noexcept nogil:
+    cdef Region region
+    cdef uint64_t total = 0
+    for region in regions:
+        total += region.end - region.ptr
+    return total
+
+
+cdef void forget_calls_of_others(Source source) noexcept nogil:
+    """Forgets the calls that other threads are in. In a forked child, and when the interpreter shuts down, they never
+    return. This thread's own calls stay: its sub-allocator may be what forks. Needs the lock."""
+    cdef Call call
+    cdef vector[Call] own
+    source.set_aside = source.unreturned_bytes
+    for call in source.calls:
+        if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
+            source.set_aside += call.nbytes
+    source.calls.swap(own)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Source:
+    """Where an allocator's regions come from and go to. It never calls the allocator."""
+
+    def __cinit__(self):
+        self.rejected = []
+
+    cdef int stand_behind(self, Lock* lock, Pool pool) except -1:
+        """Takes the allocator's lock, which must live as long, and its pool."""
+        self.lock = lock
+        self.pool = pool
+        lock.on_fork(<void (*)(void*) noexcept nogil>forget_calls_of_others, <void*>self)
+        return 0
+
+    cdef int open(self, object sub_allocator) except -1:
+        """Says which sub-allocator it is. If that raises, nothing has changed."""
+        native = sub_allocator.native
+        joins = bool(sub_allocator.supports_coalescing)
+        self.sub_allocator = sub_allocator
+        try:
+            self.set_granularity()
+            if native is not None:
+                self.native = <bfc_native_source*>PyCapsule_GetPointer(native, BFC_NATIVE_SOURCE)
+        except BaseException:
+            self.sub_allocator = None
+            raise
+        self.joins_regions = joins
+        return 0
+
+    cdef int set_granularity(self) except -1:
+        granularity = self.sub_allocator.granularity
+        if not isinstance(granularity, int) or not 1 <= granularity <= 1 << 30 or granularity & (granularity - 1):
+            raise ValueError(f"the granularity of {self.sub_allocator!r} is {granularity!r}: it must be a power of two")
+        self.alignment = max(<uint64_t>granularity, <uint64_t>MINIMUM_SIZE)
+        self.pool.granularity = self.alignment
+        return 0
+
+    # -- the limit ----------------------------------------------------------------------------------------------------
+
+    cdef uint64_t taken(self) noexcept nogil:
+        """The bytes that count against a limit now, with those of calls under way. Needs the lock."""
+        return self.pool.counters.pool_bytes + self.set_aside
+
+    cdef uint64_t lasting(self) noexcept nogil:
+        """The part of them that will still count once the calls under way have ended. Needs the lock."""
+        return self.pool.counters.pool_bytes + self.unreturned_bytes
+
+    # -- calls to the sub-allocator -----------------------------------------------------------------------------------
+
+    cdef int ask(self, Asking* asking, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil:
+        """Asks the sub-allocator for a block, without the lock. Returns whether it gave one.
+
+        The bytes are set aside from the limit meanwhile (`is_set_aside`: the caller has done that). Those of a block
+        that was given stay set aside until `take_in` counts them.
+        """
+        cdef int got = 0
+        cdef uint64_t received
+        cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
+        try:
+            if not self.keep_room():
+                if not asking.without_gil:
+                    with gil:
+                        raise out_of_host_memory()
+            elif asking.without_gil:
+                asking.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
+                got = asking.fault == 0
+                if asking.fault == BFC_NO_ROOM:
+                    asking.fault = 0
+                block.end = block.ptr + received if got else 0
+            else:
+                got = self.ask_in_python(nbytes, block)
+        finally:
+            self.end_call(listed, 0 if got else nbytes)
+        asking.asked = nbytes
+        return got
+
+    cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
+        cdef uint64_t received
+        cdef bint got = ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
+                                      &block.ptr, &received, self.rejected)
+        block.end = block.ptr + received if got else 0
+        return got
+
+    cdef Taken take_in(self, Asking* asking, Region* block, uint32_t bin_set, vector[Region]& refused) noexcept nogil:
+        """Adds a block that was asked for to the pool. Needs the lock. A block that is not added is put in `refused`,
+        to be given back; one that overlaps the pool's memory is not, since it is not ours to give."""
+        cdef uint64_t nbytes = block.end - block.ptr
+        self.set_aside -= asking.asked
+        if self.pool.overlaps_region(block.ptr, nbytes):
+            self.on_their_way -= 1
+            return OVERLAPS
+        if bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions):
+            self.on_their_way -= 1
+            self.changes.add(1)
+            asking.changes += 1
+            return ADDED
+        self.set_aside += nbytes
+        if not try_push_back(refused, block[0]):
+            self.keep_unreturned(block[0])
+        return REFUSED
+
+    cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil:
+        """Takes regions out of the pool, with the lock held. Their bytes stay set aside until give_back is done."""
+        cdef Region region
+        cdef uint64_t total = 0
+        for region in regions:
+            self.pool.remove_region(region)
+            total += region.end - region.ptr
+        self.pool.forget_queued()
+        self.set_aside += total
+        self.on_their_way += regions.size()
+        return total
+
+    cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil:
+        """Adds the regions that the sub-allocator did not take back, to try again. Needs the lock."""
+        cdef Region region
+        while self.unreturned.size():
+            region = self.unreturned.back()
+            if not try_push_back(regions, region):
+                return
+            self.unreturned.pop_back()
+            self.unreturned_bytes -= region.end - region.ptr
+            self.on_their_way += 1
+
+    cdef void forget_all(self, vector[Region]& regions) noexcept nogil:
+        """Takes every region out of the pool, and what was not returned, without more memory of the host. Needs the
+        lock."""
+        self.pool.list_regions(self.closing, True)
+        self.forget(self.closing)
+        self.take_unreturned(self.closing)
+        regions.swap(self.closing)
+
+    cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil:
+        """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
+        again at the next release."""
+        cdef Region region
+        cdef cbool listed
+        if regions.empty():
+            return 0
+        if not without_gil:
+            return self.give_back_in_python(regions)
+        listed = self.begin_call(total_size(regions), 0)
+        for region in regions:
+            self.region_returned(region, self.native.free(self.native.self, region.ptr, region.end - region.ptr) == 0)
+        self.end_call(listed, 0)
+        return 0
+
+    cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil:
+        cdef Region region
+        cdef size_t failed = 0
+        cdef cbool listed = self.begin_call(total_size(regions), 0)
+        cdef Deferral deferral
+        fault, interrupt = None, None
+        defer_handlers(&deferral)
+        for region in regions:
+            returned = True
+            try:
+                if interrupt is not None:
+                    raise interrupt
+                self.sub_allocator.free(region.ptr, region.end - region.ptr)
+            except BaseException as error:
+                interrupt = interrupt if isinstance(error, Exception) else error
+                fault = fault or error
+                failed += 1
+                returned = False
+            self.region_returned(region, returned)
+        resume_handlers(&deferral)
+        self.end_call(listed, 0)
+        if interrupt is not None:
+            raise interrupt
+        if fault is not None:
+            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} of {regions.size()} region(s), "
+                                    f"first with {fault!r}; close() tries again") from fault
+        return 0
+
+    cdef void region_returned(self, Region region, cbool returned) noexcept nogil:
+        acquire_lock(self.lock[0])
+        cdef Call* call = self.newest_call()
+        if call != NULL:
+            call.nbytes -= min(call.nbytes, region.end - region.ptr)
+        if returned:
+            self.set_aside -= region.end - region.ptr
+            self.changes.add(1)
+            self.on_their_way -= 1
+        else:
+            self.keep_unreturned(region)
+        self.lock.release()
+
+    cdef cbool keep_room(self) noexcept nogil:
+        """Makes room for one more region in the lists below, before it is asked for: a region that the sub-allocator
+        does not take back can then be listed, and `close` can list them all, without more memory of the host."""
+        acquire_lock(self.lock[0])
+        self.on_their_way += 1
+        cdef size_t regions = self.pool.regions.size() + self.unreturned.size() + self.on_their_way
+        cdef cbool kept = try_make_room(self.unreturned, regions) and try_make_room(self.closing, regions)
+        self.lock.release()
+        return kept
+
+    cdef void keep_unreturned(self, Region region) noexcept nogil:
+        """Keeps a region for another try. keep_room() has made the room for it. Needs the lock."""
+        if try_push_back(self.unreturned, region):
+            self.unreturned_bytes += region.end - region.ptr
+        self.on_their_way -= 1
+
+    cdef int offer_rejected_again(self) except -1:
+        return offer_again(self.sub_allocator, self.rejected)
+
+    # -- who is inside a call -----------------------------------------------------------------------------------------
+
+    cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil:
+        """Lists that this thread calls the sub-allocator, and for how many bytes that are set aside. Returns False if
+        the host has no memory for the list."""
+        acquire_lock(self.lock[0])
+        self.set_aside += to_set_aside
+        cdef cbool listed = try_push_back(self.calls, Call(PyThread_get_thread_ident(), nbytes))
+        self.lock.release()
+        return listed
+
+    cdef Call* newest_call(self) noexcept nogil:
+        """This thread's newest call to the sub-allocator; NULL if it could not be listed. Needs the lock."""
+        cdef Call* found = NULL
+        cdef size_t i
+        for i in range(self.calls.size()):
+            if self.calls[i].thread == PyThread_get_thread_ident():
+                found = &self.calls[i]
+        return found
+
+    cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
+        acquire_lock(self.lock[0])
+        self.set_aside -= nbytes
+        self.on_their_way -= nbytes > 0
+        self.refused_bytes.set(nbytes)
+        self.calls_ended.add(1)
+        if listed:
+            self.calls.erase(self.calls.begin() + (self.newest_call() - self.calls.data()))
+        self.lock.release()
+
+    cdef bint is_calling(self) noexcept:
+        """Whether any thread is inside a call to the sub-allocator."""
+        acquire_lock(self.lock[0])
+        cdef bint found = self.calls.size() > 0
+        self.lock.release()
+        return found
+
+    cdef bint is_called_here(self) noexcept:
+        """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
+        wait for itself."""
+        acquire_lock(self.lock[0])
+        cdef bint found = self.newest_call() != NULL
+        self.lock.release()
+        return found
+
+    cdef void forget_other_threads(self) noexcept:
+        """Forgets the calls of threads that the interpreter has stopped for good."""
+        acquire_lock(self.lock[0])
+        forget_calls_of_others(self)
+        self.lock.release()

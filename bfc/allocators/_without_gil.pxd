@@ -1,0 +1,9 @@
+"""Allocate and free for callers that must not take the GIL."""
+
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+
+from bfc.allocators._allocator cimport Allocator
+
+cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil
+cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil

@@ -1,0 +1,108 @@
+"""Allocate and free for callers that must not take the GIL, such as PyTorch, which calls with its own mutex held."""
+
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from posix.unistd cimport usleep
+
+from bfc.interpreter._exit cimport exiting
+from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
+from bfc.drivers.cuda._device cimport bfc_native_source
+from bfc.allocators._allocator cimport Allocator, Placement, Request
+
+cdef enum:
+    POLLS = 100     # of 1 ms
+
+
+cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
+    """Allocates for a caller that must not take the GIL. Needs `native`. Returns whether there was memory.
+
+    If another thread's call to the sub-allocator holds the rest of the limit, it is waited for, but not for long:
+    that thread may need the GIL, and the thread that has the GIL a mutex that our caller holds.
+
+    No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
+    """
+    cdef Placement placed
+    cdef Request request
+    allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
+    cdef int _poll
+    cdef cbool closed = False
+    if request.refused:
+        allocator.last_fault.set(0)
+        return False
+    request.asking.without_gil = True
+    placed.handle = NO_CHUNK
+    for _poll in range(POLLS):
+        allocator.acquire()
+        closed = allocator.is_closed
+        if not closed:
+            allocator.fill(allocator.place(&request), &request, &placed)
+        allocator.lock.release()
+        if placed.handle != NO_CHUNK or closed:
+            break
+        allocator.place_after_miss(&request, &placed)
+        if placed.handle != NO_CHUNK or not request.blocked:
+            break
+        usleep(1000)
+    if placed.handle == NO_CHUNK and not closed:
+        allocator.place_where_refused(&request, &placed)
+    allocator.last_fault.set(request.asking.fault)
+    if placed.handle >= NO_HOST_MEMORY:
+        return False
+    ptr[0] = placed.ptr
+    if stream == allocator.home_stream or allocator.by_stream or wait_for_home(allocator, stream):
+        return True
+    free_without_gil(allocator, placed.ptr, allocator.home_stream, False)
+    return False
+
+
+cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
+    """Lets a stream wait for what is queued on the home stream, if anything was freed there. Whether that worked."""
+    cdef bfc_native_source* native = allocator.source.native
+    cdef uint64_t home_frees, stream_id
+    if native.stream_id(native.self, stream, &stream_id) != 0:
+        return False
+    if not allocator.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
+        return True
+    if native.order(native.self, allocator.home_stream, stream) != 0:
+        return False
+    allocator.was_ordered(stream_id, home_frees)
+    return True
+
+
+cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil:
+    """Frees on a stream, without the GIL. Returns whether a live allocation starts at the address.
+
+    `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and the
+    device is waited for only where record_stream has named others, or where that order cannot be had. Where it does
+    not become idle (a graph is being captured), the next call in Python frees the memory.
+    """
+    cdef bfc_native_source* native = allocator.source.native
+    cdef ChunkHandle handle
+    cdef cbool elsewhere = False, idle = True
+    cdef uint64_t home = allocator.home_stream
+    allocator.acquire()
+    handle = allocator.pool.handle_of(ptr)
+    if handle != NO_CHUNK:
+        elsewhere = allocator.pool.chunks[handle].state & USED_ELSEWHERE
+        if allocator.by_stream:
+            home = allocator.pool.chunks[handle].stream
+    allocator.lock.release()
+    if handle == NO_CHUNK:
+        return False
+    if exiting:
+        return True
+    if not drain and not elsewhere and stream != home:
+        drain = native.order(native.self, stream, home) != 0
+    if drain or elsewhere:
+        idle = native.synchronize(native.self) == 0
+    allocator.acquire()
+    handle = allocator.pool.handle_of(ptr)
+    if handle != NO_CHUNK and not allocator.is_closed:
+        if elsewhere or not idle:
+            allocator.strand(handle)
+        if idle and allocator.pool.free_chunk(handle):
+            allocator.frees.add(1)
+        elif idle and not elsewhere:
+            allocator.strand(handle)
+    allocator.lock.release()
+    return True

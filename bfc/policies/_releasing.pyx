@@ -1,0 +1,127 @@
+"""Which regions PyTorch's policy gives back: all that are free, the oldest, those that make room. All need the lock."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport LARGE, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
+from bfc.policies._private_pools cimport (
+    PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of,
+)
+
+cdef extern from "orders.hpp" namespace "bfc" nogil:
+    void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
+    void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
+    cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
+    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
+
+
+cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, vector[uint32_t]& out) noexcept nogil:
+    """A pool's sets of bins of one kind, by stream."""
+    cdef uint32_t i
+    for i in range(kind, <uint32_t>pool.bin_sets.size(), 2):
+        if is_same_pool(pool_of(&pool.bin_sets[i].lane), id) and not try_push_number(out, i):
+            return False
+    sort_by_stream(pool.bin_sets, out)
+    return True
+
+
+cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil:
+    """A pool's wholly free regions of one kind by (stream, size, address), as their one chunk."""
+    cdef vector[uint32_t] sets
+    cdef vector[ChunkHandle] free
+    cdef uint32_t bin_set
+    cdef ChunkHandle handle
+    if not list_sets(pool, id, kind, sets):
+        return False
+    for bin_set in sets:
+        free.clear()
+        if not pool.list_free(bin_set, free):
+            return False
+        for handle in free:
+            if pool.is_whole(handle) and not try_push_handle(out, handle):
+                return False
+    return True
+
+
+cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_default,
+                           vector[ChunkHandle]& out) noexcept nogil:
+    """What `empty_cache` gives back, in upstream's order; `with_default`: of the default pool too. If the host has no
+    memory, only the first part."""
+    cdef PrivatePool private
+    if with_default and not (list_whole(pool, default_pool(), LARGE, out)
+                             and list_whole(pool, default_pool(), SMALL, out)):
+        return False
+    for private in private_pools.known:
+        if private.uses == 0 and not (list_whole(pool, private.id, SMALL, out)
+                                      and list_whole(pool, private.id, LARGE, out)):
+            return False
+    return True
+
+
+cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t target,
+                         vector[Region]& out) noexcept nogil:
+    """In passes: each takes all that are at least as old as the average of what is left."""
+    cdef uint64_t reclaimed = 0, age
+    cdef double total_age = 0, oldest_allowed
+    cdef size_t left = candidates.size(), before = 0, kept, i
+    for i in range(candidates.size()):
+        total_age += <double>(pool.clock - pool.chunks[candidates[i]].freed_at_count)
+    while reclaimed < target and left > 0 and left != before:
+        before = left
+        oldest_allowed = total_age / <double>left
+        kept = 0
+        for i in range(before):
+            age = pool.clock - pool.chunks[candidates[i]].freed_at_count
+            if <double>age >= oldest_allowed and try_push_region(out, pool.region_of(candidates[i])):
+                reclaimed += pool.chunks[candidates[i]].size
+                total_age -= <double>age
+            else:
+                candidates[kept] = candidates[i]
+                kept += 1
+        left = kept
+
+
+cdef cbool choose_oversize(Pool pool, uint32_t bin_set, uint64_t rounded, uint64_t oversize,
+                           vector[Region]& out) noexcept nogil:
+    """The free oversize regions of a stream that go, so that a new one of `rounded` bytes fits (PyTorch's behaviour,
+    2.13). Whether they are enough."""
+    cdef vector[ChunkHandle] free
+    cdef Chunk* chunk
+    cdef uint64_t wanted = max(rounded, oversize), released = 0
+    cdef size_t i, first = 0
+    if bin_set == NO_LANE or not pool.list_free(bin_set, free):
+        return False
+    while first < free.size() and pool.chunks[free[first]].size < wanted:
+        first += 1
+    for i in range(first, free.size()):
+        # upstream takes the first. If the setting was lowered, that may be part of a region, and the driver fails
+        if pool.is_whole(free[i]):
+            return try_push_region(out, pool.region_of(free[i]))
+    i = first
+    while i > 0 and released < wanted:
+        i -= 1
+        chunk = &pool.chunks[free[i]]
+        if chunk.size < oversize:
+            break
+        if pool.is_whole(free[i]) and try_push_region(out, pool.region_of(free[i])):
+            released += chunk.size
+    return released >= wanted
+
+
+cdef void choose_enough(Pool pool, vector[ChunkHandle]& chunks, uint64_t needed,
+                        vector[ChunkHandle]& chosen) noexcept nogil:
+    """The smallest chunk that is enough; while none is, the largest."""
+    cdef size_t i = 0
+    sort_by_falling_size(pool.chunks, chunks)
+    while i < chunks.size() and pool.chunks[chunks[i]].size < needed:
+        try_push_handle(chosen, chunks[i])
+        needed -= pool.chunks[chunks[i]].size
+        i += 1
+    while i + 1 < chunks.size() and pool.chunks[chunks[i + 1]].size >= needed:
+        i += 1
+    if needed > 0 and i < chunks.size():
+        try_push_handle(chosen, chunks[i])
