@@ -117,7 +117,7 @@ class BesideTorch:
         self.allocator, self.tape = allocator, tape
         self.outlives_refusals = allocator.strict
         self.model = TorchModel(settings=allocator.snapshot().settings)
-        self.model.device = TapedDevice(tape)  # type: ignore[assignment]
+        self.model.device = TapedDevice(tape)
         fraction = allocator.memory_fraction
         self.model.limit = None if fraction == 1.0 else allocator.memory_limit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,33 +93,43 @@ class StandIn(SubAllocator):
     """
 
     asynchronous = True
+    mapping_granularity = 2 << 20
 
     def __init__(
-        self, capacity: int = 80 << 30, base: int = 1 << 40, alignment: int = 2 << 20, gap: int = 0
+        self,
+        capacity: int = 80 << 30,
+        base: int = 1 << 40,
+        alignment: int = 2 << 20,
+        gap: int = 0,
+        reserve_base: int = 1 << 44,
     ) -> None:
         self.total_bytes = capacity
         self.alignment, self.gap = alignment, gap
         self.live: dict[int, int] = {}
         self.queues: defaultdict[int, Queue] = defaultdict(Queue)
         self.calls: list[Call] = []
-        self._next = base
-        self._fail_in, self._fail_code = 0, OUT_OF_MEMORY
+        self.reserved: dict[int, int] = {}
+        self.pages: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self._next, self._next_reserved, self._next_page = base, reserve_base, 1
+        #: What fails on order, by the kind of call; "" stands for all that take memory.
+        self._faults: dict[str, tuple[int, int]] = {}
 
     @property
     def live_bytes(self) -> int:
-        return sum(self.live.values())
+        return sum(self.live.values()) + sum(self.pages.values())
 
     @property
     def free_bytes(self) -> int:
-        return self.total_bytes - self.live_bytes
+        return max(self.total_bytes - self.live_bytes, 0)
+
+    def resize(self, capacity: int) -> None:
+        """Make the device larger or smaller. What is live stays."""
+        self.total_bytes = capacity
 
     def malloc(self, nbytes: int) -> int | None:
         """The address, or None for lack of memory. Any other error is raised."""
-        code = self._refusal(nbytes)
-        if code:
-            self.calls.append(("malloc", nbytes, None))
-            if code != OUT_OF_MEMORY:
-                raise SubAllocatorError(f"error {code}")
+        if self._refuses("malloc", nbytes, self._refusal("malloc", nbytes)):
             return None
         address = -(-self._next // self.alignment) * self.alignment
         self._next = address + nbytes + self.gap
@@ -127,11 +137,24 @@ class StandIn(SubAllocator):
         self.calls.append(("malloc", nbytes, address))
         return address
 
-    def _refusal(self, nbytes: int) -> int:
-        self._fail_in -= 1
-        if self._fail_in == 0:
-            return self._fail_code
-        return OUT_OF_MEMORY if nbytes > self.free_bytes else 0
+    def _strike(self, kind: str) -> int:
+        """The error that is on order for this call, 0 for none."""
+        left, code = self._faults.get(kind, (0, 0))
+        self._faults[kind] = left - 1, code
+        return code if left == 1 else 0
+
+    def _refusal(self, kind: str, nbytes: int) -> int:
+        own, growth = self._strike(kind), self._strike("")
+        return growth or own or (OUT_OF_MEMORY if nbytes > self.free_bytes else 0)
+
+    def _refuses(self, kind: str, nbytes: int, code: int) -> bool:
+        """Logs a refusal. An error other than a lack of memory is raised."""
+        if not code:
+            return False
+        self.calls.append((kind, nbytes, None))
+        if code != OUT_OF_MEMORY:
+            raise SubAllocatorError(f"error {code}")
+        return True
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         address = self.malloc(nbytes)
@@ -166,9 +189,109 @@ class StandIn(SubAllocator):
         queue = self.queues[stream]
         queue.finished += min(count, queue.recorded - queue.finished)
 
-    def fail_at(self, n: int, code: int = OUT_OF_MEMORY) -> None:
-        """Refuse the n-th growth from now (1 is the next) with this error; 0 takes it back."""
-        self._fail_in, self._fail_code = n, code
+    def fail_at(self, n: int, code: int = OUT_OF_MEMORY, kind: str | None = None) -> None:
+        """Refuse the n-th call from now (1 is the next) with this error; 0 takes it back.
+
+        Counted are the calls of one kind, such as "map", or all that take memory.
+        """
+        self._faults[kind or ""] = n, code
+
+    # Virtual memory
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Addresses with nothing behind them, at the end of the last ones."""
+        if self._refuses("reserve", nbytes, self._strike("reserve")):
+            return None
+        address = self._next_reserved
+        self._next_reserved += -(-nbytes // self.mapping_granularity) * self.mapping_granularity
+        self.reserved[address] = nbytes
+        self.calls.append(("reserve", nbytes, address))
+        return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        if self.reserved.get(address) != nbytes or self._holds_any(address, nbytes):
+            raise SubAllocatorError(f"unreserve({address:#x}, {nbytes}) is no empty reservation")
+        del self.reserved[address]
+        self.calls.append(("unreserve", nbytes, address))
+
+    def create(self, nbytes: int) -> int | None:
+        """A page: memory without an address."""
+        if self._refuses("create", nbytes, self._refusal("create", nbytes)):
+            return None
+        page, self._next_page = self._next_page, self._next_page + 1
+        self.pages[page] = nbytes
+        self.calls.append(("create", nbytes, page))
+        return page
+
+    def release(self, page: int) -> None:
+        if page not in self.pages:
+            raise SubAllocatorError(f"{page} is no page")
+        self.calls.append(("release", self.pages.pop(page), page))
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        """All or nothing: where one of the calls fails, what was mapped is unmapped again."""
+        at = address
+        try:
+            for page in pages:
+                self._map_page(at, page)
+                at += self.pages[page]
+        except SubAllocatorError:
+            while at > address:
+                at -= max(size for start, size in self.mapped.items() if start + size == at)
+                self.unmap(at, self.mapped[at])
+            raise
+
+    def _map_page(self, address: int, page: int) -> None:
+        nbytes = self.pages[page]
+        self._fail_mapping("map", nbytes)
+        room = any(
+            start <= address and address + nbytes <= start + size
+            for start, size in self.reserved.items()
+        )
+        if not room or self._holds_any(address, nbytes):
+            raise SubAllocatorError(f"{address:#x} is not free to be mapped")
+        self.mapped[address] = nbytes
+        self.calls.append(("map", nbytes, address))
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        self._fail_mapping("access", nbytes)
+        if not self._mappings(address, nbytes):
+            raise SubAllocatorError(f"not all of {address:#x} is mapped")
+        self.calls.append(("access", nbytes, address))
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Whole mappings, in one call."""
+        self._fail_mapping("unmap", nbytes)
+        mappings = self._mappings(address, nbytes)
+        if not mappings:
+            raise SubAllocatorError(f"not all of {address:#x} is mapped")
+        for start in mappings:
+            del self.mapped[start]
+        self.calls.append(("unmap", nbytes, address))
+
+    def wait(self, stream: int) -> None:
+        """For all that is queued on the stream."""
+        self.calls.append(("wait", 0, stream))
+        self.finish(stream)
+
+    def _fail_mapping(self, kind: str, nbytes: int) -> None:
+        code = self._strike(kind)
+        if self._refuses(kind, nbytes, code):
+            raise SubAllocatorError(f"error {code}")
+
+    def _holds_any(self, address: int, nbytes: int) -> bool:
+        return any(
+            start < address + nbytes and address < start + size
+            for start, size in self.mapped.items()
+        )
+
+    def _mappings(self, address: int, nbytes: int) -> list[int]:
+        """Where those begin that fill these addresses; none where they do not."""
+        found, at = [], address
+        while at < address + nbytes and at in self.mapped:
+            found.append(at)
+            at += self.mapped[at]
+        return found if at == address + nbytes else []
 
 
 # Subjects --------------------------------------------------------------------------------------
@@ -181,6 +304,7 @@ class Subject:
         self.device = StandIn(**device)
         self.hold, self.finish = self.device.hold, self.device.finish
         self.finish_events, self.fail_at = self.device.finish_events, self.device.fail_at
+        self.resize = self.device.resize
         self._slots: dict[int, int] = {}
 
     def close(self) -> None:

@@ -1,155 +1,78 @@
 """A slow, obvious twin of PyTorch 2.11's caching allocator: lists, `min()` and no bins.
 
 It answers as `bench.peers.torch.TorchPeer` does, method for method, so that one history can be run
-on both. It knows no expandable segments and no graph captures. Where upstream goes by the order of
-a hash table (the streams of events, private pools), it goes by number: upstream does the same for
-the streams 0, 2, 4, 6 and the pools (0, 2), (0, 4), (0, 6), (0, 8). Numbers in brackets are the
-sections of the description of PyTorch's allocator.
+on both. It knows no graph captures, and no pools with an allocator of their own. Where upstream
+goes by the order of a hash table (the streams of events, private pools), it goes by number:
+upstream does the same for the streams 0, 2, 4, 6 and the pools (0, 2), (0, 4), (0, 6), (0, 8).
+Numbers in brackets are the sections of the description of PyTorch's allocator. The part that maps
+and unmaps is `torch_ranges.py`.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from bfc.devices import Fence
 from bfc.pytorch.settings import CachingSettings
 from bfc.testing.torch_device import Refused, Subject, answers
+from bfc.testing.torch_ranges import Ranges
+from bfc.testing.torch_records import (
+    LARGE_GRANULE,
+    MIB,
+    SMALL_SEGMENT,
+    UNLIMITED,
+    Chunk,
+    PrivatePool,
+    Request,
+    Scope,
+    Stat,
+    SubPool,
+    mapped_runs,
+    round_up,
+    segment_of,
+)
 from bfc.testing.torch_words import (
     ACTIONS,
     DEFAULT_POOL,
     STATS,
-    Block,
     Pool,
     Segment,
     TraceEntry,
 )
 
-MIB = 1 << 20
-UNLIMITED = (1 << 64) - 1
-SMALL_SEGMENT = LARGE_GRANULE = 2 * MIB
-STATES = ("inactive", "active_pending_free", "active_allocated")
-
-
-def round_up(size: int, granule: int) -> int:
-    return -(-size // granule) * granule
-
-
-# The records -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Stat:
-    current: int = 0
-    peak: int = 0
-    allocated: int = 0
-    freed: int = 0
-
-    def add(self, amount: int) -> None:
-        self.current += amount
-        self.peak = max(self.peak, self.current)
-        self.allocated += max(amount, 0)
-        self.freed += max(-amount, 0)
-
-
-@dataclass
-class PrivatePool:
-    """A private pool [2.14]. `segments` counts what it has from the device."""
-
-    id: Pool
-    references: int = 1
-    segments: int = 0
-    sub_pools: tuple[SubPool, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.sub_pools = SubPool("small_pool", self), SubPool("large_pool", self)
-
-
-@dataclass(eq=False)
-class SubPool:
-    """Free blocks of one kind. `searches` is what ages are counted in [2.8]."""
-
-    kind: str
-    owner: PrivatePool | None = None
-    free: list[Chunk] = field(default_factory=list)
-    searches: int = 0
-
-    @property
-    def id(self) -> Pool:
-        return DEFAULT_POOL if self.owner is None else self.owner.id
-
-    def in_order(self) -> list[Chunk]:
-        return sorted(self.free, key=lambda chunk: (chunk.stream, chunk.size, chunk.address))
-
-    def put(self, chunk: Chunk) -> None:
-        chunk.born = self.searches
-        self.free.append(chunk)
-
-
-@dataclass(eq=False)
-class Chunk:
-    """A block [1.3]. `segment` is the list of all chunks of its segment, in address order."""
-
-    address: int
-    size: int
-    stream: int
-    pool: SubPool
-    segment: list[Chunk] = field(default_factory=list)
-    requested: int = 0
-    allocated: bool = False
-    events: int = 0
-    uses: set[int] = field(default_factory=set)
-    #: The uses that were recorded in a scope [2.15].
-    scope_uses: set[int] = field(default_factory=set)
-    born: int = 0
-
-    @property
-    def is_split(self) -> bool:
-        return len(self.segment) > 1
-
-    @property
-    def is_active(self) -> bool:
-        return self.allocated or self.events > 0 or bool(self.uses)
-
-    @property
-    def age(self) -> int:
-        return self.pool.searches - self.born
-
-
-@dataclass
-class Request:
-    """A request on its way through the ladder of tries [2.5]."""
-
-    nbytes: int
-    size: int
-    stream: int
-    pool: SubPool
-    grow_by: int
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Allocations on these streams go to this pool."""
-
-    pool: PrivatePool
-    streams: str | int
-
-    def takes(self, stream: int) -> bool:
-        return self.streams == "all" or self.streams == stream
-
+#: The switch, which is not among our settings.
+EXPANDABLE = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(True|False)\s*(?=,|$)")
 
 # The allocator ---------------------------------------------------------------------------------
 
 
-class TorchModel(Subject):
-    """PyTorch's policy over a `StandIn`, with the methods and the answers of `TorchPeer`."""
+class TorchModel(Ranges, Subject):
+    """PyTorch's policy over a `StandIn`, with the methods and the answers of `TorchPeer`.
 
-    def __init__(self, *, settings: str | CachingSettings | None = None, **device: int) -> None:
+    Where the driver fails to map, upstream leaves what it has done so far; with `rolls_back` the
+    model undoes that, as ours does.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: str | CachingSettings | None = None,
+        rolls_back: bool = False,
+        **device: int,
+    ) -> None:
         super().__init__(**device)
-        if not isinstance(settings, CachingSettings):
-            settings = CachingSettings().apply(settings or "", strict=True)
-        self.settings = settings
+        self.rolls_back = rolls_back
+        self.expandable = False
+        self.settings = CachingSettings()
+        if isinstance(settings, CachingSettings):
+            self.settings = settings
+        else:
+            self.apply(settings or "")
+        #: As large as it was at the start: what a fraction is of.
+        self.device_bytes = self.device.total_bytes
         self.limit: int | None = None
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
         self.default_pools = SubPool("small_pool"), SubPool("large_pool")
@@ -208,7 +131,7 @@ class TorchModel(Subject):
             self.process_events()
         size = self.round_size(nbytes)
         pool = self.pool_for(size, stream)
-        request = Request(nbytes, size, stream, pool, self.segment_size(size))
+        request = Request(nbytes, size, stream, pool, self.segment_size(size), self.expandable)
         chunk = self.search(request, pool) or self.try_harder(request)
         if chunk is None:
             self.counters["num_ooms"] += 1
@@ -217,15 +140,16 @@ class TorchModel(Subject):
         return self.hand_out(chunk, request).address
 
     def search(self, request: Request, pool: SubPool) -> Chunk | None:
-        """The smallest that is large enough, the lowest address among equals [2.6]."""
+        """The smallest that is large enough, the lowest address among equals [2.6]; in ranges,
+        holes come first."""
         if self.collects:
             pool.searches += 1
         fitting = [
             chunk
-            for chunk in pool.free
+            for chunk in pool.in_order()
             if chunk.stream == request.stream and chunk.size >= request.size
         ]
-        best = min(fitting, key=lambda chunk: (chunk.size, chunk.address), default=None)
+        best = self.best_of(fitting, request.expandable)
         if best is None:
             return None
         if request.size < self.max_split <= best.size:
@@ -275,11 +199,13 @@ class TorchModel(Subject):
         return self.numbers["reserved_bytes.all"].current
 
     def grow(self, request: Request, again: bool = False) -> Chunk | None:
-        """A new segment [2.9]."""
+        """A new segment, or more of an expandable one [2.9]."""
         if again:
             self.counters["num_alloc_retries"] += 1
         if self.limit is not None and self.reserved + request.grow_by > self.limit:
             return None
+        if request.expandable:
+            return self.grow_range(request)
         address = self.device.malloc(request.grow_by)
         if address is None:
             return None
@@ -295,37 +221,40 @@ class TorchModel(Subject):
         return chunk
 
     def borrow(self, request: Request) -> Chunk | None:
-        """From a pool that lends to requests which would fail [2.14]."""
+        """From a pool that lends to requests which would fail, as if expandable segments were
+        off [2.14]."""
         if request.pool.owner is not None:
             return None
+        plain = replace(request, expandable=False)
         for identity in sorted(self.lenders):
             if identity not in self.pools:
                 raise Refused("internal", "a lender that is gone")
-            chunk = self.search(request, self.pools[identity].sub_pools[request.size > MIB])
+            chunk = self.search(plain, self.pools[identity].sub_pools[request.size > MIB])
             if chunk is not None:
+                request.expandable = False
                 return chunk
         return None
 
-    def splits(self, chunk: Chunk, size: int) -> bool:
+    def splits(self, chunk: Chunk, request: Request) -> bool:
         if chunk.pool.id in self.unsplit:
             return False
-        rest = chunk.size - size
-        if chunk.pool.kind == "small_pool":
+        rest = chunk.size - request.size
+        if chunk.pool.kind == "small_pool" or request.expandable:
             return rest >= 512
-        return size < self.max_split and rest > MIB
+        return request.size < self.max_split and rest > MIB
 
     def hand_out(self, chunk: Chunk, request: Request) -> Chunk:
         """Split, and count [2.10]."""
         was_split = chunk.is_split
-        if self.splits(chunk, request.size):
+        if self.splits(chunk, request):
             chunk = self.split(chunk, request.size)
             rest = chunk.segment[chunk.segment.index(chunk) + 1]
             if was_split:
-                self.count(chunk.pool, inactive_split_bytes=-chunk.size)
+                self.count_holes(chunk, 0, -chunk.size)
             else:
-                self.count(chunk.pool, inactive_split_bytes=rest.size, inactive_split=1)
+                self.count_holes(chunk, 1, rest.size)
         elif was_split:
-            self.count(chunk.pool, inactive_split_bytes=-chunk.size, inactive_split=-1)
+            self.count_holes(chunk, -1, -chunk.size)
         chunk.allocated, chunk.requested = True, request.nbytes
         self.live[chunk.address] = chunk
         self.trace_chunk("alloc", chunk)
@@ -338,8 +267,7 @@ class TorchModel(Subject):
     def split(self, chunk: Chunk, size: int) -> Chunk:
         """The low part, a new record. The rest goes back to the free ones, and keeps what was last
         asked for of the whole."""
-        low = Chunk(chunk.address, size, chunk.stream, chunk.pool, chunk.segment)
-        chunk.segment.insert(chunk.segment.index(chunk), low)
+        low = self.beside(chunk, chunk.address, size, after=False)
         chunk.address += size
         chunk.size -= size
         chunk.pool.put(chunk)
@@ -371,21 +299,27 @@ class TorchModel(Subject):
         pool, size = chunk.pool, chunk.size
         holes = hole_bytes = 0
         for neighbour in self.neighbours(chunk):
-            if neighbour.is_active:
-                continue
-            pool.free.remove(neighbour)
-            chunk.segment.remove(neighbour)
-            chunk.address = min(chunk.address, neighbour.address)
-            chunk.size += neighbour.size
-            holes -= 1
-            hole_bytes -= neighbour.size
+            merged = self.merge(chunk, neighbour)
+            if merged:
+                holes -= 1
+                hole_bytes -= merged
         pool.put(chunk)
         if chunk.is_split:
             holes += 1
             hole_bytes += chunk.size
         # One step for the net change: a peak or a total never sees the parts.
-        self.count(pool, inactive_split=holes, inactive_split_bytes=hole_bytes)
+        self.count_holes(chunk, holes, hole_bytes)
         self.count(pool, active=-1, active_bytes=-size, requested_bytes=-chunk.requested)
+
+    def merge(self, chunk: Chunk, neighbour: Chunk) -> int:
+        """Add a free neighbour to a block, if both have memory or neither has: its bytes, or 0."""
+        if neighbour.is_active or neighbour.mapped != chunk.mapped:
+            return 0
+        (chunk.pool.free if neighbour.mapped else chunk.pool.unmapped).remove(neighbour)
+        chunk.segment.remove(neighbour)
+        chunk.address = min(chunk.address, neighbour.address)
+        chunk.size += neighbour.size
+        return neighbour.size
 
     def neighbours(self, chunk: Chunk) -> list[Chunk]:
         at = chunk.segment.index(chunk)
@@ -454,8 +388,9 @@ class TorchModel(Subject):
 
     def release_whole(self, pool: SubPool) -> None:
         for chunk in pool.in_order():
-            if not chunk.is_split:
+            if chunk.range is None and not chunk.is_split:
                 self.release(chunk)
+        self.unmap_free(pool)
 
     def release_cached(self, identity: Pool = DEFAULT_POOL) -> None:
         if identity == DEFAULT_POOL and not self.scopes:
@@ -473,20 +408,22 @@ class TorchModel(Subject):
                 del self.pools[pool.id]
 
     def release_available(self, request: Request) -> bool:
-        """Of the oversize blocks: the smallest that suffices, else the largest ones."""
+        """Of the oversize blocks: the smallest that suffices, else the largest ones. Ranges are
+        passed over; where the smallest is of a range, so are all that are larger."""
         if self.max_split == UNLIMITED:
             return False
         wanted = max(request.size, self.max_split)
         ours = [chunk for chunk in request.pool.in_order() if chunk.stream == request.stream]
         enough = [chunk for chunk in ours if chunk.size >= wanted]
-        if enough:
+        if enough and enough[0].range is None:
             self.release(enough[0])
             return True
-        for chunk in reversed(ours):
+        for chunk in reversed(ours[: len(ours) - len(enough)]):
             if wanted <= 0 or chunk.size < self.max_split:
                 break
-            wanted -= chunk.size
-            self.release(chunk)
+            if chunk.range is None:
+                wanted -= chunk.size
+                self.release(chunk)
         return wanted <= 0
 
     @answers
@@ -498,19 +435,26 @@ class TorchModel(Subject):
     @answers
     def set_settings(self, text: str) -> None:
         try:
-            self.settings = self.settings.apply(text, strict=True)
+            self.apply(text)
         except ValueError as error:
             raise Refused("value", str(error)) from error
+
+    def apply(self, text: str) -> None:
+        switches = EXPANDABLE.findall(text)
+        rest = EXPANDABLE.sub("", text).lstrip(",") if switches else text
+        self.settings = self.settings.apply(rest, strict=True)
+        if switches:
+            self.expandable = switches[-1] == "True"
 
     @answers
     def set_memory_fraction(self, fraction: float) -> None:
         if not 0 <= fraction <= 1:
             raise Refused("internal", "a fraction lies between 0 and 1")
-        self.limit = None if fraction == 1 else int(fraction * self.device.total_bytes)
+        self.limit = None if fraction == 1 else int(fraction * self.device_bytes)
 
     @answers
     def memory_fraction(self) -> float:
-        return 1.0 if self.limit is None else self.limit / self.device.total_bytes
+        return 1.0 if self.limit is None else self.limit / self.device_bytes
 
     @answers
     def create_pool(self, pool: Pool) -> None:
@@ -567,6 +511,11 @@ class TorchModel(Subject):
             self.numbers[f"{group}.all"].add(amount)
             self.numbers[f"{group}.{pool.kind}"].add(amount)
 
+    def count_holes(self, chunk: Chunk, number: int, nbytes: int) -> None:
+        """Free parts of split segments. Upstream leaves out those of ranges."""
+        if chunk.range is None:
+            self.count(chunk.pool, inactive_split=number, inactive_split_bytes=nbytes)
+
     def count_oversize(self, what: str, size: int, amount: int) -> None:
         if size >= self.max_split:
             self.numbers[f"oversize_{what}"].add(amount)
@@ -593,9 +542,11 @@ class TorchModel(Subject):
 
     def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
         """All segments, or one private pool's, by address."""
-        segments = sorted(self.segments, key=lambda segment: segment[0].address)
+        runs = [run for segment in self.segments for run in mapped_runs(segment)]
         chosen = [
-            segment_of(chunks) for chunks in segments if pool in (DEFAULT_POOL, chunks[0].pool.id)
+            segment_of(chunks)
+            for chunks in sorted(runs, key=lambda chunks: chunks[0].address)
+            if pool in (DEFAULT_POOL, chunks[0].pool.id)
         ]
         active = sum(segment["active_size"] for segment in chosen)
         self.trace_entry("snapshot", 0, active, 0, pool)
@@ -624,28 +575,3 @@ class TorchModel(Subject):
     def trace_chunk(self, action: str, chunk: Chunk, size: int | None = None) -> None:
         size = chunk.requested if size is None else size
         self.trace_entry(action, chunk.address, size, chunk.stream, chunk.pool.id)
-
-
-def segment_of(chunks: list[Chunk]) -> Segment:
-    """A segment in the words of a snapshot."""
-    active = [chunk for chunk in chunks if chunk.is_active]
-    return Segment(
-        address=chunks[0].address,
-        total_size=sum(chunk.size for chunk in chunks),
-        requested_size=sum(chunk.requested for chunk in active),
-        allocated_size=sum(chunk.size for chunk in active if chunk.allocated),
-        active_size=sum(chunk.size for chunk in active),
-        stream=chunks[0].stream,
-        segment_type=chunks[0].pool.kind.removesuffix("_pool"),
-        is_expandable=False,
-        segment_pool_id=chunks[0].pool.id,
-        blocks=[
-            Block(
-                address=chunk.address,
-                size=chunk.size,
-                requested_size=chunk.requested,
-                state=STATES[chunk.allocated + chunk.is_active],
-            )
-            for chunk in chunks
-        ],
-    )

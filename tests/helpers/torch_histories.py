@@ -22,7 +22,7 @@ STREAMS = (0, 2, 4, 6)
 POOLS: tuple[Pool, ...] = ((0, 2), (0, 4), (0, 6), (0, 8))
 UNKNOWN_POOL = (0, 9)
 LAUNCH_FAILURE = 719
-#: Ours has no expandable segments, and refuses to skip what it never records.
+#: With expandable segments off, these two are never recorded.
 SKIPPABLE = [action for action in ACTIONS if action not in ("segment_map", "segment_unmap")]
 
 
@@ -56,6 +56,10 @@ class Profile:
     odd: float = 0.2  # wrong pointers, no bytes, far too many, resets, the trace switched
     lowers: bool = False  # changes the limit of splitting while blocks are live
     lends: bool = False  # starts with a pool that has something to lend
+    expandable: float = 0.0  # starts with expandable segments
+    toggles: float = 0.0  # of them, while running
+    resizes: float = 0.0  # of the device
+    fails: Sequence[str | None] = (None,)  # the kinds of call that fail; None: any that grows
 
 
 TIGHT = (60 * MIB, 100 * MIB, 150 * MIB, 220 * MIB, 300 * MIB, 301 * MIB + 7)
@@ -143,6 +147,122 @@ PROFILES: dict[str, Profile] = {
         pools=0.8,
     ),
 }
+
+
+#: With expandable segments.
+EXPANDABLE: dict[str, Profile] = {
+    "x_plain": Profile(
+        sizes=("tiny", "small", "medium", "border", "large"), expandable=1.0, empties=1.0
+    ),
+    "x_streams": Profile(
+        sizes=("small", "medium", "large"),
+        streams=STREAMS,
+        uses=1.5,
+        expandable=1.0,
+        empties=0.6,
+    ),
+    "x_limits": Profile(
+        sizes=("small", "medium", "large", "border"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 500 * MIB, 1 * GIB),
+        limited=0.9,
+        fractions=0.1,
+        settings=("collection",),
+        uses=0.5,
+        expandable=1.0,
+    ),
+    "x_max_split": Profile(
+        sizes=("medium", "large", "large", "border"),
+        streams=(0, 2),
+        capacities=(160 * MIB, 300 * MIB, 500 * MIB, 80 * GIB),
+        settings=("max_split",),
+        uses=0.3,
+        expandable=1.0,
+    ),
+    "x_toggled": Profile(
+        sizes=("small", "medium", "large", "border"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 500 * MIB, 80 * GIB),
+        limited=0.3,
+        settings=("collection", "roundup", "large_segment"),
+        changes=0.5,
+        uses=0.5,
+        expandable=0.5,
+        toggles=1.5,
+    ),
+    "x_pools": Profile(
+        sizes=("small", "medium", "large"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 500 * MIB, 80 * GIB),
+        limited=0.2,
+        pools=1.5,
+        uses=0.5,
+        expandable=1.0,
+        toggles=0.3,
+    ),
+    "x_lenders": Profile(
+        sizes=("small", "medium", "medium", "border"),
+        streams=(0, 2),
+        capacities=(60 * MIB, 100 * MIB, 150 * MIB),
+        pools=0.4,
+        uses=0.5,
+        lends=True,
+        expandable=0.7,
+        toggles=0.5,
+    ),
+    "x_failures": Profile(
+        sizes=("small", "medium", "large", "border"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 80 * GIB),
+        failures=3.0,
+        fails=("create", "create", "reserve", None),
+        uses=0.5,
+        expandable=1.0,
+        toggles=0.2,
+    ),
+    "x_resized": Profile(
+        sizes=("small", "medium", "large"),
+        streams=(0, 2),
+        capacities=TIGHT,
+        resizes=0.5,
+        pools=0.3,
+        expandable=1.0,
+    ),
+    "x_everything": Profile(
+        sizes=("tiny", "small", "medium", "large", "border", "power"),
+        streams=STREAMS,
+        capacities=(*TIGHT, 500 * MIB, 1 * GIB, 80 * GIB),
+        limited=0.5,
+        settings=("collection", "roundup", "large_segment"),
+        changes=0.15,
+        fractions=0.1,
+        uses=1.0,
+        failures=0.5,
+        fails=("create", "reserve", None),
+        pools=0.8,
+        resizes=0.1,
+        expandable=0.8,
+        toggles=0.3,
+    ),
+}
+#: What upstream does not survive: it leaves pages in their slots, and ends the process when it
+#: gives such a range back. For ours and the model, which undo what a failed call has done.
+BROKEN: dict[str, Profile] = {
+    "x_broken": Profile(
+        sizes=("small", "medium", "large", "border"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 80 * GIB),
+        failures=3.0,
+        fails=("create", "reserve", "map", "access", "malloc"),
+        uses=0.5,
+        expandable=1.0,
+        toggles=0.2,
+    ),
+}
+ALL = PROFILES | EXPANDABLE | BROKEN
+HOMES = dict.fromkeys(PROFILES, "test_caching_beside_pytorch.py") | dict.fromkeys(
+    (*EXPANDABLE, *BROKEN), "test_expandable_beside_pytorch.py"
+)
 
 
 # Sizes and settings ----------------------------------------------------------------------------
@@ -241,6 +361,9 @@ class Writer:
     def options(self) -> dict[str, Any]:
         rng, profile = self.rng, self.profile
         text, self.large = random_settings(rng, profile.settings, self.large)
+        if profile.expandable:
+            on = rng.random() < profile.expandable
+            text = f"{text},expandable_segments:{on}".lstrip(",")
         if rng.random() < profile.limited:
             fraction = rng.choice((0.3, 0.5, 0.71, 0.9, 1.0))
             text = f"{text},per_process_memory_fraction:{fraction}".lstrip(",")
@@ -262,6 +385,8 @@ class Writer:
             self.change_settings: profile.changes * 0.3,
             self.change_fraction: profile.fractions,
             self.change_pools: profile.pools,
+            self.toggle: profile.toggles * 0.3,
+            self.resize: profile.resizes,
             self.do_odd: profile.odd,
         }
         every = self.rng.choice((1, 3, 10))
@@ -337,8 +462,18 @@ class Writer:
         self.do("empty_cache")
 
     def fail(self) -> None:
-        code = self.rng.choice((OUT_OF_MEMORY, OUT_OF_MEMORY, LAUNCH_FAILURE))
-        self.do("fail_at", self.rng.randrange(1, 4), code)
+        codes = (OUT_OF_MEMORY, OUT_OF_MEMORY, LAUNCH_FAILURE)
+        if self.profile.expandable:
+            self.fail_mapping()
+        else:
+            self.do("fail_at", self.rng.randrange(1, 4), self.rng.choice(codes))
+
+    def fail_mapping(self) -> None:
+        kind = self.rng.choice(self.profile.fails)
+        code = self.rng.choice((OUT_OF_MEMORY, LAUNCH_FAILURE))
+        if kind in (None, "create") and self.profile not in BROKEN.values():
+            code = OUT_OF_MEMORY  # any other leaves pages behind, upstream
+        self.do("fail_at", self.rng.randrange(1, 6), code, kind)
 
     def do_odd(self) -> None:
         self.rng.choice(
@@ -359,7 +494,8 @@ class Writer:
     def record_history(self) -> None:
         # Off first: upstream would go on with the entries it has, ours starts anew.
         self.do("record_history", False, 1)
-        skipped = self.rng.sample(SKIPPABLE, self.rng.choice((0, 0, 1, 2)))
+        known = ACTIONS if self.profile.expandable else SKIPPABLE
+        skipped = self.rng.sample(known, self.rng.choice((0, 0, 1, 2)))
         if self.profile.pools and "snapshot" not in skipped:
             skipped.append("snapshot")  # ours takes one pool's out of that of all
         self.do("record_history", True, self.rng.choice((1 << 20, 1 << 20, 50, 1)), skipped)
@@ -373,6 +509,13 @@ class Writer:
         if "max_split" in text and not self.profile.lowers:
             self.drain()
         self.do("set_settings", text)
+
+    def toggle(self) -> None:
+        # The settings that are not sticky fall back to their defaults.
+        self.do("set_settings", f"expandable_segments:{self.rng.random() < 0.5}")
+
+    def resize(self) -> None:
+        self.do("resize", self.rng.choice(TIGHT))
 
     def change_fraction(self) -> None:
         fraction = self.rng.choice((0.0, 0.2, 0.4, 0.5, 0.6, 0.77, 0.9, 1.0, 1.0, 1.5))
@@ -433,6 +576,10 @@ class Writer:
             return
         pool = self.rng.choice(pools)
         state = self.pools[pool]
+        if state.references == 1 and self.profile.expandable:
+            # Upstream counts a released pool's mappings and unmappings apart, and destroys a pool
+            # under its live blocks (PyTorch's behaviour, 2.16).
+            self.drain()
         if state.references == 1:
             # A scope of a pool that nobody refers to, and a lender that is gone, are internal
             # errors upstream (PyTorch's behaviour, 2.14).
@@ -484,7 +631,7 @@ class Writer:
 def make_history(profile: str, seed: int) -> History:
     """The history of this profile and seed, of 60 to 400 steps."""
     rng = random.Random(f"{profile} {seed}")
-    writer = Writer(PROFILES[profile], rng)
+    writer = Writer(ALL[profile], rng)
     options = writer.options()
     writer.write(rng.choice((60, 150, 400)))
     return History(profile, seed, options, writer.operations)
@@ -540,7 +687,7 @@ def first_difference(history: History, a: Make, b: Make) -> str | None:
         f"{history.profile}, seed {history.seed}, {history.options}\n"
         f"operation {len(own)} is answered differently to {probed[index]!r}; the last ones:\n"
         f"  {before}\n{describe(*answers)}\n"
-        f"repeat with BFC_SEED={history.seed} pytest tests/policies/test_caching_beside_pytorch.py "
+        f"repeat with BFC_SEED={history.seed} pytest tests/policies/{HOMES[history.profile]} "
         f"-m 'peers or not peers' -k {history.profile}"
     )
 
@@ -567,7 +714,9 @@ def describe(first: Any, second: Any) -> str:
 
 
 __all__ = [
+    "BROKEN",
     "DEFAULT_POOL",
+    "EXPANDABLE",
     "POOLS",
     "PROFILES",
     "STREAMS",

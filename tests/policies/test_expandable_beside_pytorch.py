@@ -1,0 +1,132 @@
+"""PyTorch 2.11's compiled caching allocator with expandable segments, and the model: told the same,
+they answer the same.
+
+Compared are every address and refusal, all statistics and snapshots on the way, and at the end each
+call of the driver, in order, and the trace. The device has no fabric handles: upstream then raises
+an error of the driver at once, as the model does. `BFC_SEED=n` repeats the histories of one seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from caching_subject import calls_by_stream
+from torch_histories import EXPANDABLE, Make, first_difference, make_history, run_alone
+
+from bench.peers.server import Operation
+from bench.peers.torch import TorchPeer, build
+from bfc.testing.torch_model import TorchModel
+from bfc.testing.torch_records import Chunk, Request
+
+GIVEN = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
+
+profiles = pytest.mark.parametrize("profile", EXPANDABLE)
+
+
+@pytest.fixture(scope="session")
+def _built() -> None:
+    build()
+
+
+class Peer(TorchPeer):
+    """The peer on a device as most are, whose log names events as ours does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(fabric=False, **options)
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]:
+        listed = list(operations)
+        return [
+            calls_by_stream(answer) if operation == ("calls",) else answer
+            for operation, answer in zip(listed, super().run(listed), strict=True)
+        ]
+
+
+def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
+    for seed in GIVEN or seeds:
+        difference = first_difference(make_history(profile, seed), a, b)
+        assert difference is None, difference
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("_built")
+@profiles
+def test_the_model_is_the_peer(profile: str) -> None:
+    check(profile, range(20), TorchModel, Peer)
+
+
+# The histories and the model themselves ----------------------------------------------------------
+
+
+class Best(TorchModel):
+    """Takes the smallest hole that is large enough."""
+
+    def room(self, chunk: Chunk) -> int:
+        return 0
+
+
+class Tail(TorchModel):
+    """Grows at the end of a range alone."""
+
+    def place_for(self, request: Request) -> Chunk | None:
+        found = super().place_for(request)
+        return found if found is None or found.segment[-2:-1] in ([found], []) else None
+
+
+class Lazy(TorchModel):
+    """Keeps ranges that hold nothing."""
+
+    def drop_range(self, chunk: Chunk) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wrong", [Best, Tail, Lazy])
+def test_a_model_that_is_wrong_is_found_out(wrong: Make) -> None:
+    told = (
+        first_difference(make_history("x_plain", seed), TorchModel, wrong) for seed in range(40)
+    )
+    difference = next((one for one in told if one is not None), None)
+    assert difference is not None
+    assert "tests/policies/test_expandable_beside_pytorch.py" in difference
+
+
+def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
+    """How often each of a history's notable things happened. A refused call has a "-"."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        history = make_history(profile, seed)
+        answers = run_alone(TorchModel, history, history.operations)
+        seen.update(str(answer) for answer in answers if isinstance(answer, str))
+        log = [call for call in answers[-2] if not call[0].startswith("event_")]
+        seen.update(name if third is not None else f"{name}-" for name, _, third in log)
+        seen.update(entry["action"] for entry in answers[-1])
+        for answer, operation in zip(answers, history.operations, strict=True):
+            if operation == ("snapshot",):
+                kinds = [segment["is_expandable"] for segment in answer]
+                seen["both kinds at once"] += any(kinds) and not all(kinds)
+                seen["several runs"] += sum(kinds) > 2
+            elif operation == ("stats",):
+                seen["oversize"] += answer["oversize_allocations.current"] > 0
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("profile", "things"),
+    [
+        ("x_plain", ["unmap", "unreserve", "several runs", "segment_map", "segment_unmap"]),
+        ("x_limits", ["a failure: oom", "create-"]),
+        ("x_max_split", ["oversize", "a failure: oom"]),
+        ("x_toggled", ["both kinds at once", "malloc", "free", "unmap"]),
+        ("x_pools", ["unmap", "a failure: oom"]),
+        ("x_failures", ["create-", "reserve-", "a failure: driver", "a failure: oom"]),
+        ("x_resized", ["a failure: oom", "unmap"]),
+        ("x_broken", ["map-", "access-", "a failure: driver"]),
+    ],
+)
+def test_the_histories_get_to_the_corners(profile: str, things: list[str]) -> None:
+    seen = what_happened(profile, range(10))
+    assert all(seen[thing] >= 5 for thing in things), seen
