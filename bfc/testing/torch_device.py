@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bfc.devices import Availability
 from bfc.errors import InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError
 from bfc.suballocators.base import SubAllocator
 from bfc.testing.torch_words import OUT_OF_MEMORY, Call, Failure, Operation
@@ -93,6 +94,7 @@ class StandIn(SubAllocator):
     """
 
     asynchronous = True
+    supports_virtual_memory = Availability(True, "the stand-in maps memory")
     mapping_granularity = 2 << 20
 
     def __init__(
@@ -236,9 +238,8 @@ class StandIn(SubAllocator):
                 self._map_page(at, page)
                 at += self.pages[page]
         except SubAllocatorError:
-            while at > address:
-                at -= max(size for start, size in self.mapped.items() if start + size == at)
-                self.unmap(at, self.mapped[at])
+            if at > address:
+                self.unmap(address, at - address)
             raise
 
     def _map_page(self, address: int, page: int) -> None:

@@ -80,8 +80,7 @@ class Range:
         try:
             self.device.set_access(address, nbytes)
         except SubAllocatorError:
-            for slot in range(first, end):
-                self.device.unmap(self._start(slot), self.slot)
+            self.device.unmap(address, nbytes)
             self._release(first, end)
             raise
         return nbytes
