@@ -6,11 +6,13 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Sequence
 from typing import SupportsIndex
 
-from bfc.devices import Device
+from bfc.devices import Availability, Device
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
+from bfc.suballocators import host_pages
 from bfc.suballocators.base import SubAllocator
 from bfc.units import format_bytes, parse_bytes
 
@@ -35,6 +37,10 @@ class HostSubAllocator(SubAllocator):
     -----
     Pages become resident when they are first written, and return to the system with `free`.
 
+    On Linux it maps memory, too (`supports_virtual_memory`): pages of a file in memory, which
+    `mmap` puts at reserved addresses, so that one page can be read and written at several. A forked
+    child sees what its parent writes there, and the other way round, which is not so for blocks.
+
     Examples
     --------
     >>> host = HostSubAllocator("64 MiB")
@@ -43,12 +49,14 @@ class HostSubAllocator(SubAllocator):
     """
 
     device = Device("cpu")
+    mapping_granularity = host_pages.GRANULARITY
 
     def __init__(self, capacity: SupportsIndex | str | None = None) -> None:
         self.total_bytes = _physical_memory() if capacity is None else parse_bytes(capacity)
         self.live_bytes = 0
         self._lock = ForkSafeLock()
         self._mappings: dict[int, tuple[mmap.mmap, int]] = {}
+        self._own_pages: host_pages.HostPages | None = None
 
     def __repr__(self) -> str:
         total, live = format_bytes(self.total_bytes), format_bytes(self.live_bytes)
@@ -95,6 +103,54 @@ class HostSubAllocator(SubAllocator):
             del self._mappings[address]
             self.live_bytes = left
         mapping.close()
+
+    # -- memory that is mapped --------------------------------------------------------------------
+
+    @property
+    def supports_virtual_memory(self) -> Availability:  # type: ignore[override]
+        """True on Linux, where a process may have files in memory. If False, it prints why."""
+        return host_pages.availability()
+
+    @property
+    def _pages(self) -> host_pages.HostPages:
+        if self._own_pages is None:
+            if not self.supports_virtual_memory:
+                self._refuse_to_map()
+            self._own_pages = host_pages.HostPages()
+        return self._own_pages
+
+    def reserve(self, nbytes: int) -> int | None:
+        with self._lock:
+            return self._pages.reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            self._pages.unreserve(address, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        with self._lock:
+            self._pages.books.check_size(nbytes, "create")
+            if self.live_bytes + nbytes > self.total_bytes:
+                return None
+            page = self._pages.create(nbytes)
+            self.live_bytes += nbytes
+            return page
+
+    def release(self, page: int) -> None:
+        with self._lock:
+            self.live_bytes -= self._pages.release(page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        with self._lock:
+            self._pages.map(self._pages.books.plan_map(address, pages))
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            self._pages.set_access(address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            self.live_bytes -= self._pages.unmap(address, nbytes)
 
 
 def _map(nbytes: int) -> mmap.mmap | None:

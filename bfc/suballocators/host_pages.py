@@ -1,0 +1,262 @@
+"""Host memory that is mapped: pages of one sparse file in memory, put at reserved addresses.
+
+All of Linux: memfd_create, and mmap at a fixed address, which Python's `mmap` does not offer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+from bisect import bisect_left
+
+from bfc.devices import Availability
+from bfc.errors import SubAllocatorError
+from bfc.suballocators.virtual import MappingBooks, Plan, Run, still_mapped
+from bfc.units import format_bytes
+
+GRANULARITY = 2 << 20
+PROT_NONE, READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
+MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+FAILED = ctypes.c_void_p(-1).value
+#: The host has no more memory, or the process no more mappings (vm.max_map_count).
+FULL = (errno.ENOMEM, errno.EAGAIN)
+
+
+@functools.cache
+def availability() -> Availability:
+    """Whether this system can map memory as it is done here, by trying."""
+    if not hasattr(os, "memfd_create"):
+        return Availability(False, "mapping host memory needs memfd_create, which is Linux's")
+    try:
+        os.close(os.memfd_create("bfc"))
+        System()
+    except (OSError, AttributeError) as error:
+        return Availability(False, f"this system does not map memory as bfc does: {error}")
+    return Availability(True, "host memory is mapped from a file in memory")
+
+
+class System:
+    """The calls of the operating system. Each raises OSError."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._mmap = library.mmap
+        self._mmap.argtypes = [pointer, size, number, number, number, ctypes.c_long]
+        self._mmap.restype = pointer
+        self._munmap = library.munmap
+        self._munmap.argtypes = [pointer, size]
+        self._mprotect = library.mprotect
+        self._mprotect.argtypes = [pointer, size, number]
+        self._fallocate = library.fallocate
+        self._fallocate.argtypes = [number, number, ctypes.c_long, ctypes.c_long]
+
+    def reserve(self, nbytes: int) -> int:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        return self._map(None, nbytes, flags, -1, 0)
+
+    def hide(self, address: int, nbytes: int) -> None:
+        """Put nothing behind addresses, which stay reserved."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+        self._map(address, nbytes, flags, -1, 0)
+
+    def map(self, address: int, nbytes: int, file: int, offset: int) -> None:
+        self._map(address, nbytes, mmap.MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file, offset)
+
+    def _map(self, address: int | None, nbytes: int, flags: int, file: int, offset: int) -> int:
+        place = self._mmap(address, nbytes, PROT_NONE, flags, file, offset)
+        if place is None or place == FAILED:
+            raise self._error()
+        return int(place)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        if self._munmap(address, nbytes):
+            raise self._error()
+
+    def protect(self, address: int, nbytes: int, access: int) -> None:
+        if self._mprotect(address, nbytes, access):
+            raise self._error()
+
+    def punch(self, file: int, offset: int, nbytes: int) -> None:
+        """Give the memory behind a piece of a file back."""
+        if self._fallocate(file, KEEP_SIZE | PUNCH_HOLE, offset, nbytes):
+            raise self._error()
+
+    def _error(self) -> OSError:
+        number = ctypes.get_errno()
+        return OSError(number, os.strerror(number))
+
+
+class File:
+    """A sparse file in memory. A forked child maps the pages of its parent, but makes its own."""
+
+    number = -1
+
+    def __init__(self) -> None:
+        self.number = os.memfd_create("bfc")
+        self.process = os.getpid()
+        self.end = 0
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+    def grow(self, nbytes: int) -> int:
+        """Where new bytes begin."""
+        os.ftruncate(self.number, self.end + nbytes)
+        offset, self.end = self.end, self.end + nbytes
+        return offset
+
+
+class HostPages:
+    """Reserved addresses and pages of one `HostSubAllocator`, which holds a lock meanwhile.
+
+    What it returns and raises is as in the contract. `create` knows no limit.
+    """
+
+    def __init__(self) -> None:
+        self.books = MappingBooks(GRANULARITY)
+        self.system = System()
+        self._file: File | None = None
+        self._places: dict[int, tuple[File, int]] = {}  # of the page's memory
+        self._made = 0
+        self._to_punch: list[tuple[File, int, int]] = []
+
+    def __del__(self) -> None:
+        for reservation in self.books.reservations.values():
+            try:
+                self.system.unmap(reservation.start, reservation.nbytes)
+            except OSError:
+                pass  # the process has ended, or keeps the addresses: nobody is left to be told
+
+    def reserve(self, nbytes: int) -> int | None:
+        self.books.check_size(nbytes, "reserve")
+        try:
+            start = self.system.reserve(nbytes + GRANULARITY)
+        except (OSError, OverflowError, ctypes.ArgumentError) as error:
+            if not isinstance(error, OSError) or error.errno in FULL:
+                return None
+            raise failure(f"reserving {format_bytes(nbytes)} of addresses", error) from error
+        address = (start + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+        try:
+            if address > start:
+                self.system.unmap(start, address - start)
+            self.system.unmap(address + nbytes, start + GRANULARITY - address)
+            self.books.reserved(address, nbytes)
+        except BaseException:
+            self.system.unmap(start, nbytes + GRANULARITY)
+            raise
+        return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self.books.check_unreserve(address, nbytes)
+        try:
+            self.system.unmap(address, nbytes)
+        except OSError as error:
+            raise failure(f"unreserve({address:#x}, {nbytes})", error) from error
+        self.books.unreserved(address)
+
+    def create(self, nbytes: int) -> int:
+        try:
+            if self._file is None or self._file.process != os.getpid():
+                self._file = File()
+            file = self._file
+            offset = file.grow(nbytes)
+        except OSError as error:
+            raise failure(f"a page of {format_bytes(nbytes)}", error) from error
+        page = self._made + 1
+        self._places[page] = file, offset
+        self.books.created(page, nbytes)
+        self._made = page
+        return page
+
+    def release(self, number: int) -> int:
+        """As in the contract. Returns the bytes that go back."""
+        page = self.books.check_release(number)
+        if page.mappings == 0:
+            self._forget([(number, page.nbytes)])
+        return self.books.released(page)
+
+    def _forget(self, pages: list[tuple[int, int]]) -> None:
+        """Give the memory of pages back: now, or with the next ones where the system refuses."""
+        for number, nbytes in pages:
+            file, offset = self._places.pop(number)
+            if file.process == os.getpid():
+                self._to_punch.append((file, offset, nbytes))
+        while self._to_punch:
+            file, offset, nbytes = self._to_punch[-1]
+            try:
+                self.system.punch(file.number, offset, nbytes)
+            except OSError:
+                return
+            self._to_punch.pop()
+
+    def map(self, plan: Plan) -> None:
+        at = address = plan.starts[0]
+        try:
+            for page in plan.pages:
+                file, offset = self._places[page.number]
+                self.system.map(at, page.nbytes, file.number, offset)
+                at += page.nbytes
+        except OSError as error:
+            done = bisect_left(plan.starts, at)
+            worse = failure(f"map({address:#x}): page {plan.pages[done].number}", error)
+            self._undo_map(plan, done, worse)
+            raise worse from error
+        self.books.mapped(plan)
+
+    def _undo_map(self, plan: Plan, done: int, error: SubAllocatorError) -> None:
+        """Hide also the place of the page that could not be mapped: it may be a hole now."""
+        address = plan.starts[0]
+        end = plan.starts[done] + plan.pages[done].nbytes
+        try:
+            self.system.hide(address, end - address)
+        except OSError as undoing:
+            if done:
+                self.books.mapped(plan, done)
+                still_mapped(error, undoing, [(address, plan.starts[done] - address)])
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        run = self.books.find_run(address, nbytes, "set_access")
+        try:
+            self.system.protect(address, nbytes, READ_WRITE)
+        except OSError as error:
+            self._put_access_back(run)
+            raise failure(f"set_access({address:#x}, {nbytes})", error) from error
+        self.books.accessible(run)
+
+    def _put_access_back(self, run: Run) -> None:
+        had = run.reservation.access[run.index : run.end]
+        for at, page, has_access in zip(run.starts, run.pages, had, strict=True):
+            if not has_access:
+                try:
+                    self.system.protect(at, page.nbytes, PROT_NONE)
+                except OSError:
+                    pass  # it can be used too early: nothing that is lost
+
+    def unmap(self, address: int, nbytes: int) -> int:
+        """As in the contract. Returns the bytes that go back."""
+        run = self.books.find_run(address, nbytes, "unmap")
+        pages = set(run.pages)
+        try:
+            self.system.hide(address, nbytes)
+        except OSError as error:
+            raise failure(f"unmap({address:#x}, {nbytes})", error) from error
+        given_back = self.books.unmapped(run)
+        if given_back:
+            self._forget(
+                [(it.number, it.nbytes) for it in pages if not it.is_held and not it.mappings]
+            )
+        return given_back
+
+
+def failure(what: str, error: OSError) -> SubAllocatorError:
+    """The error of a call of the system, in words."""
+    hint = ""
+    if error.errno in FULL:
+        hint = "\n  try: larger pages, or a higher vm.max_map_count, which bounds the mappings"
+    return SubAllocatorError(f"{what} failed: {error.strerror}{hint}")
