@@ -18,6 +18,7 @@ from bfc.errors import SubAllocatorError
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.suballocators.base import SubAllocator
+from bfc.testing.mapping_contract import MappingContract
 
 KIB, MIB = 1 << 10, 1 << 20
 ALIGNMENT = 256
@@ -44,11 +45,13 @@ def are_apart(blocks: list[Block]) -> bool:
     return all(a + size <= b for (a, size), (b, _) in itertools.pairwise(sorted(blocks)))
 
 
-class SubAllocatorContract:
+class SubAllocatorContract(MappingContract):
     """The contract of `bfc.SubAllocator`, as a class of tests to derive from.
 
     A source passes with `alloc`, `free` and `total_bytes` alone. The attributes declare what it
-    cannot do; the tests of that are skipped. Give it a small `total_bytes`, between 8 and 64 MiB or
+    cannot do; the tests of that are skipped. A source whose `supports_virtual_memory` is true is
+    tested for that, too: what is mapped, what is shared between two addresses, what must be
+    refused. Give it a small `total_bytes`, between 8 and 64 MiB or
     so: the tests fill it, or as much of it as `allocation_limit` says.
 
     Attributes

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bfc.devices import Fence
+from bfc.devices import Availability, Fence
 from bfc.errors import SubAllocatorError
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.virtual import MappingBooks
 
 
 def round_up(size: int, granule: int = 256) -> int:
@@ -157,6 +158,11 @@ class HeldFence:
 
 
 Fault = Callable[[], Any]
+#: What may go wrong, by the name of the method.
+FAULTY = (
+    "alloc", "free", "fence", "wait",
+    "reserve", "unreserve", "create", "release", "map", "set_access", "unmap",
+)  # fmt: skip
 
 
 class Misbehaving(SubAllocator):
@@ -206,9 +212,11 @@ class Misbehaving(SubAllocator):
         self.thread_streams = inner.thread_streams
         self.live: dict[int, int] = {}
         self.seconds = 0.0
+        self.mapping_granularity = inner.mapping_granularity
         self._lock = threading.Lock()
-        self._faults: dict[str, dict[int, Fault]] = {"alloc": {}, "free": {}, "fence": {}}
-        self._counts = {"alloc": 0, "free": 0, "fence": 0}
+        self._books = MappingBooks(inner.mapping_granularity or 1)
+        self._faults: dict[str, dict[int, Fault]] = {call: {} for call in FAULTY}
+        self._counts = dict.fromkeys(FAULTY, 0)
         self._held: set[int] = set()
         self._rounds: defaultdict[int, int] = defaultdict(int)
 
@@ -217,23 +225,28 @@ class Misbehaving(SubAllocator):
 
     # -- what is to go wrong ----------------------------------------------------------------------
 
-    def fail_at(self, n: int) -> None:
-        """Refuse one of the next allocations, however small it is.
+    def fail_at(self, n: int, call: str = "alloc") -> None:
+        """Refuse one of the next allocations, however small it is, or another call.
 
         Parameters
         ----------
         n : int
-            Which one: 1 is the next. 0 cancels every fault of `alloc`.
+            Which one: 1 is the next. 0 cancels every fault of the call.
+        call : str, optional
+            Which calls are counted: "alloc", "reserve" and "create" return None then, and all that
+            `raise_at` knows raise a SubAllocatorError.
 
         Raises
         ------
         ValueError
-            If `n` is negative.
+            If `n` is negative, or `call` is none of them.
         """
-        if n == 0:
-            self._faults["alloc"].clear()
-            return
-        self._order("alloc", n, lambda: None)
+        if n == 0 and call in FAULTY:
+            self._faults[call].clear()
+        elif call in ("alloc", "reserve", "create"):
+            self._order(call, n, lambda: None)
+        else:
+            self.raise_at(n, SubAllocatorError(f"{call} fails, as ordered"), call)
 
     def lie_at(self, n: int, answer: object) -> None:
         """Answer one of the next allocations with anything, without asking `inner`.
@@ -261,16 +274,17 @@ class Misbehaving(SubAllocator):
             Which one: 1 is the next.
         error : BaseException
             What is raised.
-        call : {"alloc", "free", "fence"}, optional
-            Which calls are counted.
+        call : str, optional
+            Which calls are counted: "alloc", "free", "fence", "wait", or a method of memory that is
+            mapped: "reserve", "unreserve", "create", "release", "map", "set_access", "unmap".
 
         Raises
         ------
         ValueError
-            If `call` is none of the three, or `n` is below 1.
+            If `call` is none of these, or `n` is below 1.
         """
-        if call not in self._counts:
-            raise ValueError(f"call is 'alloc', 'free' or 'fence', not {call!r}")
+        if call not in FAULTY:
+            raise ValueError(f"call is one of {', '.join(map(repr, FAULTY))}, not {call!r}")
 
         def fault() -> Any:
             raise error
@@ -320,9 +334,7 @@ class Misbehaving(SubAllocator):
         self._free(self.inner.free_idle, address, nbytes)
 
     def _free(self, free: Callable[[int, int], None], address: int, nbytes: int) -> None:
-        fault = self._fault("free")
-        if fault is not None:
-            fault()
+        self._raise("free")
         free(address, nbytes)
         with self._lock:
             end = address + nbytes
@@ -331,9 +343,71 @@ class Misbehaving(SubAllocator):
 
     @property
     def live_bytes(self) -> int:
-        """The bytes that are handed out now."""
+        """The bytes of all blocks and pages that are handed out now."""
         with self._lock:
-            return sum(self.live.values())
+            return sum(self.live.values()) + self._books.page_bytes
+
+    # -- memory that is mapped --------------------------------------------------------------------
+
+    @property
+    def supports_virtual_memory(self) -> Availability:  # type: ignore[override]
+        """As `inner` says."""
+        return self.inner.supports_virtual_memory
+
+    def reserve(self, nbytes: int) -> int | None:
+        fault = self._fault("reserve")
+        if fault is not None:
+            refused: int | None = fault()
+            return refused
+        address = self.inner.reserve(nbytes)
+        if address is not None:
+            with self._lock:
+                self._books.reserved(address, nbytes)
+        return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self._raise("unreserve")
+        self.inner.unreserve(address, nbytes)
+        with self._lock:
+            self._books.unreserved(address)
+
+    def create(self, nbytes: int) -> int | None:
+        fault = self._fault("create")
+        if fault is not None:
+            refused: int | None = fault()
+            return refused
+        page = self.inner.create(nbytes)
+        if page is not None:
+            with self._lock:
+                self._books.created(page, nbytes)
+        return page
+
+    def release(self, page: int) -> None:
+        self._raise("release")
+        self.inner.release(page)
+        with self._lock:
+            self._books.released(self._books.check_release(page))
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self._raise("map")
+        self.inner.map(address, pages)
+        with self._lock:
+            self._books.mapped(self._books.plan_map(address, pages))
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        self._raise("set_access")
+        self.inner.set_access(address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self._raise("unmap")
+        self.inner.unmap(address, nbytes)
+        with self._lock:
+            self._books.unmapped(self._books.find_run(address, nbytes, "unmap"))
+
+    def _raise(self, call: str) -> None:
+        fault = self._fault(call)
+        if fault is not None:
+            fault()
 
     # -- streams ----------------------------------------------------------------------------------
 
@@ -365,11 +439,15 @@ class Misbehaving(SubAllocator):
         self._rounds[handle] += 1
 
     def fence(self, stream: int) -> Fence | None:
-        fault = self._fault("fence")
-        if fault is not None:
-            fault()
+        self._raise("fence")
         below = self.inner.fence(stream) if self.inner.asynchronous else None
         return HeldFence(self, stream, below) if stream in self._held else below
+
+    def wait(self, stream: int) -> None:
+        self._raise("wait")
+        self.inner.wait(stream)
+        if stream in self._held:
+            self.finish(stream)
 
     def order(self, first: int, then: int) -> None:
         self.inner.order(first, then)

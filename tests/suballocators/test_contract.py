@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -143,6 +143,78 @@ class Lossy(Counted):
 
     def free(self, address: int, nbytes: int) -> None:
         self._blocks.pop(address, None)
+
+
+class MapsUntilItFails(bfc.SimulatedSubAllocator):
+    """Maps page by page, and leaves what it has mapped where one cannot be."""
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        for page in pages:
+            super().map(address, [page])
+            address += self.pages[page]
+
+
+class ForgetsMappings(bfc.SimulatedSubAllocator):
+    """Takes a released page for free memory, though it is mapped."""
+
+    def release(self, page: int) -> None:
+        nbytes = self.pages[page]
+        super().release(page)
+        self.live_bytes -= nbytes
+
+
+class MapsOver(bfc.SimulatedSubAllocator):
+    """Unmaps whatever is in the way."""
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        end = address + sum(self.pages.get(page, 0) for page in pages)
+        for at, page in self.mappings.items():
+            if address <= at < end:
+                self.unmap(at, self.pages[page])
+        super().map(address, pages)
+
+
+class ReservesInBlocks(bfc.SimulatedSubAllocator):
+    """Reserves addresses where its blocks are."""
+
+    def reserve(self, nbytes: int) -> int | None:
+        self._reserve_next = self._base
+        self._base = 0
+        return super().reserve(nbytes)
+
+    def _free_addresses(self, nbytes: int) -> int | None:
+        return self._reserve_next
+
+
+class CopiesPages(bfc.HostSubAllocator):
+    """Puts a page of its own behind each address."""
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        with self._lock:
+            for page in pages:
+                nbytes = self._pages.books.pages[page].nbytes
+                own = self._pages.create(nbytes)
+                super().map(address, [own])
+                self._pages.release(own)
+                address += nbytes
+
+
+@pytest.mark.parametrize(
+    ("source", "test", "argument"),
+    [
+        (MapsUntilItFails, "a_map_that_is_refused_midway_has_mapped_nothing", 2),
+        (ForgetsMappings, "memory_goes_back_when_a_page_is_released_and_mapped_nowhere", None),
+        (MapsOver, "wrong_use_of_mapping_is_refused_and_changes_nothing", "map over a page"),
+        (ReservesInBlocks, "reserved_addresses_cost_no_memory_and_overlap_nothing", None),
+        (CopiesPages, "a_page_at_two_addresses_is_the_same_memory", None),
+        (CopiesPages, "pages_take_turns_at_one_address", None),
+    ],
+)
+def test_the_contract_finds_what_is_wrong_with_mapping(source, test: str, argument) -> None:
+    contract = type("Contract", (SubAllocatorContract,), {"make": lambda self: source(CAPACITY)})()
+    arguments = () if argument is None else (argument,)
+    with pytest.raises((AssertionError, bfc.SubAllocatorError, pytest.fail.Exception)):
+        getattr(contract, f"test_{test}")(contract.make(), *arguments)
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,60 @@ def test_calls_are_counted_from_one(source) -> None:
             source.lie_at(wrong, None)
     with pytest.raises(ValueError, match="not 'copy'"):
         source.raise_at(1, OSError(), call="copy")
+
+
+# -- memory that is mapped -------------------------------------------------------------------------
+
+PAGE = 2 * MIB
+
+
+def use_mapping(source: Misbehaving) -> None:
+    address, page = source.reserve(2 * PAGE), source.create(PAGE)
+    assert address is not None
+    assert page is not None
+    source.map(address, [page])
+    source.set_access(address, PAGE)
+    source.wait(0)
+    source.unmap(address, PAGE)
+    source.release(page)
+    source.unreserve(address, 2 * PAGE)
+
+
+MAPPING = ["reserve", "create", "map", "set_access", "wait", "unmap", "release", "unreserve"]
+
+
+@pytest.mark.parametrize("call", MAPPING)
+def test_each_verb_of_mapping_fails_when_told_to_and_does_nothing(source, call: str) -> None:
+    source.raise_at(1, OSError("unplugged"), call)
+    with pytest.raises(OSError, match="unplugged"):
+        use_mapping(source)
+    kinds = {"set_access": "access"}
+    assert kinds.get(call, call) not in [kind for kind, _, _ in source.inner.calls]
+    fresh = Misbehaving(bfc.SimulatedSubAllocator("64 MiB"))
+    fresh.fail_at(1, call)
+    with pytest.raises((bfc.SubAllocatorError, AssertionError)):
+        use_mapping(fresh)
+    fresh = Misbehaving(bfc.SimulatedSubAllocator("64 MiB"))
+    fresh.fail_at(1, call)
+    fresh.fail_at(0, call)
+    use_mapping(fresh)
+
+
+def test_it_counts_pages_and_says_what_the_source_says(source) -> None:
+    assert source.supports_virtual_memory == source.inner.supports_virtual_memory
+    page = source.create(PAGE)
+    block = source.alloc(256, MIB)
+    assert source.live_bytes == source.inner.live_bytes == PAGE + MIB
+    source.release(page)
+    source.free(*block)
+    assert source.live_bytes == 0
+    with pytest.raises(ValueError, match="call is one of 'alloc', 'free'"):
+        source.fail_at(1, "mmap")
+
+
+def test_a_wait_lets_a_stream_that_is_held_here_finish(source) -> None:
+    source.hold(5)
+    fence = source.fence(5)
+    source.wait(5)
+    assert fence.done()
+    assert source.inner.calls == [("wait", 0, 5)]
