@@ -7,21 +7,17 @@ for a line across.
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from floors import PACKAGE, floors_of
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-PACKAGE = Path(__file__).resolve().parent.parent / "bfc"
-#: A line of the list in a folder's docstring: the rooms of one floor, and what they are.
-FLOOR = re.compile(r"^ +(_?\w[\w.]*/?(?:, _?\w[\w.]*/?)*)(?:  .*)?$", re.MULTILINE)
 WIDTH = 860
 MOST_IN_A_ROW = 4
 
@@ -30,11 +26,8 @@ MOST_IN_A_ROW = 4
 
 
 def floors() -> list[list[str]]:
-    """The rooms of bfc/, the lowest floor first, as its docstring lists them. `test_layers` holds
-    that list to what is there, and to what imports what."""
-    text = (PACKAGE / "__init__.py").read_text("utf-8")
-    docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
-    listed = [line.split(", ") for line in FLOOR.findall(docstring.rpartition("In order:\n")[2])]
+    """The rooms of bfc/, the lowest floor first."""
+    listed = floors_of(PACKAGE)
     if not listed:
         raise ExtensionError("the docstring of bfc/__init__.py lists no floors")
     return listed

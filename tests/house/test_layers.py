@@ -3,13 +3,12 @@ file grows past the house limits."""
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2] / "bfc"
+from floors import PACKAGE as ROOT
+from floors import floors_of
 
 SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi")
 LONGEST_FUNCTION, MOST_CODE_IN_A_FILE = 60, 750
@@ -21,8 +20,6 @@ FOLDERS = sorted({path.parent for path in FILES})
 #: What uses `bfc` as a user does.
 USERS = {"cli", "testing", "__main__"}
 
-#: A line of the list in a folder's docstring: the entries of one floor, and what they are.
-FLOOR = re.compile(r"^ *(_?\w[\w.]*/?(?:, _?\w[\w.]*/?)*)(?:  .*)?$", re.MULTILINE)
 IMPORT = re.compile(
     r"^(?P<indent>\s*)(?:from\s+(?P<source>[\w.]+)\s+c?import\s+(?P<names>.+)|c?import\s+(?P<modules>.+))$"
 )
@@ -34,19 +31,16 @@ def file_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def floors_of(folder: Path) -> dict[str, int]:
-    """The floor of each entry of a folder, by its name without an ending, as its docstring says."""
-    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()), clean=False)
-    _, _, listed = (docstring or "").rpartition("In order:\n")
-    lines = FLOOR.findall(listed)
+def numbered(folder: Path) -> dict[str, int]:
+    """The floor of each entry of a folder, by its name without an ending."""
     return {
         name.rstrip("/").split(".")[0] if folder.name != "native" else name: number
-        for number, line in enumerate(lines)
-        for name in line.split(", ")
+        for number, names in enumerate(floors_of(folder))
+        for name in names
     }
 
 
-FLOORS = {folder: floors_of(folder) for folder in FOLDERS}
+FLOORS = {folder: numbered(folder) for folder in FOLDERS}
 
 
 def entries_of(folder: Path) -> set[str]:
