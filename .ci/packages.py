@@ -37,6 +37,8 @@ IN_SDIST = [
     "tests/cuda/conftest.py",
     "tests/recordings/rec_bcrafton_snapshot.npz",
 ]
+#: What no wheel holds: installed, it would stand in site-packages beside other people's.
+ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
 GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!testing/).*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
@@ -100,7 +102,7 @@ def build_wheel(python: str, sdist: Path, scratch: Path, out: Path) -> Path:
     # A module that was compiled stands for its source.
     modules = {re.sub(r"\..*", ".pyx", name) for name in names if name.endswith(".so")}
     require(names | modules, listed("bfc"), wheel.name)
-    refuse({name for name in names if name.startswith(("tests/", "bench/"))}, wheel.name)
+    refuse({name for name in names if name.startswith(ONLY_IN_SDIST)}, wheel.name)
     return wheel
 
 
