@@ -12,9 +12,11 @@ from string import Template
 import numpy as np
 import pytest
 from copy_cases import CHANGES, DTYPES, PAIRS, Case, Side, case, seeds, switched
+from dlpack_structures import DELETER, Versioned
+from dlpack_structures import Tensor as DLTensor
 
 import bfc
-from bfc.copying import kernels, layout, views
+from bfc.copying import kernels, layout
 from bfc.copying.layout import walk
 from bfc.copying.views import view_of
 from bfc.integrations import pyopencl as in_arrays
@@ -428,10 +430,10 @@ class Tensor:
         ndim = len(shape)
         self.memory, self.dims = memory, (ctypes.c_int64 * (2 * ndim))(*shape, *strides)
         pointer = ctypes.POINTER(ctypes.c_int64)
-        self.managed = views._Versioned(
-            1, 0, None, None, 0,
-            views._Tensor(
-                memory.int_ptr, 4, 0, ndim, 0, dtype.itemsize * 8, 1,
+        self.managed = Versioned(
+            1, 0, None, DELETER(), 0,
+            DLTensor(
+                memory.int_ptr, (4, 0), ndim, 0, dtype.itemsize * 8, 1,
                 ctypes.cast(self.dims, pointer),
                 ctypes.cast(ctypes.addressof(self.dims) + 8 * ndim, pointer), offset,
             ),

@@ -6,40 +6,11 @@ import ctypes
 
 import numpy as np
 import pytest
+from dlpack_structures import KINDS, Tensor
 
 import bfc
 
 OPENCL, HOST = 4, 1
-
-
-class Device(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32)]
-
-
-class DType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", DType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class Versioned(ctypes.Structure):
-    _fields_ = [
-        ("version", ctypes.c_uint32 * 2),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
-    ]
 
 
 def read(capsule: object) -> Tensor:
@@ -49,10 +20,8 @@ def read(capsule: object) -> Tensor:
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     name = api.PyCapsule_GetName(capsule)
-    place = api.PyCapsule_GetPointer(capsule, name)
-    if name == b"dltensor":
-        return Tensor.from_address(place)
-    return Versioned.from_address(place).tensor
+    (kind,) = (kind for known, kind in KINDS.values() if known == name)
+    return kind.from_address(api.PyCapsule_GetPointer(capsule, name)).tensor
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
@@ -67,8 +36,12 @@ def test_a_capsule_leads_to_the_memory(make, cl, queue, version) -> None:
     region, offset = allocator.sub_allocator.locate(buffer.ptr)
     assert (tensor.data, tensor.byte_offset) == (region.int_ptr, offset)
     assert offset > 0
-    assert (tensor.device.kind, tensor.device.ordinal) == (OPENCL, 0) == view.__dlpack_device__()
-    assert (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == (0, 32, 1)
+    assert (
+        (tensor.device.device_type, tensor.device.device_id)
+        == (OPENCL, 0)
+        == view.__dlpack_device__()
+    )
+    assert (tensor.code, tensor.bits, tensor.lanes) == (0, 32, 1)
     assert tensor.shape[:2] == [20, 30]
     assert tensor.strides[:2] == [30, 1]
     read_back = np.empty_like(values)
@@ -96,7 +69,7 @@ def test_a_capsule_waits_for_the_buffers_queue(make, queue, hold) -> None:
         assert capsules == []
         held.let_go()
         thread.join()
-    assert read(capsules.pop()).device.kind == OPENCL
+    assert read(capsules.pop()).device.device_type == OPENCL
     buffer.free()
 
 
@@ -108,7 +81,7 @@ def test_copies_and_nothing(make) -> None:
     assert (copied.data, copied.byte_offset) != (region.int_ptr, offset)
     del capsule
     on_host = read(capsule := buffer.__dlpack__(dl_device=(HOST, 0), max_version=(1, 0)))
-    assert on_host.device.kind == HOST
+    assert on_host.device.device_type == HOST
     assert ctypes.string_at(on_host.data, 8) == b"abcdefgh"
     del capsule
     nothing = read(capsule := allocator.allocate(0).__dlpack__())
