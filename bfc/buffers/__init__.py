@@ -2,5 +2,6 @@
 
 _arguments.pyx    what users pass, read into C numbers
 _current.pyx      the stream that `use_stream` chose
-_buffer.pyx       a buffer, its views, and the protocols that it speaks
+_exchange.pyx     what items are in each protocol, and DLPack's capsules
+_buffer.pyx       a buffer, and its views
 """

@@ -15,3 +15,4 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF
 cpdef uint64_t array_address(object array) except? 0
 cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1
 cdef int addresses_from(object ptrs, vector[uint64_t]* found) except -1
+cdef tuple shape_from(object shape, items)

@@ -1,5 +1,7 @@
 """Sizes, counts, streams and addresses, from Python objects."""
 
+import operator
+
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
@@ -18,6 +20,9 @@ cdef extern from *:
     """
     ctypedef struct ArrayHead "bfc_array_head":     # of NumPy's arrays, as its ABI has it
         char* data
+
+cdef enum:
+    MAX_DIMENSIONS = 64
 
 ctypedef uint64_t (*Reader)(object) except? 0xFFFFFFFFFFFFFFFF
 
@@ -125,3 +130,24 @@ cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
     for number in found[0]:
         together |= number
     return together >> 63 == 0
+
+
+cdef tuple shape_from(object shape, items):
+    """A shape as a tuple of ints, with -1 filled in from the number of items."""
+    try:
+        dims = [operator.index(shape)]
+    except TypeError:
+        try:
+            dims = list(map(operator.index, shape))
+        except TypeError:
+            raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
+    if len(dims) > MAX_DIMENSIONS or dims.count(-1) > 1 or any(not -1 <= n < 2**63 for n in dims):
+        raise ValueError(f"{tuple(dims)} is not a shape: at most {MAX_DIMENSIONS} dimensions, one of them -1")
+    if -1 in dims:
+        known = 1
+        for n in dims:
+            known *= n if n != -1 else 1
+        if known == 0 or items % known:
+            raise ValueError(f"{items} items do not fill {tuple(dims)}")
+        dims[dims.index(-1)] = items // known
+    return tuple(dims)

@@ -1,8 +1,9 @@
 """A buffer: one allocation with an owner, and the protocols by which other libraries take it."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from bfc._core cimport ChunkHandle
+from bfc.buffers._exchange cimport _Layout
 
 
 cdef enum:
@@ -41,15 +42,6 @@ cdef class Owner:
     cdef void last_view_gone(self) noexcept
 
 
-cdef class _Layout:
-    cdef object dtype
-    cdef str typestr
-    cdef str format                 # None: the buffer protocol cannot name it
-    cdef object descr               # None: not structured
-    cdef Py_ssize_t itemsize
-    cdef uint8_t code, bits         # DLPack's; 0 bits: it has none
-
-
 cdef class Buffer:
     cdef Owner owner
     cdef ChunkHandle handle
@@ -70,9 +62,9 @@ cdef class Buffer:
     cdef int require_bytes(self, what) except -1
     cdef int copy_bytes(self, uint64_t destination, uint64_t source) except -1
     cdef object fitting(self, array)
-    cdef bint goes_as(self, there, here) except -1
+    cdef bint goes_as(self, tuple there, tuple here) except -1
     cdef Buffer twin(self)
-    cdef object exported(self, there, consumer, bint versioned, uint64_t flags)
+    cdef object exported(self, tuple there, consumer, bint versioned, uint64_t flags)
 
 
 cdef inline void become(Buffer self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start,
@@ -90,3 +82,8 @@ cdef class BufferView(Buffer):
     cdef readonly Buffer base
     cdef readonly tuple shape
     cdef _Layout layout
+
+
+cdef class _Share:
+    cdef Buffer shown
+    cdef uint64_t consumer          # the stream that uses the memory until then, or NO_CONSUMER

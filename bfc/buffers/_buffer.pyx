@@ -1,95 +1,28 @@
-"""Buffers, and the exchange protocols: the buffer protocol, DLPack, and views with a dtype and a shape."""
-
-cimport cython
-from cpython.buffer cimport (
-    PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE,
-)
-from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.exc cimport PyErr_Fetch, PyErr_Restore
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+"""Buffers: how an allocation lives and goes, what the host and other libraries do with it, and views of it with a
+dtype and a shape."""
 
 import math
-import operator
 
-from bfc.buffers._arguments cimport array_address
+cimport cython
+from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
-from bfc.interpreter.stubs import SignatureOfStub
+from bfc.buffers._arguments cimport array_address, shape_from
+from bfc.buffers._exchange cimport (
+    CPU, CUDA, CUDA_MANAGED, IS_COPIED, ONE_BYTE, OPENCL, READ_ONLY, _Layout, capsule_of, consumer_from, device_from,
+    is_versioned, layout_of,
+)
+
+from bfc.devices import DLPACK_DEVICE_TYPES as _DEVICE_TYPES
 from bfc.errors import ClosedError, never_set_up
-from bfc import devices as _dlpack
-
-cdef extern from "dlpack.h" nogil:
-    ctypedef struct DLDevice:
-        int32_t device_type
-        int32_t device_id
-    ctypedef struct DLDataType:
-        uint8_t code
-        uint8_t bits
-        uint16_t lanes
-    ctypedef struct DLTensor:
-        void* data
-        DLDevice device
-        int32_t ndim
-        DLDataType dtype
-        int64_t* shape
-        int64_t* strides
-        uint64_t byte_offset
-    ctypedef struct DLManagedTensor:
-        DLTensor dl_tensor
-        void* manager_ctx
-        void (*deleter)(DLManagedTensor*) noexcept
-    ctypedef struct DLPackVersion:
-        int major "major"
-        int minor "minor"
-    ctypedef struct DLManagedTensorVersioned:
-        DLPackVersion version
-        void* manager_ctx
-        void (*deleter)(DLManagedTensorVersioned*) noexcept
-        uint64_t flags
-        DLTensor dl_tensor
-
-cdef extern from "Python.h":
-    ctypedef int PyGILState_STATE
-    int Py_IsInitialized() nogil
-    void PyGILState_Release(PyGILState_STATE state) nogil
-
-cdef extern from "wait.hpp" namespace "bfc" nogil:
-    PyGILState_STATE ensure_gil()
-
-cdef struct Export:             # what a capsule leads to; shape and strides stand behind it
-    PyObject* keeper            # a reference: the buffer, or the array that it was copied into
-    bint held                   # whether the keeper is a buffer, which counts this export
-    uint64_t consumer           # the stream that uses the memory until then, or NO_CONSUMER
-    DLManagedTensorVersioned versioned
-    DLManagedTensor old
-
-cdef enum:
-    MAX_DIMENSIONS = 64
-
-cdef uint64_t READ_ONLY = _dlpack.DLPACK_READ_ONLY
-cdef uint64_t IS_COPIED = _dlpack.DLPACK_IS_COPIED
-_DEVICE_TYPES = _dlpack.DLPACK_DEVICE_TYPES
-cdef int CPU = _DEVICE_TYPES["cpu"]
-cdef int CUDA = _DEVICE_TYPES["cuda"]
-cdef int OPENCL = _DEVICE_TYPES["opencl"]
-cdef int CUDA_MANAGED = _DEVICE_TYPES["cuda_managed"]
+from bfc.interpreter.stubs import SignatureOfStub
 
 _GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
 _VIEW_OF_NONE = "a view of no buffer: its __init__ did not run, or failed"
 #: What __cuda_array_interface__ may lead to: memory that a CUDA device reaches.
 _CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
 _HOST = (CPU, 0)
-#: DLPack's (code, bits) by NumPy's name of a dtype. NumPy's long double is missing on purpose: its bytes are no IEEE
-#: number.
-_DLPACK_TYPES = {
-    **{f"int{bits}": (_dlpack.DLPACK_CODES["i"], bits) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (_dlpack.DLPACK_CODES["u"], bits) for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": (_dlpack.DLPACK_CODES["f"], bits) for bits in (16, 32, 64)},
-    **{f"complex{bits}": (_dlpack.DLPACK_CODES["c"], bits) for bits in (64, 128)},
-    "bool": (_dlpack.DLPACK_CODES["b"], 8),
-    **{name: (code, 16 if name == "bfloat16" else 8) for name, code in _dlpack.DLPACK_EXTRA_CODES.items()},
-}
 
 
 cdef class Owner:
@@ -163,22 +96,6 @@ cdef class Owner:
 
 #: Who owns a buffer that was never made by an allocator.
 cdef Owner NOBODY = Owner()
-
-
-@cython.final
-cdef class _Layout:
-    """What a buffer's items are in each protocol. `dtype` is whatever NumPy takes as one."""
-
-    def __init__(self, dtype, typestr, format, itemsize, dlpack, descr=None):
-        self.dtype = dtype
-        self.typestr = typestr
-        self.format = format
-        self.itemsize = itemsize
-        self.code, self.bits = dlpack
-        self.descr = descr
-
-
-cdef _Layout ONE_BYTE = _Layout("|u1", "|u1", "B", 1, (1, 8))
 
 
 #: Format texts that live as long as the module, as the buffer protocol wants them.
@@ -634,9 +551,9 @@ cdef class Buffer:
         array([0, 1], dtype=int32)
         """
         here = self.__dlpack_device__()
-        cdef bint versioned = max_version is not None and _major(max_version) >= 1
-        cdef object there = here if dl_device is None else _device_from(dl_device)
-        cdef object consumer = _consumer_from(stream, self.device.kind in _CUDA_KINDS)
+        cdef bint versioned = is_versioned(max_version)
+        cdef tuple there = here if dl_device is None else device_from(dl_device)
+        cdef object consumer = consumer_from(stream, self.device.kind in _CUDA_KINDS)
         cdef bint reachable = self.goes_as(there, here)
         if self.items().bits == 0:
             raise BufferError(f"DLPack has no code for {self.items().typestr}")
@@ -646,14 +563,15 @@ cdef class Buffer:
             raise BufferError(f"the memory is on device {here}, and goes to {there} only as a copy")
         if not reachable:
             array = self.to_host()
-            return capsule_of(array, array_address(array), self, there, versioned, IS_COPIED)
+            return capsule_of(array, array_address(array) if self.nbytes else 0, 0, self.extents(), self.items(), there,
+                              versioned, IS_COPIED)
         if copy:
             return self.twin().exported(there, consumer, versioned, IS_COPIED)
         if self.read_only and not versioned:
             raise BufferError("read-only memory needs a consumer that takes DLPack 1.0, or a copy")
         return self.exported(there, consumer, versioned, READ_ONLY if self.read_only else 0)
 
-    cdef bint goes_as(self, there, here) except -1:
+    cdef bint goes_as(self, tuple there, tuple here) except -1:
         """Whether a DLPack device names this memory, without a copy."""
         if there == _HOST:
             return there == here or self.owner.host_accessible
@@ -665,24 +583,22 @@ cdef class Buffer:
         self.copy_bytes(copied.start, self.start)
         return copied.view(self.items().dtype, self.extents())
 
-    cdef object exported(self, there, consumer, bint versioned, uint64_t flags):
+    cdef object exported(self, tuple there, consumer, bint versioned, uint64_t flags):
         """A capsule of this memory, which the consumer's stream, or the host, may use from now on."""
         cdef Buffer memory = self.memory()
-        cdef uint64_t on = NO_CONSUMER
+        cdef _Share share = _Share.__new__(_Share)
         self.hold()
-        try:
-            if self.nbytes and consumer != -1:
-                if there[0] == CPU or (consumer is None and there[0] not in (CUDA, CUDA_MANAGED)):
-                    self.owner.wait_for(self.made_on)
-                else:
-                    on = self.owner.hand_to_stream(memory.handle, memory.allocation_id, self.made_on, consumer or 0)
-            data, offset = self.start, 0
-            if there[0] == OPENCL and self.nbytes:
-                data, offset = self.owner.exchange_address(self.start)
-            return capsule_of(self, data, self, there, versioned, flags, on, offset)
-        except BaseException:
-            self.let_go()
-            raise
+        share.shown = self
+        if self.nbytes and consumer != -1:
+            if there[0] == CPU or (consumer is None and there[0] not in (CUDA, CUDA_MANAGED)):
+                self.owner.wait_for(self.made_on)
+            else:
+                share.consumer = self.owner.hand_to_stream(memory.handle, memory.allocation_id, self.made_on,
+                                                           consumer or 0)
+        data, offset = self.start if self.nbytes else 0, 0
+        if there[0] == OPENCL and self.nbytes:
+            data, offset = self.owner.exchange_address(self.start)
+        return capsule_of(share, data, offset, self.extents(), self.items(), there, versioned, flags)
 
     def view(self, dtype, shape=None, *, read_only=False):
         """The same memory with a dtype and a shape.
@@ -773,13 +689,13 @@ cdef class BufferView(Buffer):
             if base.nbytes % dtype.itemsize:
                 raise ValueError(f"{base.nbytes} bytes are not a whole number of {dtype}")
             shape = (base.nbytes // dtype.itemsize,)
-        shape = _whole_shape(shape, base.nbytes // dtype.itemsize)
+        shape = shape_from(shape, base.nbytes // dtype.itemsize)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > base.nbytes:
             raise ValueError(f"{shape} of {dtype} needs {nbytes} bytes; there are {base.nbytes}")
         if math.prod(filter(None, shape)) * dtype.itemsize >= 2**63:
             raise ValueError(f"{shape} of {dtype} is not a shape: its strides are above 2**63 - 1 bytes")
-        cdef _Layout layout = _layout_of(dtype)
+        cdef _Layout layout = layout_of(dtype)
         cdef bint is_read_only = bool(read_only) or base.read_only
         cdef Py_ssize_t size = nbytes
         # Code of the caller, which ran above for dtype and shape, may have called this __init__ a second time.
@@ -845,165 +761,20 @@ cdef class BufferView(Buffer):
         return f"<bfc.BufferView {self.dtype}{list(self.shape)} on {self.device}{state}>"
 
 
-def _major(version):
-    major, _minor = version
-    return operator.index(major)
+@cython.final
+@cython.no_gc       # as the capsule that leads to it: the collector sees neither
+@cython.freelist(16)
+cdef class _Share:
+    """What a DLPack capsule keeps: a buffer's memory, counted as a view of it until this goes."""
 
+    def __cinit__(self):
+        self.consumer = NO_CONSUMER
 
-def _format_of(dtype):
-    """NumPy's own text for a dtype in the buffer protocol, or None where it has none that leads back (dates, void)."""
-    import numpy
-
-    try:
-        exported = memoryview(numpy.empty(1, dtype))
-    except ValueError:
-        return None
-    return exported.format if numpy.asarray(exported).dtype == dtype else None
-
-
-cdef _Layout _layout_of(dtype):
-    dlpack = _DLPACK_TYPES.get(dtype.name, (0, 0)) if dtype.isnative else (0, 0)
-    return _Layout(dtype, dtype.str, _format_of(dtype), dtype.itemsize, dlpack, _descr_of(dtype))
-
-
-def _descr_of(dtype):
-    """The fields of a structured dtype, None for all others, and where fields overlap or stand out of order."""
-    try:
-        return dtype.descr if dtype.names else None
-    except ValueError:
-        return None
-
-
-def _device_from(dl_device):
-    number, ordinal = dl_device
-    return operator.index(number), operator.index(ordinal)
-
-
-def _consumer_from(stream, on_cuda):
-    """A DLPack consumer's stream: None, -1 or a handle."""
-    if stream is None:
-        return None
-    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
-        raise TypeError(f"stream is an int or None, not {type(stream).__name__}: pass the handle")
-    handle = operator.index(stream)
-    if handle != -1 and not on_cuda:
-        raise BufferError("memory that no CUDA device reaches has no stream: pass stream=None")
-    if handle == 0:
-        raise ValueError("stream=0 could mean two streams: pass 1 for the legacy default stream, 2 for the thread's")
-    if not -1 <= handle < 2**64:
-        raise ValueError(f"a stream handle lies between 1 and 2**64 - 1, not {handle}")
-    return handle
-
-
-def _whole_shape(shape, items):
-    """The shape as a tuple of ints, with -1 filled in."""
-    try:
-        dims = [operator.index(shape)]
-    except TypeError:
-        try:
-            dims = list(map(operator.index, shape))
-        except TypeError:
-            raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
-    if len(dims) > MAX_DIMENSIONS or dims.count(-1) > 1 or any(not -1 <= n < 2**63 for n in dims):
-        raise ValueError(f"{tuple(dims)} is not a shape: at most {MAX_DIMENSIONS} dimensions, one of them -1")
-    if -1 in dims:
-        known = 1
-        for n in dims:
-            known *= n if n != -1 else 1
-        if known == 0 or items % known:
-            raise ValueError(f"{items} items do not fill {tuple(dims)}")
-        dims[dims.index(-1)] = items // known
-    return tuple(dims)
-
-
-# -- DLPack capsules ---------------------------------------------------------------------------------------------------
-# One malloc holds both structures, of which the capsule names one, and behind them shape and strides.
-
-cdef object capsule_of(keeper, uint64_t data, Buffer buffer, there, bint versioned, uint64_t flags,
-                       uint64_t consumer=NO_CONSUMER, uint64_t offset=0):
-    """A capsule for `data`, which lies as the buffer does and lives as long as `keeper`. Where that is a buffer, its
-    caller has held it; the capsule lets go of it."""
-    cdef tuple shape = buffer.extents()
-    cdef _Layout items = buffer.items()
-    cdef int32_t device_type, device_id
-    device_type, device_id = there
-    cdef Py_ssize_t i, ndim = len(shape)
-    cdef int64_t step = 1
-    cdef Export* export = <Export*>PyMem_Malloc(sizeof(Export) + 2 * ndim * sizeof(int64_t))
-    if export == NULL:
-        raise MemoryError
-    cdef int64_t* dims = <int64_t*>(export + 1)
-    for i in range(ndim - 1, -1, -1):
-        dims[i] = shape[i]
-        dims[ndim + i] = step
-        step *= dims[i]
-    cdef DLTensor* tensor = &export.versioned.dl_tensor
-    tensor.data = <void*>(data if buffer.nbytes else 0)
-    tensor.device = DLDevice(device_type, device_id)
-    tensor.ndim = <int32_t>ndim
-    tensor.dtype = DLDataType(items.code, items.bits, 1)
-    tensor.shape = dims
-    tensor.strides = dims + ndim
-    tensor.byte_offset = offset
-    export.old.dl_tensor = tensor[0]
-    export.versioned.version = DLPackVersion(1, 1)
-    export.versioned.flags = flags
-    export.versioned.manager_ctx = export.old.manager_ctx = export
-    export.versioned.deleter = delete_versioned
-    export.old.deleter = delete_old
-    export.keeper = <PyObject*>keeper
-    export.held = isinstance(keeper, Buffer)
-    export.consumer = consumer
-    try:
-        if versioned:
-            capsule = PyCapsule_New(&export.versioned, "dltensor_versioned", drop)
-        else:
-            capsule = PyCapsule_New(&export.old, "dltensor", drop)
-    except BaseException:
-        PyMem_Free(export)
-        raise
-    Py_INCREF(keeper)
-    return capsule
-
-
-cdef void drop(object capsule) noexcept:
-    """A capsule goes. Unless its consumer has taken it over, which renames it, so does the export."""
-    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
-        delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned"))
-    elif PyCapsule_IsValid(capsule, "dltensor"):
-        delete_old(<DLManagedTensor*>PyCapsule_GetPointer(capsule, "dltensor"))
-
-
-cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
-    release(<Export*>managed.manager_ctx)
-
-
-cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
-    release(<Export*>managed.manager_ctx)
-
-
-cdef void release(Export* export) noexcept nogil:
-    """A consumer in C++ may call it from a destructor, and a thread must not be unwound there."""
-    cdef PyGILState_STATE state
-    if Py_IsInitialized():
-        state = ensure_gil()
-        with gil:
-            let_go_of(export)
-        PyGILState_Release(state)
-
-
-cdef void let_go_of(Export* export) noexcept:
-    """Keeps the exception that may be raised at the moment: consumers clean up while one is."""
-    cdef PyObject* kind
-    cdef PyObject* error
-    cdef PyObject* trace
-    PyErr_Fetch(&kind, &error, &trace)
-    cdef Buffer memory
-    if export.held:
-        memory = (<Buffer>export.keeper).memory()
-        if export.consumer != NO_CONSUMER:
-            memory.owner.consumer_left(memory.allocation_id, export.consumer)
-        (<Buffer>export.keeper).let_go()
-    Py_DECREF(<object>export.keeper)
-    PyMem_Free(export)
-    PyErr_Restore(kind, error, trace)
+    def __dealloc__(self):
+        cdef Buffer memory
+        if self.shown is None:
+            return
+        memory = self.shown.memory()
+        if self.consumer != NO_CONSUMER:
+            memory.owner.consumer_left(memory.allocation_id, self.consumer)
+        self.shown.let_go()

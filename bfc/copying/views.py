@@ -13,12 +13,12 @@ import numpy as np
 
 from bfc.buffers._arguments import array_address
 from bfc.buffers._buffer import Buffer, BufferView
+from bfc.buffers._exchange import read_capsule
 from bfc.copying.layout import expanded_strides, is_packed, packed_strides, span
 from bfc.devices import (
     DLPACK_CODES,
     DLPACK_DEVICE_TYPES,
     DLPACK_EXTRA_CODES,
-    DLPACK_READ_ONLY,
 )
 from bfc.errors import ClosedError
 from bfc.streams import stream_handle
@@ -345,32 +345,6 @@ def _read_interface(
 # -- DLPack ----------------------------------------------------------------------------------------
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
 _CUDA, _OPENCL = DLPACK_DEVICE_TYPES["cuda"], DLPACK_DEVICE_TYPES["opencl"]
 _CUDA_MANAGED = DLPACK_DEVICE_TYPES["cuda_managed"]
 _KINDS = {number: kind for kind, number in DLPACK_DEVICE_TYPES.items()}
@@ -394,7 +368,7 @@ def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> t
 
     if managed:
         unordered = _exported(thing, stream=-1)
-        address = _tensor_in(unordered)[0].data
+        address = read_capsule(unordered)[0]
         ordinal = calls.kind_and_ordinal(address)[1] if address else ordinal
     if not calls.belongs(stream, calls.device(ordinal)):
         stream = 1
@@ -412,13 +386,13 @@ def _of_dlpack(thing: Any, stream: int) -> View:
         capsule, ordinal, stream = _exported_on_cuda(thing, ordinal, stream, managed)
     else:
         capsule = _exported(thing)
-    tensor, readonly = _tensor_in(capsule)
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    dtype = _dtype_of(tensor)
+    data, start, shape, steps, numbers, readonly = read_capsule(capsule)
+    dtype = _dtype_of(*numbers)
     strides = packed_strides(shape, dtype.itemsize)
-    if tensor.strides:
-        strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
-    start = tensor.byte_offset + (0 if device == _OPENCL else tensor.data or 0)
+    if steps is not None:
+        strides = tuple(step * dtype.itemsize for step in steps)
+    if device != _OPENCL:
+        start += data
     view = View(_KINDS[device], ordinal, start, dtype, shape, strides, readonly)
     view.owner = (thing, capsule)
     if on_cuda:
@@ -428,7 +402,7 @@ def _of_dlpack(thing: Any, stream: int) -> View:
     elif device == _OPENCL:
         import pyopencl as cl
 
-        memory: Any = cl.Buffer.from_int_ptr(tensor.data, True)
+        memory: Any = cl.Buffer.from_int_ptr(data, True)
         view.context = memory.context
         _find_whole(view, memory)
     else:
@@ -436,20 +410,8 @@ def _of_dlpack(thing: Any, stream: int) -> View:
     return view
 
 
-def _tensor_in(capsule: Any) -> tuple[_Tensor, bool]:
-    """(tensor, whether it may only be read). The capsule must outlive the tensor."""
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    valid = ctypes.pythonapi.PyCapsule_IsValid
-    valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    if valid(capsule, b"dltensor_versioned"):
-        managed = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
-        return managed.tensor, bool(managed.flags & DLPACK_READ_ONLY)
-    return _Tensor.from_address(pointer(capsule, b"dltensor")), False
-
-
-def _dtype_of(tensor: _Tensor) -> np.dtype[Any]:
-    code, bits, lanes = tensor.code, tensor.bits, tensor.lanes
+def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
+    """NumPy's dtype by DLPack's numbers."""
     if lanes != 1 or bits % 8:
         raise TypeError(f"items of {lanes} times {bits} bits are not copied")
     if code in _CODES:

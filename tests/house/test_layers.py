@@ -143,7 +143,7 @@ def test_the_reader_of_imports_sees_them_all() -> None:
     assert {
         ("allocators/_allocator.pyx", "_core"),
         ("allocators/_allocator.pxd", "allocators/_frees"),
-        ("buffers/_buffer.pyx", "native/dlpack.h"),
+        ("buffers/_exchange.pyx", "native/dlpack.h"),
         ("report/snapshot.py", "report/text"),
         ("__init__.py", "trace"),
     } <= seen
