@@ -6,7 +6,8 @@ Importing this loads no NumPy and no driver; the first copy does. In order:
     host.py             NumPy
     waiting.py          what a stream still reads, kept until it has finished
     kernels.py          the one kernel
-    views.py            what memory an object stands for
+    view.py             what a view is: items in some memory
+    readers.py          the protocols that lead to memory: `view_of`
     copy_stream.py      what the engine asks of a stream
     launch.py           what is settled before a launch
     cuda_stream.py, opencl_stream.py

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bfc.copying.layout import Rows
-    from bfc.copying.views import View
+    from bfc.copying.view import View
 
 
 class CopyStream(Protocol):

@@ -15,7 +15,7 @@ from bfc.buffers._buffer import Buffer
 from bfc.copying import kernels
 from bfc.copying.launch import launch_by_temporaries, plan
 from bfc.copying.layout import MAX_DIMS, Rows, packed_strides, pieces
-from bfc.copying.views import View
+from bfc.copying.view import View
 from bfc.copying.waiting import Waiting
 from bfc.drivers.cuda import calls
 from bfc.drivers.cuda._device import device_of

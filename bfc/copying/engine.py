@@ -26,7 +26,8 @@ from bfc.copying.layout import (
     stands_still,
     walk,
 )
-from bfc.copying.views import CUDA, View, of_array, view_of
+from bfc.copying.readers import view_of
+from bfc.copying.view import CUDA, View, of_array
 from bfc.drivers.opencl import platform as _opencl
 from bfc.streams import is_queue
 

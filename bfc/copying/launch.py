@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bfc.copying.copy_stream import CopyStream
-    from bfc.copying.views import View
+    from bfc.copying.view import View
 
 
 def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | None:

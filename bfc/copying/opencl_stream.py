@@ -25,7 +25,7 @@ from bfc.copying.layout import (
     pieces,
     span,
 )
-from bfc.copying.views import View
+from bfc.copying.view import View
 from bfc.copying.waiting import Waiting
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues

@@ -18,7 +18,7 @@ from dlpack_structures import Tensor as DLTensor
 import bfc
 from bfc.copying import kernels, layout
 from bfc.copying.layout import walk
-from bfc.copying.views import view_of
+from bfc.copying.readers import view_of
 from bfc.integrations import pyopencl as in_arrays
 
 cl = pytest.importorskip("pyopencl")

@@ -1,173 +1,33 @@
-"""What memory an object stands for: `view_of` reads every protocol that leads to memory."""
+"""The protocols that lead to memory, and how each is read: `view_of`."""
 
 from __future__ import annotations
 
-import ctypes
-import math
 import operator
 import sys
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bfc.buffers._arguments import array_address
 from bfc.buffers._buffer import Buffer, BufferView
 from bfc.buffers._exchange import read_capsule
-from bfc.copying.layout import expanded_strides, is_packed, packed_strides, span
-from bfc.devices import (
-    DLPACK_CODES,
-    DLPACK_DEVICE_TYPES,
-    DLPACK_EXTRA_CODES,
-)
+from bfc.copying.layout import packed_strides
+from bfc.copying.view import CUDA, HOST, View, of_array, with_array
+from bfc.devices import DLPACK_CODES, DLPACK_DEVICE_TYPES, DLPACK_EXTRA_CODES
 from bfc.errors import ClosedError
 from bfc.streams import stream_handle
 
-HOST = ("cpu", "cuda_host")
-CUDA = ("cuda", "cuda_managed")
 BYTE = np.dtype(np.uint8)
-
-
-@dataclass(slots=True, eq=False)
-class View:
-    """Items in some memory: `address` is where the first one lies, or in OpenCL buffers its offset
-    in `memory`. Strides are in bytes."""
-
-    kind: str  # "cpu", "cuda_host", "cuda", "cuda_managed" or "opencl"
-    ordinal: int
-    address: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    readonly: bool = False
-    array: np.ndarray[Any, Any] | None = None  # of the host's memory
-    memory: Any = None  # the pyopencl.Buffer; None for shared virtual memory
-    context: Any = None  # pyopencl's
-    stream: Any = None  # what is queued there comes first: a handle, for OpenCL a queue
-    buffer: Buffer | None = None  # whose allocator is to know which streams use it
-    events: Any = None  # the pyopencl.Array that keeps a list of events
-    owner: Any = None  # kept until the copy is done
-
-    @property
-    def items(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.items * self.dtype.itemsize
-
-    @property
-    def on_host(self) -> bool:
-        return self.kind in HOST
-
-    @property
-    def place(self) -> tuple[object, ...]:
-        """Equal for two views if equal addresses in them mean the same memory."""
-        if self.on_host or self.kind in CUDA:
-            return ("unified",)
-        return ("opencl", self.memory.int_ptr if self.memory is not None else None)
-
-    @property
-    def is_packed(self) -> bool:
-        return is_packed(self.shape, self.strides, self.dtype.itemsize)
-
-    def is_same(self, other: View) -> bool:
-        """Whether both show the same items of the same memory."""
-        return (
-            self.address == other.address
-            and self.shape == other.shape
-            and self.strides == other.strides
-            and self.dtype == other.dtype
-            and self.place == other.place
-        )
-
-    def overlaps(self, other: View) -> bool:
-        """Whether the ranges of memory that both reach have a byte in common."""
-        if self.place != other.place:
-            return False
-        low, high = span(self.shape, self.strides, self.dtype.itemsize)
-        first, last = span(other.shape, other.strides, other.dtype.itemsize)
-        return self.address + low < other.address + last and other.address + first < (
-            self.address + high
-        )
-
-    def expanded(self, shape: tuple[int, ...]) -> View:
-        """This view, broadcast to a shape. Raises ValueError."""
-        if shape == self.shape:
-            return self
-        strides = expanded_strides(self.shape, self.strides, shape)
-        array = self.array
-        if array is not None:
-            array = array.reshape(array.shape[max(array.ndim - len(shape), 0) :])
-            array = np.broadcast_to(array, shape)
-        return replace(self, shape=shape, strides=strides, array=array)
-
-
-def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
-    """The memory of an object. `stream` is told to a DLPack producer on CUDA.
-
-    Raises TypeError for what has no memory that can be read (written), ClosedError for a buffer
-    that was freed, InvalidPointerError for CUDA memory that the driver does not know.
-    """
-    if isinstance(thing, Buffer):
-        return _of_buffer(thing)
-    if isinstance(thing, np.ndarray):
-        return of_array(np.asarray(thing))
-    if isinstance(thing, np.generic):  # some export bytes that know nothing of their dtype
-        return replace(of_array(np.asarray(thing)), readonly=True)
-    if (view := _of_pyopencl(thing)) is not None:
-        return view
-    interface = getattr(thing, "__cuda_array_interface__", None)
-    if interface is not None:
-        return _of_cuda_interface(interface, thing)
-    try:
-        return of_array(np.asarray(memoryview(thing)), thing)
-    except (TypeError, BufferError):
-        pass
-    if hasattr(thing, "__dlpack__") and hasattr(thing, "__dlpack_device__"):
-        return _of_dlpack(thing, stream)
-    if writes and not (hasattr(thing, "__array_interface__") or hasattr(thing, "__array_struct__")):
-        raise TypeError(
-            f"a {type(thing).__name__} has no memory to copy into: a destination is a NumPy array "
-            "or speaks the buffer protocol, __cuda_array_interface__ or DLPack, or is OpenCL's"
-        )
-    array = np.asarray(thing)
-    if array.dtype.hasobject and not writes:
-        raise TypeError(
-            f"no array of numbers can be made of this {type(thing).__name__}: NumPy makes one of "
-            "Python objects, which are not copied"
-        )
-    return of_array(array, thing)
-
-
-def of_array(array: np.ndarray[Any, Any], owner: Any = None) -> View:
-    """The host's memory under an array."""
-    return View(
-        "cpu",
-        0,
-        array_address(array),
-        array.dtype,
-        array.shape,
-        array.strides,
-        not array.flags.writeable,
-        array=array,
-        owner=owner,
-    )
-
-
-def _of_memory(kind: str, ordinal: int, address: int, like: View) -> View:
-    """Host memory at an address."""
-    low, high = span(like.shape, like.strides, like.dtype.itemsize)
-    memory: Any = (ctypes.c_char * (high - low if like.items else 0)).from_address(address + low)
-    array = np.ndarray(like.shape, like.dtype, memory, -low if like.items else 0, like.strides)
-    array.flags.writeable = not like.readonly
-    return replace(like, kind=kind, ordinal=ordinal, address=address, array=array)
 
 
 # -- ours ------------------------------------------------------------------------------------------
 
 
-def _of_buffer(buffer: Buffer) -> View:
+def _buffer(thing: Any) -> Any:
+    return thing if isinstance(thing, Buffer) else None
+
+
+def _of_buffer(buffer: Buffer, _thing: Any, _stream: int) -> View:
     root = buffer
     while isinstance(root, BufferView):
         root = root.base
@@ -230,31 +90,84 @@ def _refuse_gone(block: Buffer | None) -> None:
         )
 
 
+# -- the host --------------------------------------------------------------------------------------
+
+
+def _numpy(thing: Any) -> Any:
+    return thing if isinstance(thing, (np.ndarray, np.generic)) else None
+
+
+def _of_numpy(thing: Any, _thing: Any, _stream: int) -> View:
+    view = of_array(np.asarray(thing))
+    if isinstance(thing, np.generic):
+        view.readonly = True
+    return view
+
+
+def _buffer_protocol(thing: Any) -> Any:
+    try:
+        return np.asarray(memoryview(thing))
+    except (TypeError, BufferError):  # BufferError: not for this memory, or not for its dtype
+        return None
+
+
+def _of_buffer_protocol(array: Any, thing: Any, _stream: int) -> View:
+    return of_array(array, thing)
+
+
+def _array_interface(thing: Any) -> Any:
+    known = hasattr(thing, "__array_interface__") or hasattr(thing, "__array_struct__")
+    return thing if known else None
+
+
+def _of_array_interface(_found: Any, thing: Any, _stream: int) -> View:
+    return of_array(np.asarray(thing), thing)
+
+
+def _of_items(thing: Any) -> View:
+    """A new array of what lies in no memory that could be read: numbers, lists of numbers."""
+    array = np.asarray(thing)
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"no array of numbers can be made of this {type(thing).__name__}: NumPy makes one of "
+            "Python objects, which are not copied"
+        )
+    return of_array(array, thing)
+
+
 # -- pyopencl --------------------------------------------------------------------------------------
 
 
-def _of_pyopencl(thing: Any) -> View | None:
-    """The view of an array or a buffer of pyopencl. If there is one, pyopencl is loaded."""
-    cl = sys.modules.get("pyopencl")
-    if cl is None:
-        return None
+def _cl_array(thing: Any) -> Any:
+    """An array of pyopencl. Where there is one, pyopencl is loaded."""
     arrays = sys.modules.get("pyopencl.array")
-    if arrays is not None and isinstance(thing, arrays.Array):
-        memory = thing.base_data
-        if memory is None:
-            return View("opencl", 0, 0, thing.dtype, thing.shape, thing.strides)
-        view = _of_cl_memory(memory, thing.dtype, thing.shape, thing.strides, thing.offset)
-        view.context, view.stream = thing.context, thing.queue or view.stream
-        view.events = view.owner = thing
-        return view
-    if isinstance(thing, (cl.MemoryObjectHolder, cl.SVMPointer)):
-        if isinstance(thing, cl.Image):
-            raise TypeError("an image of OpenCL's is not copied: its layout is the driver's own")
-        return _of_cl_memory(thing, BYTE, (thing.size,), (1,), 0)
-    return None
+    return thing if arrays is not None and isinstance(thing, arrays.Array) else None
 
 
-def _of_cl_memory(
+def _of_cl_array(array: Any, _thing: Any, _stream: int) -> View:
+    if array.base_data is None:
+        return View("opencl", 0, 0, array.dtype, array.shape, array.strides)
+    view = _in_opencl(array.base_data, array.dtype, array.shape, array.strides, array.offset)
+    view.context, view.stream = array.context, array.queue or view.stream
+    view.events = view.owner = array
+    return view
+
+
+def _cl_memory(thing: Any) -> Any:
+    """A buffer, an image or shared virtual memory of pyopencl."""
+    cl = sys.modules.get("pyopencl")
+    if cl is None or not isinstance(thing, (cl.MemoryObjectHolder, cl.SVMPointer)):
+        return None
+    if isinstance(thing, cl.Image):
+        raise TypeError("an image of OpenCL's is not copied: its layout is the driver's own")
+    return thing
+
+
+def _of_cl_memory(memory: Any, _thing: Any, _stream: int) -> View:
+    return _in_opencl(memory, BYTE, (memory.size,), (1,), 0)
+
+
+def _in_opencl(
     memory: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> View:
     view = View("opencl", 0, offset, dtype, shape, strides, owner=memory)
@@ -291,7 +204,11 @@ def _find_whole(view: View, memory: Any) -> None:
 # -- __cuda_array_interface__ ----------------------------------------------------------------------
 
 
-def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
+def _cuda_interface(thing: Any) -> Any:
+    return getattr(thing, "__cuda_array_interface__", None)
+
+
+def _of_cuda_interface(interface: Any, thing: Any, _stream: int) -> View:
     from bfc.drivers.cuda import calls
 
     if not isinstance(interface, dict):
@@ -316,9 +233,7 @@ def _of_cuda_interface(interface: dict[str, Any], thing: Any) -> View:
         return view
     view.kind, view.ordinal = calls.kind_and_ordinal(address)
     view.stream = None if stream is None else stream_handle(stream)
-    if view.kind == "cuda_host":
-        return _of_memory("cuda_host", view.ordinal, address, view)
-    return view
+    return with_array(view) if view.on_host else view
 
 
 def _read_interface(
@@ -375,9 +290,17 @@ def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> t
     return _exported(thing, stream=stream), ordinal, stream
 
 
-def _of_dlpack(thing: Any, stream: int) -> View:
+def _dlpack_device(thing: Any) -> Any:
+    return (
+        thing.__dlpack_device__()
+        if hasattr(thing, "__dlpack__") and hasattr(thing, "__dlpack_device__")
+        else None
+    )
+
+
+def _of_dlpack(numbers: Any, thing: Any, stream: int) -> View:
     """The view of a DLPack capsule. It is not consumed: its own destructor frees the memory."""
-    device, ordinal = (int(number) for number in thing.__dlpack_device__())
+    device, ordinal = map(int, numbers)
     if device not in _KINDS:
         raise TypeError(f"memory on DLPack's device {device} cannot be copied")
     on_cuda = device in (_CUDA, _CUDA_MANAGED)
@@ -386,8 +309,8 @@ def _of_dlpack(thing: Any, stream: int) -> View:
         capsule, ordinal, stream = _exported_on_cuda(thing, ordinal, stream, managed)
     else:
         capsule = _exported(thing)
-    data, start, shape, steps, numbers, readonly = read_capsule(capsule)
-    dtype = _dtype_of(*numbers)
+    data, start, shape, steps, codes, readonly = read_capsule(capsule)
+    dtype = _dtype_of(*codes)
     strides = packed_strides(shape, dtype.itemsize)
     if steps is not None:
         strides = tuple(step * dtype.itemsize for step in steps)
@@ -406,7 +329,7 @@ def _of_dlpack(thing: Any, stream: int) -> View:
         view.context = memory.context
         _find_whole(view, memory)
     else:
-        return _of_memory(view.kind, ordinal, start, view)
+        with_array(view)
     return view
 
 
@@ -425,3 +348,46 @@ def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
         raise TypeError(f"copies of {name} need the package ml_dtypes ({error})") from error
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return dtype
+
+
+# -- one table of them -----------------------------------------------------------------------------
+
+
+class Protocol(NamedTuple):
+    """`find` returns what leads to the memory of an object, None if the object does not speak it.
+    `read` makes a view of that, the object, and the stream that a DLPack producer on CUDA is told.
+    """
+
+    find: Callable[[Any], Any]
+    read: Callable[[Any, Any, int], View]
+
+
+#: The first one that an object speaks is read: many arrays speak several of the last four.
+PROTOCOLS = (
+    Protocol(_buffer, _of_buffer),
+    Protocol(_numpy, _of_numpy),
+    Protocol(_cl_array, _of_cl_array),
+    Protocol(_cl_memory, _of_cl_memory),
+    Protocol(_cuda_interface, _of_cuda_interface),
+    Protocol(_buffer_protocol, _of_buffer_protocol),
+    Protocol(_dlpack_device, _of_dlpack),
+    Protocol(_array_interface, _of_array_interface),
+)
+
+
+def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
+    """The memory of an object. `stream` is told to a DLPack producer on CUDA.
+
+    Raises TypeError for what has no memory that can be read (written), ClosedError for a buffer
+    that was freed, InvalidPointerError for CUDA memory that the driver does not know.
+    """
+    for find, read in PROTOCOLS:
+        found = find(thing)
+        if found is not None:
+            return read(found, thing, stream)
+    if writes:
+        raise TypeError(
+            f"a {type(thing).__name__} has no memory to copy into: a destination is a NumPy array "
+            "or speaks the buffer protocol, __cuda_array_interface__ or DLPack, or is OpenCL's"
+        )
+    return _of_items(thing)
