@@ -16,7 +16,7 @@ from bfc.testing.cuda_emulator import script
 MIB = 1 << 20
 GIB = 1 << 30
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 0, 1, 2, 3, 100
-INVALID_CONTEXT, INVALID_HANDLE, NOT_FOUND, NOT_READY = 201, 400, 500, 600
+INVALID_DEVICE, INVALID_CONTEXT, INVALID_HANDLE, NOT_FOUND, NOT_READY = 101, 201, 400, 500, 600
 LAUNCH_TIMEOUT, DESTROYED, ALREADY_REGISTERED = 702, 709, 712
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT, CAPTURED_EVENT = 900, 901, 906, 907
 MODES = cu.CUstreamCaptureMode
@@ -257,11 +257,16 @@ def test_async_memory_follows_its_stream(gpu: emulator.Driver) -> None:
 # --- virtual memory --------------------------------------------------------------------------
 
 
-def physical(nbytes: int, device: int = 0) -> tuple[object, object]:
+def wanted_of(device: int) -> cu.CUmemAllocationProp:
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     wanted.location.id = device
+    return wanted
+
+
+def physical(nbytes: int, device: int = 0) -> tuple[object, object]:
+    wanted = wanted_of(device)
     access = cu.CUmemAccessDesc()
     access.location = wanted.location
     access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -318,10 +323,122 @@ def test_wrong_use_of_mapped_memory(gpu: emulator.Driver) -> None:
     said = taken(gpu)
     for text, words in zip(
         said,
-        ["is mapped already", "work that is pending", "not allocated", "released before", "twice"],
+        [
+            "not whole pieces",
+            "is mapped already",
+            "work that is pending",
+            "not allocated",
+            "released before",
+            "twice",
+        ],
         strict=True,
     ):
         assert words in text
+
+
+def test_what_a_driver_refuses_of_mapped_memory_is_told(gpu: emulator.Driver) -> None:
+    step = 2 * MIB
+    handle, access = physical(2 * step)
+    base = int(ok(cu.cuMemAddressReserve(4 * step, 0, 0, 0)))
+    wrong = [
+        (lambda: cu.cuMemAddressReserve(step + 1, 0, 0, 0), "no multiple"),
+        (lambda: cu.cuMemMap(base + MIB, 2 * step, 0, handle, 0), "no multiple"),
+        (lambda: cu.cuMemMap(base, step, 0, handle, 0), "a part of a handle"),
+        (lambda: cu.cuMemMap(base, step, step, handle, 0), "a part of a handle"),
+        (lambda: cu.cuMemMap(base + 3 * step, 2 * step, 0, handle, 0), "not in a reservation"),
+        (lambda: cu.cuMemMap(1 << 30, 2 * step, 0, handle, 0), "not in a reservation"),
+        (lambda: cu.cuMemMap(base, step, 0, base, 0), "is no handle"),
+        (lambda: cu.cuMemRelease(base), "is no handle"),
+        (lambda: cu.cuMemSetAccess(base, step, [access], 1), "not whole pieces"),
+        (lambda: cu.cuMemUnmap(base, step), "not what was mapped"),
+        (lambda: cu.cuMemAddressFree(base, step), "not all of the reservation"),
+    ]
+    for call, words in wrong:
+        assert code(call()) == INVALID_VALUE
+        assert words in taken(gpu)[0]
+    ok(cu.cuMemMap(base, 2 * step, 0, handle, 0))
+    for start, nbytes in ((base, step), (base + step, step), (base, 3 * step), (base, 0)):
+        assert code(cu.cuMemUnmap(start, nbytes)) == INVALID_VALUE
+        assert "not what was mapped" in taken(gpu)[0]
+    ok(cu.cuMemUnmap(base, 2 * step))
+    ok(cu.cuMemRelease(handle))
+    ok(cu.cuMemAddressFree(base, 4 * step))
+
+
+MAPPING_CALLS = {
+    "cuMemAddressReserve": lambda base, handle, access: cu.cuMemAddressReserve(2 * MIB, 0, 0, 0),
+    "cuMemCreate": lambda base, handle, access: cu.cuMemCreate(2 * MIB, wanted_of(0), 0),
+    "cuMemMap": lambda base, handle, access: cu.cuMemMap(base + 2 * MIB, 2 * MIB, 0, handle, 0),
+    "cuMemSetAccess": lambda base, handle, access: cu.cuMemSetAccess(base, 2 * MIB, [access], 1),
+    "cuMemUnmap": lambda base, handle, access: cu.cuMemUnmap(base, 2 * MIB),
+    "cuMemRelease": lambda base, handle, access: cu.cuMemRelease(handle),
+    "cuMemAddressFree": lambda base, handle, access: cu.cuMemAddressFree(base, 4 * MIB),
+}
+
+
+@pytest.mark.parametrize("name", MAPPING_CALLS)
+@pytest.mark.parametrize("error", ["CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_NOT_SUPPORTED"])
+def test_each_call_of_mapping_fails_on_order_and_does_nothing(
+    gpu: emulator.Driver, name: str, error: str
+) -> None:
+    handle, access = physical(2 * MIB)
+    base = int(ok(cu.cuMemAddressReserve(4 * MIB, 0, 0, 0)))
+    ok(cu.cuMemMap(base, 2 * MIB, 0, handle, 0))
+    before = gpu.live(), gpu.reservations(), gpu.live_handles()
+    gpu.fail(name, error)
+    assert code(MAPPING_CALLS[name](base, handle, access)) == emulator.ERRORS[error]
+    assert (gpu.live(), gpu.reservations(), gpu.live_handles()) == before
+    assert taken(gpu) == []
+    ok(cu.cuMemUnmap(base, 2 * MIB))
+    ok(cu.cuMemRelease(handle))
+    ok(cu.cuMemAddressFree(base, 4 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "change"),
+    [
+        (102, lambda wanted: None),
+        (103, lambda wanted: setattr(wanted, "requestedHandleTypes", handle_type(1))),
+        (110, lambda wanted: setattr(wanted.allocFlags, "gpuDirectRDMACapable", 1)),
+        (128, lambda wanted: setattr(wanted, "requestedHandleTypes", handle_type(8))),
+    ],
+)
+def test_a_device_that_lacks_what_is_wanted_of_memory_says_so(
+    gpu: emulator.Driver, attribute: int, change: Callable
+) -> None:
+    wanted = wanted_of(0)
+    change(wanted)
+    gpu.set_attribute(0, attribute, 0)
+    assert code(cu.cuMemCreate(2 * MIB, wanted, 0)) == emulator.ERRORS["CUDA_ERROR_NOT_SUPPORTED"]
+    gpu.set_attribute(0, attribute, 1)
+    ok(cu.cuMemRelease(ok(cu.cuMemCreate(2 * MIB, wanted, 0))))
+
+
+def handle_type(number: int) -> object:
+    return cu.CUmemAllocationHandleType(number)
+
+
+def test_access_is_given_to_all_or_to_none(gpu: emulator.Driver) -> None:
+    handle, mine = physical(2 * MIB)
+    base = int(ok(cu.cuMemAddressReserve(2 * MIB, 0, 0, 0)))
+    ok(cu.cuMemMap(base, 2 * MIB, 0, handle, 0))
+    peer, nobody = cu.CUmemAccessDesc(), cu.CUmemAccessDesc()
+    for it, number in ((peer, 1), (nobody, 9)):
+        it.location.type = mine.location.type
+        it.location.id = number
+        it.flags = mine.flags
+    assert code(cu.cuMemSetAccess(base, 2 * MIB, [mine, nobody], 2)) == INVALID_DEVICE
+    assert code(cu.cuMemsetD8(base, 1, 8)) == INVALID_VALUE
+    assert "without access" in taken(gpu)[0]
+    gpu.library.emu_set_peers(False)
+    assert code(cu.cuMemSetAccess(base, 2 * MIB, [mine, peer], 2)) == INVALID_DEVICE
+    gpu.library.emu_set_peers(True)
+    ok(cu.cuMemSetAccess(base, 2 * MIB, [mine, peer], 2))
+    ok(cu.cuMemsetD8(base, 1, 8))
+    assert int(ok(cu.cuMemGetAccess(peer.location, base))) == 3
+    ok(cu.cuMemUnmap(base, 2 * MIB))
+    ok(cu.cuMemRelease(handle))
+    ok(cu.cuMemAddressFree(base, 2 * MIB))
 
 
 def test_a_current_context_is_needed(driver: emulator.Driver) -> None:

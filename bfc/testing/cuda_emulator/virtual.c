@@ -12,12 +12,15 @@
 #include <fcntl.h>
 
 enum { GRANULARITY = 2 << 20, HOST_BIT = 63, READ = 1, READ_WRITE = 3 };
+enum { DESCRIPTOR = 1, FABRIC = 8 }; /* types of handles that other processes may be given */
+enum { VIRTUAL_MEMORY = 102, DESCRIPTORS = 103, RDMA = 110, FABRICS = 128 }; /* attributes */
 
 struct wanted {
     int type, handle_types;
     struct location location;
     void *metadata;
-    unsigned char flags[8];
+    unsigned char compressed, rdma;
+    unsigned char flags[6];
 };
 
 static int file = -1;
@@ -26,6 +29,22 @@ static size_t file_end;
 static bool aligned(uint64_t number)
 {
     return number && number % GRANULARITY == 0;
+}
+
+/* For what is wrong in itself: the caller should have known. */
+static CUresult refuse(struct call *call, const char *problem)
+{
+    bool has_place = call->address != NO_NUMBER;
+    if (has_place)
+        complain("%s: 0x%llx %s", call->name, (unsigned long long)call->address, problem);
+    else
+        complain("%s: %llu bytes %s", call->name, (unsigned long long)call->bytes, problem);
+    return emulator_end(call, CUDA_ERROR_INVALID_VALUE);
+}
+
+static bool has(int device, int attribute)
+{
+    return machine.devices[device].attributes[attribute];
 }
 
 /* Takes the pages away; the addresses stay reserved. */
@@ -84,6 +103,8 @@ API cuMemGetAllocationGranularity(size_t *out, const struct wanted *wanted, int 
     BEGIN(call, STARTED);
     if (!out || !wanted || option < 0 || option > 1)
         return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
+    if (wanted->location.type == AT_DEVICE && !device_known(wanted->location.id))
+        return emulator_end(&call, CUDA_ERROR_INVALID_DEVICE);
     *out = GRANULARITY;
     return emulator_end(&call, CUDA_SUCCESS);
 }
@@ -95,8 +116,10 @@ API cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdevi
     struct call call = CALL("cuMemAddressReserve", .bytes = bytes);
     BEGIN(call, STARTED);
     bool odd = alignment & (alignment - 1);
-    if (!out || !aligned(bytes) || odd || flags)
+    if (!out || odd || flags)
         return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
+    if (!aligned(bytes))
+        return refuse(&call, "are no multiple of the granularity");
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
     const struct range *range = &machine.reserved;
@@ -146,16 +169,28 @@ API cuMemAddressFree(CUdeviceptr address, size_t bytes)
     return emulator_end(&call, CUDA_SUCCESS);
 }
 
+/* Is something wanted that the device cannot do? */
+static bool lacks(int device, const struct wanted *wanted)
+{
+    return !has(device, VIRTUAL_MEMORY) || (wanted->rdma && !has(device, RDMA)) ||
+           (wanted->handle_types & DESCRIPTOR && !has(device, DESCRIPTORS)) ||
+           (wanted->handle_types & FABRIC && !has(device, FABRICS));
+}
+
 API cuMemCreate(uint64_t *out, size_t bytes, const struct wanted *wanted, unsigned long long flags)
 {
     struct call call = CALL("cuMemCreate", .bytes = bytes);
     BEGIN(call, STARTED);
-    if (!out || !wanted || !aligned(bytes) || wanted->type != 1 || flags)
+    if (!out || !wanted || wanted->type != 1 || flags)
         return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
+    if (!aligned(bytes))
+        return refuse(&call, "are no multiple of the granularity");
     bool host = wanted->location.type != AT_DEVICE;
     int device = host ? -1 : wanted->location.id;
     if (!host && !device_known(device))
         return emulator_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    if (!host && lacks(device, wanted))
+        return emulator_end(&call, CUDA_ERROR_NOT_SUPPORTED);
     size_t left = host ? machine.host_total - machine.host_used : device_free(device);
     if (!host && bytes > left)
         left += pools_give_back(device, bytes - left);
@@ -227,18 +262,20 @@ API cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, uint64_t handle,
     struct call call = CALL("cuMemMap", .bytes = bytes, .address = address);
     struct physical *physical = NULL;
     BEGIN(call, STARTED);
-    if (!aligned(bytes) || !aligned(address) || offset || flags)
+    if (flags)
         return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
+    if (!aligned(bytes) || !aligned(address))
+        return refuse(&call, "or the size is no multiple of the granularity");
     CUresult result = physical_find(&call, handle, &physical);
     if (!physical)
         return emulator_end(&call, result ? result : CUDA_ERROR_INVALID_VALUE);
+    if (offset || bytes != physical->bytes)
+        return refuse(&call, "is to have a part of a handle: only all of it can be mapped");
     const struct region *place = regions_find(&machine.reservations, address);
-    if (!place || bytes > place->address + place->bytes - address || bytes > physical->bytes)
-        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
-    if (mapped_in(address, bytes)) {
-        complain("cuMemMap: 0x%llx is mapped already", (unsigned long long)address);
-        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    if (!place || bytes > place->address + place->bytes - address)
+        return refuse(&call, "is not in a reservation, or not all of it");
+    if (mapped_in(address, bytes))
+        return refuse(&call, "is mapped already");
     return emulator_end(&call, map(&call, physical));
 }
 
@@ -293,24 +330,45 @@ static void set_access(struct region *region, uint64_t bit, int flags)
     region->writable = flags == READ_WRITE ? region->writable | bit : region->writable & ~bit;
 }
 
+/* Who may be given access, and how? A device reaches its own memory and that of its peers. */
+static CUresult access_check(const struct access *wish, uint64_t address, size_t bytes)
+{
+    uint64_t bit = 0;
+    if (wish->flags != 0 && wish->flags != READ && wish->flags != READ_WRITE)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = bit_of(&wish->location, &bit);
+    if (result || wish->location.type != AT_DEVICE || !machine.no_peers)
+        return result;
+    for (uint64_t at = address; at < address + bytes;) {
+        const struct region *region = regions_find(&machine.regions, at);
+        if (region->device >= 0 && region->device != wish->location.id)
+            return CUDA_ERROR_INVALID_DEVICE;
+        at += region->bytes;
+    }
+    return CUDA_SUCCESS;
+}
+
 API cuMemSetAccess(CUdeviceptr address, size_t bytes, const struct access *list, size_t count)
 {
     struct call call = CALL("cuMemSetAccess", .bytes = bytes, .address = address);
-    uint64_t bit = 0;
+    CUresult result = CUDA_SUCCESS;
     BEGIN(call, STARTED);
-    if (!bytes || !covered(address, bytes) || !list || !count)
+    if (!list || !count)
         return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
-    for (size_t i = 0; i < count; i++) {
-        CUresult result = bit_of(&list[i].location, &bit);
-        if (result)
-            return emulator_end(&call, result);
+    if (!bytes || !covered(address, bytes))
+        return refuse(&call, "and what follows are not whole pieces that are mapped");
+    for (size_t i = 0; i < count && !result; i++)
+        result = access_check(&list[i], address, bytes);
+    for (size_t i = 0; i < count && !result; i++) {
+        uint64_t bit = 0;
+        bit_of(&list[i].location, &bit);
         for (uint64_t at = address; at < address + bytes;) {
             struct region *region = regions_find(&machine.regions, at);
             set_access(region, bit, list[i].flags);
             at += region->bytes;
         }
     }
-    return emulator_end(&call, CUDA_SUCCESS);
+    return emulator_end(&call, result);
 }
 
 API cuMemGetAccess(unsigned long long *out, const struct location *location, CUdeviceptr address)
