@@ -83,11 +83,11 @@ def test_an_allocator_serves_the_last_finaliser_after_a_daemon_thread_was_cut_of
         import bfc
 
         class Slow(bfc.SimulatedSubAllocator):
-            def _refuses(self, nbytes):     # with the lock of the source held
+            def _refuses(self, kind, nbytes):     # with the lock of the source held
                 if nbytes == 256 << 20:
                     inside.set()
                     never.wait()
-                return super()._refuses(nbytes)
+                return super()._refuses(kind, nbytes)
 
         class Last:
             def __del__(self):
