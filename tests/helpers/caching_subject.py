@@ -5,8 +5,11 @@ can be run on ours, the peer and the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import bfc
+from bench.peers.server import Operation
+from bench.peers.torch import TorchPeer
 from bfc.testing.beside import segment_from
 from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
@@ -27,6 +30,25 @@ def calls_by_stream(calls: Iterable[Call]) -> list[Call]:
         else:
             named.append((name, first, second))
     return named
+
+
+class Peer(TorchPeer):
+    """The compiled original, whose log names events as ours does."""
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]:
+        listed = list(operations)
+        return [
+            calls_by_stream(answer) if operation == ("calls",) else answer
+            for operation, answer in zip(listed, super().run(listed), strict=True)
+        ]
+
+
+class CommonPeer(Peer):
+    """On a device as most are: without fabric handles, so that upstream raises any error of the
+    driver at once but a lack of memory."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(fabric=False, **options)
 
 
 class Ours(Subject):

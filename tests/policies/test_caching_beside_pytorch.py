@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
-from caching_subject import Ours, calls_by_stream
+from caching_subject import Ours, Peer
 from torch_histories import (
     PROFILES,
     Make,
@@ -38,17 +37,6 @@ profiles = pytest.mark.parametrize("profile", PROFILES)
 @pytest.fixture(scope="session")
 def _built() -> None:
     build()
-
-
-class Peer(TorchPeer):
-    """The peer, whose log names events as ours does."""
-
-    def run(self, operations: Iterable[Operation]) -> list[Any]:
-        listed = list(operations)
-        return [
-            calls_by_stream(answer) if operation == ("calls",) else answer
-            for operation, answer in zip(listed, super().run(listed), strict=True)
-        ]
 
 
 def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:

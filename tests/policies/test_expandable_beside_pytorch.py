@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
-from caching_subject import calls_by_stream
+from caching_subject import CommonPeer
 from torch_histories import EXPANDABLE, Make, first_difference, make_history, run_alone
 
-from bench.peers.server import Operation
-from bench.peers.torch import TorchPeer, build
+from bench.peers.torch import build
 from bfc.testing.torch_model import TorchModel
 from bfc.testing.torch_records import Chunk, Request
 
@@ -32,20 +30,6 @@ def _built() -> None:
     build()
 
 
-class Peer(TorchPeer):
-    """The peer on a device as most are, whose log names events as ours does."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(fabric=False, **options)
-
-    def run(self, operations: Iterable[Operation]) -> list[Any]:
-        listed = list(operations)
-        return [
-            calls_by_stream(answer) if operation == ("calls",) else answer
-            for operation, answer in zip(listed, super().run(listed), strict=True)
-        ]
-
-
 def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
     for seed in GIVEN or seeds:
         difference = first_difference(make_history(profile, seed), a, b)
@@ -56,7 +40,7 @@ def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
 @pytest.mark.usefixtures("_built")
 @profiles
 def test_the_model_is_the_peer(profile: str) -> None:
-    check(profile, range(20), TorchModel, Peer)
+    check(profile, range(20), TorchModel, CommonPeer)
 
 
 # The histories and the model themselves ----------------------------------------------------------
