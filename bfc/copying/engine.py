@@ -42,7 +42,7 @@ def run(dst: Any, src: Any, non_blocking: bool, named: Any, conj: bool, neg: boo
     _host.refuse_objects(to.dtype, source.dtype)
     conj, neg = bool(conj) and source.dtype.kind == "c", bool(neg)
     if neg and source.dtype.kind not in "iufc":
-        raise TypeError(f"{source.dtype} is not negated")
+        raise TypeError(f"cannot negate {source.dtype}: neg=True is for numbers")
     if not conj and not neg and to.is_same(source):
         return
     if to.readonly:

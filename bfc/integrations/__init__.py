@@ -87,7 +87,7 @@ class Installation:
 
 
 def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
-    """Let libraries take their memory from an allocator.
+    """Let other libraries take their memory from an allocator.
 
     Parameters
     ----------
@@ -95,14 +95,14 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
         One over CUDA memory, or one for each device: a list, or {ordinal: allocator}. None puts
         every library back, and takes no names.
     *libraries : {"cupy", "numba", "cuda_core", "torch", "rmm"}
-        In the calling thread for torch, through the `Device` objects of the calling thread for
-        cuda_core, and everywhere for the others.
+        The libraries. It takes effect in the calling thread for torch, in the `Device` objects of
+        the calling thread for cuda_core, and in all threads for the others.
 
     Returns
     -------
     Installation
-        What undoes it. A later `use` replaces this one in the libraries that it names, until it is
-        undone itself.
+        It undoes this, with `put_back()` or at the end of a `with` block. A later `use` replaces this
+        one in the libraries that it names, until it is undone itself.
 
     Raises
     ------
@@ -115,8 +115,10 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
 
     Notes
     -----
-    It works in all of the libraries or in none. What they allocated before is not affected; what
-    comes from the pool keeps it alive. Cost of an allocation: `python -m bench.integrations`.
+    It takes effect in all of the libraries, or raises an error and takes effect in none. What they
+    allocated before is not affected; what comes from the pool keeps it alive.
+
+    Cost of an allocation: `python -m bench.integrations` measures it.
 
     Examples
     --------
@@ -130,14 +132,15 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
     """
     if allocator is None:
         if libraries:
-            raise ValueError("use(None) puts every library back: name none")
+            raise ValueError("use(None) gives every library back what it had: pass it no names")
         with _lock:
             _layers.clear()
             _follow_all(reversed(list(_installed)))
         return Installation({}, ())
     unknown = [name for name in libraries if name not in LIBRARIES]
     if unknown or not libraries:
-        raise ValueError(f"name libraries, any of {', '.join(LIBRARIES)}, not {unknown}")
+        given = f", not {', '.join(map(repr, unknown))}" if unknown else ""
+        raise ValueError(f"name the libraries to serve, any of {', '.join(LIBRARIES)}{given}")
     layer = Installation(by_device(allocator), libraries)
     with _lock:
         _layers.append(layer)

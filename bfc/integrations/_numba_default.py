@@ -15,14 +15,15 @@ from bfc.integrations._shared import fault_of
 from bfc.interpreter._forks import ForkSafeLock
 from bfc.policies._bfc import BFCAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.units import parse_bytes
 
 pools: dict[int, Allocator] = {}
 _lock = ForkSafeLock()
 
 
 def allocator(device: int = 0) -> Allocator:
-    """The pool of a device under NUMBA_CUDA_MEMORY_MANAGER=bfc.integrations.numba. A closed one, or
-    one that was lost in a reset of the device, is made anew."""
+    """The pool that a device has under NUMBA_CUDA_MEMORY_MANAGER=bfc.integrations.numba. If it was
+    closed, or lost in a reset of the device, a new one is made."""
     with _lock:
         found = pools.get(device)
         if found is None or found.closed or fault_of(found):
@@ -33,8 +34,23 @@ def allocator(device: int = 0) -> Allocator:
 
 
 def limit() -> str | float | None:
+    """The limit that BFC_LIMIT sets, or None. A number with a point and no unit is a fraction."""
     text = os.environ.get("BFC_LIMIT", "").strip()
-    return float(text) if re.fullmatch(r"0?\.\d+|1\.0*", text) else text or None
+    if not text:
+        return None
+    fraction = float(text) if re.fullmatch(r"\d+\.\d*|\.\d+", text) else None
+    if fraction is not None and 0 < fraction <= 1:
+        return fraction
+    try:
+        parse_bytes(text)
+    except ValueError:
+        fraction = 0
+    if fraction is not None:
+        raise ValueError(
+            f"BFC_LIMIT: {text!r} is not a limit: write a size such as '4 GiB', or a fraction of "
+            "the device's memory such as '0.5'"
+        )
+    return text
 
 
 @functools.cache
@@ -43,8 +59,8 @@ def manager(driver: Any) -> type:
 
 
 def memory_manager(*, context: Any) -> Any:
-    """What both numbas look for in the module that NUMBA_CUDA_MEMORY_MANAGER names. Which of them
-    asks shows in the context."""
+    """Both numbas look for this in the module that NUMBA_CUDA_MEMORY_MANAGER names. The context
+    shows which of them asks."""
     if context is None:
         return SimpleNamespace(interface_version=1)  # made once, to be asked for its version
     return manager(sys.modules[type(context).__module__])(context=context)

@@ -21,8 +21,8 @@ _in_use: Allocators = {}  # what `use` has installed, for other threads
 
 
 def _resource_of(device: Any) -> Any:
-    """None where there is none yet. Asking the property would make one, which also tells the
-    driver's default pool to keep what is freed."""
+    """The device's memory resource; None if it has none yet. Asking the property would make one,
+    which also tells the driver's default pool to keep what is freed."""
     known = hasattr(device, "_memory_resource")
     return device._memory_resource if known else device.memory_resource
 
@@ -51,13 +51,13 @@ def put(device: Any, allocator: Allocator) -> Callable[[], None]:
     device : cuda.core.Device
         The device.
     allocator : Allocator
-        Its pool.
+        The allocator.
 
     Returns
     -------
     callable
-        It puts back what was there; if another pool of bfc was put on top, that one does it when it
-        is put back itself.
+        It puts back what was there. If another allocator was put on top meanwhile, that one stays,
+        and what was there comes back when that one is put back.
     """
     kind: Any = resource_class()
     ours = kind(allocator)
@@ -94,10 +94,10 @@ def install_in_thread(allocators: OneOrMore | None = None) -> Callable[[], None]
     Raises
     ------
     ValueError
-        If it is None, and nothing is in use.
+        If it is None, and `bfc.use` has installed no allocator.
     """
     if allocators is None and not _in_use:
-        raise ValueError("nothing is in use: bfc.use(allocator, 'cuda_core') first")
+        raise ValueError("no allocator is in use: call bfc.use(allocator, 'cuda_core') first")
     pools = by_device(_in_use if allocators is None else allocators)
     core = client("cuda.core", INSTALL)
     with ExitStack() as undo:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
@@ -16,8 +17,6 @@ from bfc.files import open_regular, replacing
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
-
-    from bfc.allocators._allocator import Allocator
 
 #: The most events that a file may hold.
 MOST_EVENTS = 1 << 28
@@ -451,6 +450,8 @@ class Trace:
 
         Raises
         ------
+        TypeError
+            If `allocator` is not an allocator.
         ClosedError
             If the allocator is closed, or becomes so meanwhile.
         SubAllocatorError
@@ -471,6 +472,8 @@ class Trace:
         """
         import numpy as np
 
+        if not isinstance(allocator, Allocator):
+            raise TypeError(f"a trace is replayed on an allocator, not {type(allocator).__name__}")
         addresses = np.empty(len(self), np.uint64)
         handles = np.empty(self._number_count, np.uint32)
         # The trace's ordinals are not handles, and nothing is queued anywhere: stream 0 will do.
@@ -525,8 +528,8 @@ def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The arrays of a file by name; TraceError where one is missing, or they are too large to be a
-    trace. Nothing is unpacked, and no more than this is unpacked later."""
+    """The arrays of a file by name. Raises TraceError if one is missing, or if they are too large
+    for a trace. Nothing is unpacked here, and nothing but these arrays later."""
     by_file = {info.filename: info for info in archive.infolist()}
     found = {name: by_file[f"{name}.npy"] for name in MOST_BYTES if f"{name}.npy" in by_file}
     for name in ("op", "id", "size"):
@@ -554,7 +557,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:
-    """The meta without the addresses of a recording, and these; None where they are no list of
+    """The meta without the addresses of a recording, and these; None if they are not a list of
     numbers that an array can hold."""
     import numpy as np
 
@@ -568,7 +571,7 @@ def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:
 
 
 def _joined(meta: Any, addresses: NDArray[Any] | None) -> Any:
-    """What `_apart` took apart."""
+    """Puts back together what `_apart` took apart."""
     import numpy as np
 
     if addresses is None:

@@ -179,6 +179,11 @@ def test_an_allocator_that_is_closed_refuses_a_replay():
         bfc.Trace([0], [0], [1]).replay(pool)
 
 
+def test_what_is_not_an_allocator_replays_nothing():
+    with pytest.raises(TypeError, match="a trace is replayed on an allocator, not SimulatedSub"):
+        bfc.Trace([0], [0], [1]).replay(bfc.SimulatedSubAllocator("1 GiB"))  # type: ignore[arg-type]
+
+
 def test_an_empty_trace_is_fine(tmp_path: Path):
     trace = bfc.Trace([], [], [])
     assert trace.replay(allocator()).events == 0

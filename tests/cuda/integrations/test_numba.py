@@ -427,9 +427,10 @@ def test_a_limit_in_the_environment_may_be_a_fraction(machine, monkeypatch) -> N
         assert read() == limit
     monkeypatch.delenv("BFC_LIMIT")
     assert read() is None
-    monkeypatch.setenv("BFC_LIMIT", "much")
-    with pytest.raises(ValueError, match="'much' is not a size"):
-        bfc.integrations.numba.allocator()
+    for text in ("much", "50%", "1.5", "0.0"):
+        monkeypatch.setenv("BFC_LIMIT", text)
+        with pytest.raises(ValueError, match=f"BFC_LIMIT: '{text}' is not .*such as '0.5'"):
+            bfc.integrations.numba.allocator()
     monkeypatch.setattr(_numba_default, "pools", {})
     monkeypatch.setenv("BFC_LIMIT", "3 MiB")
     with bfc.integrations.numba.allocator() as pool:

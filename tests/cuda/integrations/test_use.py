@@ -182,7 +182,7 @@ def test_names_are_checked_before_anything_is_done(fake, log, pools) -> None:
     for names in (("cupy", "jax"), (), ("CuPy",)):
         with pytest.raises(ValueError, match="any of cupy, numba, cuda_core, torch, rmm"):
             bfc.use(pools[0], *names)
-    with pytest.raises(ValueError, match="name none"):
+    with pytest.raises(ValueError, match="pass it no names"):
         bfc.use(None, "cupy")
     assert log == []
 
