@@ -1,4 +1,5 @@
-"""The memory resource for cuda.core, made when first asked for: it derives from one of theirs."""
+"""The memory resource for cuda.core. Its class is made when it is first asked for, since it derives
+from one of cuda.core's."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def resource_class() -> type:
         """A `cuda.core.MemoryResource` over an allocator of one device.
 
         `allocate(size, *, stream)` gives a `cuda.core.Buffer` for that stream; 0 bytes have the
-        address 0. It goes back behind what is queued on that stream, or on the one that was given
-        to `close` or `set_deallocation_stream`.
+        address 0. When it is freed, its memory is not reused before the work that is queued on that
+        stream, or on the one that was given to `close` or `set_deallocation_stream`.
 
         Raises what `Allocator.allocate` does, and TypeError for a graph that is being built. Cost:
         no driver call on the allocator's own stream; on another two, and two for the free.

@@ -15,7 +15,8 @@ from bfc.errors import DeviceUnavailableError
 from bfc.integrations import cuda_core
 from bfc.integrations._shared import Allocators, device_memory, fault_of
 
-#: A fence for the per-thread stream is one on the default stream: no thread is known by it.
+#: The per-thread default stream. A fence for it is one on the default stream, since the handle does
+#: not say which thread is meant.
 PER_THREAD_STREAM = 2
 
 
@@ -27,7 +28,7 @@ def _let_go(buffer: Buffer, pointers: dict[int, Any] | None = None) -> None:
 
 
 class Manager:
-    """Device memory from our pool. The rest, such as pinned memory, is numba's own."""
+    """Takes device memory from a pool of bfc. Other memory, such as pinned, is numba's own."""
 
     interface_version = 1
     numba: Any  # its driver module
@@ -41,7 +42,7 @@ class Manager:
     _initialized = False
 
     def initialize(self) -> None:
-        """numba comes here around each of its calls."""
+        """numba calls this around each of its own calls."""
         if not self._initialized:
             self._initialized = True
             self._stage_here()
@@ -57,7 +58,7 @@ class Manager:
             pass  # no pool for this device, or an old cuda.core: memalloc says what is wrong
 
     def retire(self) -> None:
-        """The context has another manager now."""
+        """To be called when the context has got another manager."""
         if self._retire is not None:
             self._retire()
 

@@ -35,13 +35,14 @@ def install_in(driver: Any, ours: type) -> Callable[[], None]:
 
 
 def contexts(driver: Any) -> list[Any]:
-    """Those that numba has made so far."""
+    """The contexts that numba has made so far."""
     devices = driver.driver.devices.values()
     return [device.primary_context for device in devices if device.primary_context is not None]
 
 
 def swap(context: Any, manager: Any) -> Any:
-    """Gives a context another manager. Arrays know where they go back to. Returns the old one."""
+    """Gives a context another manager, and returns the old one. Arrays that exist are still freed
+    by the manager that they came from."""
     old = context.memory_manager
     pending = getattr(old, "deallocations", None)
     context.push()

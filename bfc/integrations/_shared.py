@@ -68,7 +68,7 @@ def client(module: str, install: str) -> Any:
 
 
 def device_memory(pool: Allocator) -> tuple[int, int]:
-    """(free, total) bytes of its device: one driver call, where its source can tell."""
+    """(free, total) bytes of an allocator's device. One driver call, if its source can tell."""
     ask = getattr(pool.sub_allocator, "memory_info", None)
     total = pool.sub_allocator.total_bytes
     if ask is None:
@@ -86,11 +86,12 @@ def fault_of(pool: Allocator) -> DriverError | None:
 
 
 class Blocks:
-    """Allocations by address, for libraries that name a stream when they free, too.
+    """Allocations by address, for libraries that also name a stream when they free.
 
-    Such a free promises that all use is done before it in that stream's order, and the stream of
-    the allocation may be gone by then. So the allocator is not told of that one: the block comes
-    from its own stream, and the other waits for that (two driver calls, unless it is the same).
+    Such a library promises that all use comes before the free in the order of that stream. The
+    stream of the allocation may not exist any more by then, so it is not recorded. Instead the
+    block comes from the allocator's own stream, and the stream of the allocation is made to wait
+    for that (two driver calls, unless it is the same stream).
     """
 
     def __init__(self, allocator: Allocator) -> None:

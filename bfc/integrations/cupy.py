@@ -3,8 +3,8 @@
     with bfc.use(a, "cupy"): ...                                    # process-wide
     with cupy.cuda.using_allocator(bfc.integrations.cupy.allocator(a)): ...   # this thread only
 
-What CuPy's own pool keeps stays there: `cupy.get_default_memory_pool().free_all_blocks()` gives it
-back. Its memory hooks see only that pool; `allocator.snapshot()` sees ours.
+Memory that CuPy's own pool has cached stays there; `cupy.get_default_memory_pool().
+free_all_blocks()` gives it back. CuPy's memory hooks see only that pool.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Make it CuPy's allocator.
+    """Let CuPy allocate from these allocators.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def install(allocators: Allocators) -> Callable[[], None]:
     Returns
     -------
     callable
-        It puts the one before back, unless another was set meanwhile.
+        It puts CuPy's previous allocator back, unless another was set meanwhile.
     """
     ours = allocator(allocators)
     cuda = client("cupy", INSTALL).cuda
@@ -101,6 +101,7 @@ def _swap(cuda: Any, new: Any, only_if: Any = None) -> Any:
 
 
 def _for_all_threads(action: Callable[[], Any]) -> Any:
-    """In a thread of its own: where `using_allocator` is under way, CuPy tells of nothing else."""
+    """Runs an action in a thread of its own. In this thread `using_allocator` may be active, and
+    then CuPy shows that allocator, and not the one for all threads."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(action).result()

@@ -4,15 +4,16 @@ numba-cuda-mlir.
     bfc.use(a, "numba")
     NUMBA_CUDA_MEMORY_MANAGER=bfc.integrations.numba python program.py
 
-The second makes a pool for each device when numba first uses it: `bfc.integrations.numba.
-allocator(0)` is that of device 0. It grows as needed, up to BFC_LIMIT: bytes, a text ("4 GiB"), or
-a fraction of the device (0.5); where that is unset, up to what `BFCAllocator` takes by default.
+The second makes a pool for each device when numba first uses the device;
+`bfc.integrations.numba.allocator(0)` returns that of device 0. It grows as needed, up to BFC_LIMIT:
+bytes, a text ("4 GiB"), or a fraction of the device (0.5). If that is not set, the pool has the
+default limit of a `BFCAllocator`.
 
-numba names no stream, neither when it allocates nor when it frees. So a block comes back behind a
-fence on the default stream, which waits for every stream that numba makes. For a stream made
-elsewhere as non-blocking, say `a.record_stream(array.device_ctypes_pointer.value, stream)`.
+numba names no stream, neither when it allocates nor when it frees. So a freed block waits for a
+fence on the default stream, which waits for every stream that numba makes. For a non-blocking
+stream that numba did not make, call `a.record_stream(array.device_ctypes_pointer.value, stream)`.
 
-`cuda.close()` resets the device, and all memory is lost with it, the pool's too: make another.
+`cuda.close()` resets the device. All memory is lost then, including the pool's: make a new pool.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def manager(
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Install it in every numba that is there, and in the contexts that they have.
+    """Let each numba that is installed allocate from these allocators, in its contexts too.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def install(allocators: Allocators) -> Callable[[], None]:
     Returns
     -------
     callable
-        It puts the managers before back, unless others were set meanwhile.
+        It puts the previous memory managers back, unless others were set meanwhile.
     """
     with ExitStack() as undo:
         for driver in drivers():

@@ -49,7 +49,7 @@ def resource(allocator: OneOrMore) -> Any:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Make it the current resource of each device.
+    """Let RMM allocate from these allocators, one for each device.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def install(allocators: Allocators) -> Callable[[], None]:
     Returns
     -------
     callable
-        It puts back what was there, unless another was set meanwhile.
+        It puts the previous resources back, unless others were set meanwhile.
     """
     with ExitStack() as undo:
         for ordinal, pool in allocators.items():

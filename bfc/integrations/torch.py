@@ -1,15 +1,15 @@
-"""PyTorch over an allocator: as a memory pool under its caching allocator, or instead of it.
+"""PyTorch's memory from an allocator of bfc: in a memory pool of PyTorch's, or everywhere.
 
-A memory pool (`mem_pool`, and what `bfc.use(allocator, "torch")` installs) is the one to begin
-with: PyTorch's own allocator stays in charge, with its statistics, snapshots and CUDA graphs, and
-takes its segments from ours. It works at any time, in the thread that enters it.
+Begin with a memory pool: `mem_pool`, which `bfc.use(allocator, "torch")` uses too. PyTorch's own
+allocator stays in charge, with its statistics, snapshots and CUDA graphs, and takes its segments
+from the allocator of bfc. This works at any time, in the thread that enters the pool.
 
-`replace` lets every tensor of the process come from ours. PyTorch allows it only before it has
-used CUDA, once, and without a way back; `torch.cuda.memory_stats()` and snapshots then raise,
-`Tensor.record_stream` does nothing, and `torch.compile` cannot use CUDA graphs.
+With `replace` every tensor of the process comes from the allocator of bfc. PyTorch allows it only
+once, before it has used CUDA, and it cannot be undone. `torch.cuda.memory_stats()` and snapshots
+then raise errors, `Tensor.record_stream` does nothing, and `torch.compile` cannot use CUDA graphs.
 
-Both call ours from C, without the GIL: an allocator over a `CUDASubAllocator` is needed. Memory
-that others freed behind a fence comes back with the next call from Python (`stats()` is one).
+PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`. Memory
+that was freed behind a fence is only looked at by calls from Python (`stats()` is one).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bfc.errors import DeviceUnavailableError
 from bfc.integrations import _torch
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
 
-_kept: list[Any] = []  # PyTorch may call them for as long as the process lives
-_pools: dict[int, Any] = {}  # those of `install`, by the allocator, which is kept as long
+_kept: list[Any] = []  # for ever: PyTorch may call them for as long as the process lives
+_pools: dict[int, Any] = {}  # of `install`, by the id of the allocator, which is kept for ever too
 
 
 def _torch_with_cuda() -> Any:

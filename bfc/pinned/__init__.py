@@ -1,6 +1,6 @@
 """Pinned host memory: the allocator, and look-ups by address. In order:
 
-_books.pyx        blocks, stacks and figures: integers
+_books.pyx        blocks, stacks and statistics, in integers
 _allocator.pyx    PyTorch's policy for pinned memory
 """
 
@@ -18,7 +18,7 @@ __all__ = ["PinnedAllocator", "PinnedBlock", "find", "is_pinned"]
 
 
 def find(address: SupportsIndex) -> tuple[PinnedAllocator, PinnedBlock] | None:
-    """The `PinnedAllocator` and its live block that a host address lies in.
+    """Find the `PinnedAllocator`, and the live block of it, that a host address lies in.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def find(address: SupportsIndex) -> tuple[PinnedAllocator, PinnedBlock] | None:
 
 
 def is_pinned(address: SupportsIndex) -> bool:
-    """Whether the host memory at an address is pinned, by anybody.
+    """Whether the host memory at an address is pinned, no matter who pinned it.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""What allocators make of a recorded run, as figures: what `bfc replay` prints, and what a program
-that looks for the best settings compares. In order:
+"""Experiments with recorded runs: what one run needs under several policies. `bfc replay` prints
+such figures, and a program that looks for the best settings compares them. In order:
 
     counted.py       sources that count the regions taken from them
     experiment.py    one trace under several policies

@@ -23,7 +23,7 @@ Progress = Callable[[int], AbstractContextManager[Start]]
 
 @dataclass(frozen=True)
 class Policy:
-    """What is compared.
+    """A policy to compare.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Row:
-    """What one trace came to under one policy. Sizes are in bytes.
+    """The figures of one trace under one policy. Sizes are in bytes.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Row:
 
 @contextlib.contextmanager
 def unwatched(events: int) -> Iterator[Start]:
-    """The progress that nobody looks at."""
+    """A progress that is not shown."""
     yield lambda: None
 
 

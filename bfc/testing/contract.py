@@ -28,7 +28,7 @@ Block = tuple[int, int]
 
 
 def take(source: SubAllocator, nbytes: int, alignment: int = ALIGNMENT) -> Block:
-    """A block, which must be had."""
+    """Takes a block. The test fails if there is none."""
     block = source.alloc(alignment, nbytes)
     assert block is not None, f"{source!r} has no room for {nbytes} bytes"
     return block
