@@ -101,8 +101,8 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
     Returns
     -------
     Installation
-        It undoes this, with `put_back()` or at the end of a `with` block. A later `use` replaces this
-        one in the libraries that it names, until it is undone itself.
+        It undoes this, with `put_back()` or at the end of a `with` block. A later `use` replaces
+        this one in the libraries that it names, until it is undone itself.
 
     Raises
     ------
