@@ -1,6 +1,7 @@
 """Pinned host memory: the allocator, and look-ups by address. In order:
 
 _books.pyx        blocks, stacks and statistics, in integers
+_events.pyx       which streams use blocks, and what waits for them
 _allocator.pyx    PyTorch's policy for pinned memory
 """
 

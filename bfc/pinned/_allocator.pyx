@@ -6,10 +6,8 @@
 """
 
 import gc
-import sys
 import time
 import weakref
-from collections import deque
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
@@ -21,24 +19,22 @@ from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc._core cimport ChunkHandle
 from bfc.buffers._current cimport current_stream, scopes_open
-from bfc.interpreter._forks cimport era, survivor
 from bfc.allocators._frees cimport report_unraisable
 from bfc.interpreter._exit cimport exiting
+from bfc.pinned._events cimport Events, some_use
 from bfc.pinned._books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
 
 from bfc import cuda
-from bfc.drivers.opencl import queues as _queues
 from bfc.drivers.cuda._driver import device_in_use
-from bfc.allocators._fences import OVER as _OVER
 from bfc.allocators._frees import VIEWED as _VIEWED
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )
+from bfc.pinned._events import PUT_OFF as _PUT_OFF
 from bfc.pytorch.pinned_settings import PinnedSettings
-from bfc.streams import stream_handle
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
@@ -47,9 +43,6 @@ from bfc.units import format_bytes, parse_bytes
 cdef enum:
     ALIGNMENT = 256
     PIECE = 4096                # of the reserve
-
-_POLL_SECONDS = 0.001
-_PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
 #: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
 _open = {}
@@ -69,15 +62,6 @@ def open_allocators():
         if allocator is not None:
             allocators.append(allocator)
     return allocators
-
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
-
-
-cdef object _number_of(stream):
-    """A stream's handle; 0 for None."""
-    return 0 if stream is None else stream_handle(stream)
 
 
 def _checked(settings, now):
@@ -160,21 +144,13 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef int64_t buffers            # that own a block
 
-    cdef dict uses                  # allocation id -> {(source, stream): what the user passed, kept alive}
-    cdef dict fenced                # allocation id -> [fence], marked before the free
-    cdef object queue               # of (fence, handle), the oldest first
-    cdef object stuck               # deque of (fence, handle): what a fence failed for
+    cdef Events events              # which streams use blocks, and what waits for them
     cdef list rejected              # (address, bytes) against the contract that the source did not take back
-    cdef unsigned long asked_by     # the thread that asks the queue's fences, 0: nobody
-    cdef uint64_t era_seen          # when that was last looked at
     cdef Range reserve              # 0 bytes: there is none yet
     cdef uint64_t reserve_used
 
     def __cinit__(self, *args, **kwargs):
-        self.uses = {}
-        self.fenced = {}
-        self.queue = deque()
-        self.stuck = deque()    # whose items leave it without a call for memory
+        self.events = Events()
         self.rejected = []
         self.is_closed = True
 
@@ -186,7 +162,7 @@ cdef class PinnedAllocator(PinnedBooks):
         if not self.no_cuda:
             self.require_registering(source, checked)
         self.apply(checked)
-        self.sub_allocator = source
+        self.sub_allocator = self.events.source = source
         self.device = source.device
         self.host_accessible = source.host_accessible
         self.is_closed = False
@@ -367,9 +343,9 @@ cdef class PinnedAllocator(PinnedBooks):
                 stream = current_stream()
             if stream is None:
                 return HOST_STREAM
-            source = self.source_of(stream)
-            number = self.number_of(stream, source)
-            self.uses.setdefault(allocation_id, {})[source, number] = stream
+            source = self.events.source_of(stream)
+            number = self.events.number_of(stream, source)
+            self.events.uses(allocation_id, source, number, stream)
             return number if source is self.sub_allocator else HOST_STREAM
         except BaseException:
             self.free_block(handle, allocation_id)
@@ -383,7 +359,7 @@ cdef class PinnedAllocator(PinnedBooks):
             raise ClosedError("this allocator is closed")
         if nbytes == 0:
             return NO_BLOCK
-        if self.queue:
+        if self.events.queue:
             self.poll()
         size = self.rounded(nbytes)
         handle = self.pop(size, nbytes)
@@ -555,7 +531,7 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef int free_block(self, uint32_t handle, int64_t allocation_id) except -1:
         """Frees a live block: at once if no stream was recorded, otherwise after one event for each. If the device
         fails, the block stays live."""
-        if self.uses or self.fenced:
+        if some_use(self.events):
             return self.free_used(handle, allocation_id)
         self.blocks[handle].allocation_id = 0
         self.retire(handle)
@@ -566,12 +542,10 @@ cdef class PinnedAllocator(PinnedBooks):
         self.blocks[handle].allocation_id = 0
         self.blocks[handle].state = LEAVING
         try:
-            entries = []
-            for fence in self.fences_for(key):
-                entries.append((fence, handle))
+            entries = self.events.waiting_for(key, handle)
             if self.is_closed:
                 return 0
-            self.enqueue(entries)
+            self.events.enqueue(entries)
         except BaseException:
             if not self.is_closed:
                 self.blocks[handle].allocation_id = allocation_id
@@ -580,28 +554,8 @@ cdef class PinnedAllocator(PinnedBooks):
         self.blocks[handle].fences = <uint32_t>len(entries)
         if not entries:
             self.retire(handle)
-        self.uses.pop(key, None)
-        self.fenced.pop(key, None)
+        self.events.forget(key)
         return 0
-
-    cdef int enqueue(self, list entries) except -1:
-        """Enqueues all of them, or none if the host has no memory for that."""
-        cdef Py_ssize_t before = len(self.queue)
-        try:
-            self.queue.extend(entries)
-        except BaseException:
-            while <Py_ssize_t>len(self.queue) > before:
-                self.queue.pop()
-            raise
-        return 0
-
-    cdef list fences_for(self, key):
-        """The fences that were asked for earlier, and one for each stream that may use the memory until now."""
-        fences = list(self.fenced.get(key, ()))
-        for source, stream in list(self.uses.get(key, ())):
-            if source.asynchronous:
-                fences.append(source.fence(stream) or _OVER)
-        return fences
 
     cdef void retire(self, uint32_t handle) noexcept:
         """Caches a block that nobody uses any more, or gives it back to the source if it is too large for that."""
@@ -663,44 +617,19 @@ cdef class PinnedAllocator(PinnedBooks):
     # -- events -------------------------------------------------------------------------------------------------------
 
     cdef int poll(self) except -1:
-        """Asks the fences from the head of the queue on, up to the first that is not done. One thread at a time does
-        so; the others do not wait for it.
-
-        If a fence fails, the error is reported like that of a finaliser, as it does not belong to the caller. Its block
-        stays in use until empty_cache() or close() asks again.
-        """
-        if self.is_asked():
+        """Caches what its streams have finished with, up to the first that has not. If another thread is at it, does
+        nothing."""
+        cdef uint32_t handle
+        if not self.events.take_turn():
             return 0
-        self.asked_by = PyThread_get_thread_ident()
         try:
-            while self.queue:
-                entry = self.queue[0]
-                fault = None
-                try:
-                    if not entry[0].done():
-                        break
-                except Exception as error:
-                    fault = error
-                if not self.queue or self.queue[0] is not entry:
-                    break       # closed meanwhile
-                if fault is not None:
-                    self.stuck.append(entry)
-                self.queue.popleft()
-                if fault is None:
-                    self.passed(entry[1])
-                else:
-                    report_unraisable(fault, _PUT_OFF)
+            handle = self.events.next_done()
+            while handle != NO_BLOCK:
+                self.passed(handle)
+                handle = self.events.next_done()
         finally:
-            self.asked_by = 0
+            self.events.asked_by = 0
         return 0
-
-    cdef bint is_asked(self) noexcept:
-        """Whether a thread is asking the queue's fences. After a fork only the surviving thread can be."""
-        if self.era_seen != era():
-            self.era_seen = era()
-            if self.asked_by != survivor():
-                self.asked_by = 0
-        return self.asked_by != 0
 
     cdef void passed(self, uint32_t handle) noexcept:
         """A block waits for one fence less."""
@@ -710,57 +639,19 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef object wait_for_queue(self):
         """Waits for all that is queued. Returns what a fence raised first, or None; `poll` asks that one once more."""
-        cdef unsigned long me = PyThread_get_thread_ident()
-        if self.is_asked() and self.asked_by == me:
-            return None         # inside one of its own fences
-        fault = None
-        for fence, _handle in list(self.queue):
-            try:
-                fence.wait()
-            except Exception as error:
-                fault = fault or error
-        while self.is_asked():
-            time.sleep(_POLL_SECONDS)
+        fault = self.events.wait_for_queue()
         self.poll()
-        return fault
-
-    cdef object wait_elsewhere(self):
-        """Waits for the streams that use live blocks and that the source, which waits for its own device where it
-        frees, does not know. Returns what one raised first, or None."""
-        fault = None
-        for used_on in list(self.uses.values()):
-            for source, stream in list(used_on):
-                if source is self.sub_allocator or not source.asynchronous:
-                    continue
-                try:
-                    (source.fence(stream) or _OVER).wait()
-                except Exception as error:
-                    fault = fault or error
         return fault
 
     cdef int try_again(self) except -1:
         """Retries what has failed: fences, and the frees of finalisers."""
         cdef size_t handle
-        while self.stuck:
-            self.queue.appendleft(self.stuck[len(self.stuck) - 1])
-            self.stuck.pop()
+        self.events.try_stuck_again()
         for handle in range(self.blocks.size()):
             if self.blocks[handle].unfreed and self.blocks[handle].state == LIVE:
                 self.blocks[handle].unfreed = False
                 self.free_from_finaliser(<uint32_t>handle, self.blocks[handle].allocation_id)
         return 0
-
-    cdef object source_of(self, stream):
-        """The sub-allocator of a stream for which none was named: another one for a queue of OpenCL than for CUDA."""
-        cl = sys.modules.get("pyopencl")
-        if cl is not None and isinstance(stream, getattr(cl, "CommandQueue", ())):
-            return _queues.pinned_side()
-        return self.sub_allocator
-
-    cdef object number_of(self, stream, source):
-        """A stream's handle. Of several handles of the default stream it is always the same one."""
-        number = _number_of(stream)
-        return 0 if number and number == source.default_stream_alias else number
 
     def record_event(self, ptr, context, stream, *, source=None):
         """Tell the allocator that a stream uses a block, as a framework does.
@@ -806,8 +697,8 @@ cdef class PinnedAllocator(PinnedBooks):
         cdef uint64_t address
         cdef uint32_t handle
         cdef int64_t allocation_id
-        source = self.source_of(stream) if source is None else source
-        used_on = (source, self.number_of(stream, source))
+        source = self.events.source_of(stream) if source is None else source
+        number = self.events.number_of(stream, source)
         allocation_id = self.known_by(context)
         if allocation_id == 0:
             address = address_from(ptr)
@@ -816,7 +707,7 @@ cdef class PinnedAllocator(PinnedBooks):
                 return False
             allocation_id = self.blocks[handle].allocation_id   # 0: it is not live
         if allocation_id:
-            self.uses.setdefault(allocation_id, {})[used_on] = stream
+            self.events.uses(allocation_id, source, number, stream)
         return allocation_id != 0
 
     def mark_event(self, block, stream):
@@ -857,7 +748,7 @@ cdef class PinnedAllocator(PinnedBooks):
         (True, False)
         """
         cdef int64_t allocation_id = self.known_by(block)
-        cdef uint64_t number = self.number_of(stream, self.sub_allocator)
+        cdef uint64_t number = self.events.number_of(stream, self.sub_allocator)
         if allocation_id:
             self.consumer_left(allocation_id, number)
         return allocation_id != 0
@@ -974,7 +865,7 @@ cdef class PinnedAllocator(PinnedBooks):
         if self.exports == 0 and not self.is_closed:
             self.try_again()
             fault = self.wait_for_queue()
-            fault_elsewhere = self.wait_elsewhere()     # also after a fault: what it waits for uses live blocks
+            fault_elsewhere = self.events.wait_elsewhere()     # also after a fault: what it waits for uses live blocks
             fault = fault or fault_elsewhere
         if self.exports:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
@@ -988,8 +879,7 @@ cdef class PinnedAllocator(PinnedBooks):
             try_push_back(self.leaving, self.reserve)
         self.reserve.nbytes = 0
         self.offer_again()
-        for kept in (self.uses, self.fenced, self.queue, self.stuck):
-            kept.clear()
+        self.events.clear()
         _open.pop(id(self), None)
         offer_again(self.sub_allocator, self.rejected)
         self.give_back(idle=False)
@@ -1063,7 +953,7 @@ cdef class PinnedAllocator(PinnedBooks):
             report_unraisable(error, _PUT_OFF)
 
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
-        cdef uint64_t on = self.number_of(consumer, self.sub_allocator)
+        cdef uint64_t on = self.events.number_of(consumer, self.sub_allocator)
         if on == made_on or not self.is_live(handle, allocation_id):
             return NO_CONSUMER
         if made_on != HOST_STREAM and self.sub_allocator.asynchronous:
@@ -1074,27 +964,13 @@ cdef class PinnedAllocator(PinnedBooks):
         """Asks for a fence on a consumer's stream now, as the stream may be destroyed after the consumer has dropped
         the memory. If that fails, waits for the whole device."""
         try:
-            if self.sub_allocator.asynchronous:
-                fence = self.sub_allocator.fence(stream) or _OVER
-                self.fenced.setdefault(allocation_id, []).append(fence)
-                self.drop_done(self.fenced[allocation_id])
+            self.events.mark_user(allocation_id, stream)
         except BaseException as error:
             if not self.drain():
-                self.uses.setdefault(allocation_id, {})[self.sub_allocator, stream] = None
+                self.events.uses(allocation_id, self.sub_allocator, stream, None)
                 report_unraisable(error, _PUT_OFF)
             elif not isinstance(error, Exception):
                 report_unraisable(error, _PUT_OFF)
-
-    cdef int drop_done(self, list fences) except -1:
-        """Drops the oldest fences that are done, so that memory which is shared again and again does not collect them.
-        Another thread may do the same meanwhile."""
-        while fences:
-            oldest = fences[0]
-            if not oldest.done():
-                return 0
-            if fences and fences[0] is oldest:
-                del fences[0]
-        return 0
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""
