@@ -628,12 +628,13 @@ class Writer:
             self.do("empty_cache", pool)
 
 
-def make_history(profile: str, seed: int) -> History:
-    """The history of this profile and seed, of 60 to 400 steps."""
+def make_history(profile: str, seed: int, steps: int | None = None) -> History:
+    """The history of this profile and seed, of 60 to 400 steps or as many as are given."""
     rng = random.Random(f"{profile} {seed}")
     writer = Writer(ALL[profile], rng)
     options = writer.options()
-    writer.write(rng.choice((60, 150, 400)))
+    chosen = rng.choice((60, 150, 400))
+    writer.write(chosen if steps is None else steps)
     return History(profile, seed, options, writer.operations)
 
 
