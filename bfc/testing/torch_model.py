@@ -185,7 +185,8 @@ class TorchModel(Ranges, Subject):
         total_age = float(sum(chunk.age for chunk in old))
         while wanted > 0 and old:
             least = total_age / len(old)
-            passed = [chunk for chunk in old if chunk.age >= least]
+            # A range that one free block fills counts in the average, and stays.
+            passed = [chunk for chunk in old if chunk.age >= least and chunk.range is None]
             for chunk in passed:
                 old.remove(chunk)
                 total_age -= chunk.age

@@ -333,6 +333,28 @@ EX-25: collection passes over ranges [device 400M; settings
     calls reserve(R1,460M) c20 m(R1) a(R1,20M)
     stats reserved=140M df=0
 
+EX-25b: a range that one block fills counts in the average age of a collection [device 400M;
+        settings expandable_segments:True,garbage_collection_threshold:0.3]
+    fraction 0.5
+    resize 50M
+    alloc a 10M s2 -> R0
+    resize 400M
+    free a
+    alloc b 60M s2 -> R0
+    free b
+    blocks R0 60M[60M:-]
+    set garbage_collection_threshold:0.3,expandable_segments:False
+    alloc c 30M -> S0
+    free c
+    many d 10 2M s4 -> S1
+    alloc e 32M -> S2
+    free e
+    calls reserve(R0,60M) c20 m(R0) a(R0,20M) c20 c20 m(R0+20M) m(R0+40M) a(R0+20M,40M)
+        malloc(S0,30M) malloc(S1,20M) malloc(S2,32M)
+    alloc f 20M s6 -> S3
+    calls free(S0,30M) malloc(S3,20M)
+    stats reserved=132M df=1 retries=0
+
 EX-26: rounding up to parts of powers of two [settings
         expandable_segments:True,roundup_power2_divisions:4]
     alloc a 84M -> R0

@@ -228,6 +228,16 @@ EXPANDABLE: dict[str, Profile] = {
         pools=0.3,
         expandable=1.0,
     ),
+    "x_grown": Profile(  # a device that grows may fill a range with one block
+        sizes=("medium", "large", "large", "large"),
+        streams=STREAMS,
+        capacities=(60 * MIB, 500 * MIB, 1 * GIB),
+        limited=0.9,
+        settings=("collection",),
+        resizes=1.5,
+        expandable=0.7,
+        toggles=2.0,
+    ),
     "x_everything": Profile(
         sizes=("tiny", "small", "medium", "large", "border", "power"),
         streams=STREAMS,
@@ -511,8 +521,11 @@ class Writer:
         self.do("set_settings", text)
 
     def toggle(self) -> None:
-        # The settings that are not sticky fall back to their defaults.
-        self.do("set_settings", f"expandable_segments:{self.rng.random() < 0.5}")
+        on = f"expandable_segments:{self.rng.random() < 0.5}"
+        # Alone, it also puts the settings that are not sticky back to their defaults.
+        keys = [key for key in self.profile.settings if key != "max_split"]
+        text, self.large = random_settings(self.rng, keys, self.large)
+        self.do("set_settings", f"{text},{on}".lstrip(",") if self.rng.random() < 0.7 else on)
 
     def resize(self) -> None:
         self.do("resize", self.rng.choice(TIGHT))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from caching_subject import CommonPeer
@@ -114,3 +115,30 @@ def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
 def test_the_histories_get_to_the_corners(profile: str, things: list[str]) -> None:
     seen = what_happened(profile, range(10))
     assert all(seen[thing] >= 5 for thing in things), seen
+
+
+class RollsBack(TorchModel):
+    """The model that undoes what a failed call has done."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(rolls_back=True, **options)
+
+
+@pytest.mark.parametrize(("profile", "make"), [("x_plain", TorchModel), ("x_broken", RollsBack)])
+def test_nothing_is_left_behind(profile: str, make: Make) -> None:
+    for seed in range(20):
+        history = make_history(profile, seed)
+        subject = make(**history.options)
+        subject.run(history.operations)
+        (stats,) = subject.run([("stats",)])
+        assert stats["reserved_bytes.all.current"] == 0
+        assert (subject.live_bytes, subject.device.mapped, subject.device.pages) == (0, {}, {})
+
+
+def test_upstream_leaves_pages_behind() -> None:
+    for make, left in ((TorchModel, 60), (RollsBack, 0)):
+        subject = make(settings="expandable_segments:True")
+        subject.fail_at(2, 999, "map")
+        answers = subject.run([("malloc", 60 << 20, 0, 1), ("empty_cache",)])
+        assert (answers[0].kind, answers[1]) == ("driver", None)
+        assert subject.live_bytes == left << 20
