@@ -2,17 +2,17 @@
 
 Importing this loads no NumPy and no driver; the first copy does. In order:
 
-    layout.py           numbers alone: the fewest dimensions of a walk, rows, pieces of a launch
-    host.py             NumPy
-    waiting.py          what a stream still reads, kept until it has finished
-    kernels.py          the one kernel
-    view.py             what a view is: items in some memory
+    layout.py           arithmetic of shapes and strides
+    host.py             copies on the host, by NumPy
+    waiting.py          keeps objects until a stream has finished with them
+    kernels.py          the source of the kernel
+    view.py             a `View`: items in some memory
     readers.py          the protocols that lead to memory: `view_of`
     copy_stream.py      what the engine asks of a stream
-    launch.py           what is settled before a launch
+    launch.py           decisions before a launch
     cuda_stream.py, opencl_stream.py
-    engine.py           the order of exits, and the way between two kinds of memory
-    _fast.pyx           two arrays of NumPy's own; all else goes to the engine
+    engine.py           the checks, and the path between two kinds of memory
+    _fast.pyx           copies between two NumPy arrays; all else goes to the engine
 """
 
 from bfc.copying._fast import copy

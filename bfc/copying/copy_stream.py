@@ -12,39 +12,40 @@ if TYPE_CHECKING:
 
 
 class CopyStream(Protocol):
-    """A device, and the stream of it that a copy is queued on: all that the engine asks of either
-    vendor's. What it asks of one vendor's alone, on that vendor's way, is in the class of that name
-    (`CUDACopyStream`, `OpenCLCopyStream`)."""
+    """The stream of a device that a copy is queued on, as the engine needs it from CUDA and from
+    OpenCL. What only one of them needs is in that one's class (`CUDACopyStream`,
+    `OpenCLCopyStream`)."""
 
     def wait_for_users(self, *views: View) -> None:
-        """Lets what is queued here from now on wait for what uses the views' memory now."""
+        """Makes all that is queued here later wait for what uses the views' memory now."""
 
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
         """Packed memory on the device. Raises OutOfMemoryError."""
 
     def release(self, view: View) -> None:
-        """Frees a temporary after what is queued here now."""
+        """Frees a temporary once all that is queued here now has finished."""
 
     def move(self, to: View, source: View) -> None:
         """Queues a copy of bytes: both sides are contiguous, and one is on this device."""
 
     def move_rows(self, to: View, source: View, rows: Rows) -> bool:
-        """Queues a copy of rows, or answers that the driver has none for these."""
+        """Queues a copy of rows. False if the driver has no copy for such rows."""
 
     def launch(self, to: View, source: View, change: int) -> None:
-        """Queues the kernel. Both sides are memory that it can reach."""
+        """Queues the kernel. It must be able to reach the memory of both sides."""
 
     def prepare(self, to: np.dtype[Any], source: np.dtype[Any]) -> bool:
-        """Compiles the kernel for a cast. False: there is none, and the host has to cast."""
+        """Compiles the kernel for a cast. False if there is none, so that the host has to cast."""
 
     def refuse_capture(self) -> None:
-        """Raises if a graph is captured: called before the host has a part in the copy."""
+        """Raises an error if a graph is being captured. Called before the host takes part in a
+        copy."""
 
     def synchronize(self) -> None:
         """Waits for what is queued here."""
 
     def wait_for(self, other: Any) -> None:
-        """Lets what is queued here from now on wait for what is queued on another stream now."""
+        """Makes all that is queued here later wait for what is queued on another stream now."""
 
     def keep(self, host: View) -> None:
-        """Keeps the host's memory until what is queued here now is done."""
+        """Keeps the host's memory until all that is queued here now has finished."""

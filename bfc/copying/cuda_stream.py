@@ -1,4 +1,4 @@
-"""The copies of CUDA devices, by the driver's calls through cuda-python."""
+"""Copies on CUDA devices, by driver calls through cuda-python."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ THREADS, BLOCKS_EACH = 256, 32
 
 
 def chosen_stream(stream: Any) -> int | None:
-    """The handle that a user named, for this copy or by `bfc.use_stream`; None where neither, or
-    where the latter is a queue of OpenCL's."""
+    """The handle of the stream that the user passed to this copy or to `bfc.use_stream`. None if
+    there is neither, or if the latter is a queue of OpenCL."""
     if stream is None:
         stream = _current.current_stream()
         if stream is None or is_queue(stream):
             return None
     if is_queue(stream):
-        raise TypeError("a stream is one of CUDA's here, not a pyopencl.CommandQueue")
+        raise TypeError("a copy on CUDA takes a CUDA stream, not a pyopencl.CommandQueue")
     return stream_handle(stream) or 1
 
 
 def reaches(source: View, to: View) -> bool:
-    """Whether the source's device may write the destination's memory. Enabling peer access does not
-    cover memory that belongs to no context."""
+    """Whether the source's device may write the destination's memory. Peer access does not cover
+    memory that belongs to no context."""
     return peer_access(source.ordinal, to.ordinal) and not is_mapped(to.address)
 
 
 def forget() -> None:
-    """Asks everything anew, as after a reset of the devices."""
+    """Forgets all that was asked of the devices, for use after they were reset."""
     calls.forget()
     _libraries.clear()
     _waiting.forget()
@@ -111,8 +111,8 @@ def _refused(handle: int | None, stream: Any) -> int | None:
 
 
 def stream_named(stream: int, ordinal: int) -> CUDACopyStream:
-    """A stream that pinned memory names, which may be of any device. A default one is that of the
-    device where the memory was made."""
+    """A stream that pinned memory names. It may be of any device; a default stream is that of the
+    device on which the memory was made."""
     if stream <= PER_THREAD:
         return CUDACopyStream(device(ordinal), stream)
     return CUDACopyStream(device(device_of(context_of(stream))), stream)
@@ -131,9 +131,9 @@ def wait_on_host(view: View) -> None:
 
 
 class CUDACopyStream:
-    """A stream of a CUDA device. The memory that it has adopted knows at its end that the stream
-    used it. Every call is made with the device's primary context current, and leaves the caller's
-    as it was."""
+    """A stream of a CUDA device. At the end of its `with` block it releases the buffers that it
+    holds, and their allocators record that the stream used them. Every call is made with the
+    device's primary context current, and leaves the caller's current afterwards."""
 
     __slots__ = (
         "_call", "_capturing", "_followers", "_mode", "alone", "device", "handle", "held",
@@ -214,8 +214,8 @@ class CUDACopyStream:
             self.wait_for(there)
 
     def wait_for_users_of_pinned(self, host: View) -> None:
-        """The same for pinned memory: of a buffer of ours it waits for the buffer's stream, and
-        holds the buffer."""
+        """The same for pinned memory. If it belongs to a buffer of bfc, this holds the buffer, and
+        waits for the buffer's stream."""
         buffer = host.buffer or _buffer_under(host.array)
         shown = ("cuda_host", "cuda_managed")  # an array may show managed memory, too
         if buffer is None or not buffer.nbytes or buffer.device.kind not in shown:
@@ -227,9 +227,10 @@ class CUDACopyStream:
             self.wait_for(there)
 
     def note_use_of_pinned(self, host: View) -> None:
-        """Tells the caching allocator of a pinned block that the stream uses it. The stream may be
-        destroyed before the block is freed, so it is marked now: a buffer by the capsule that is
-        held, an address here. An event of a graph tells nothing, so that is left to the free."""
+        """Tells the allocator of a pinned block that the stream uses the block. The stream may be
+        destroyed before the block is freed, so it is marked now: for a buffer by the capsule that
+        is held, for an address here. While a graph is captured an event cannot be asked, so then
+        the stream is recorded, and marked when the block is freed."""
         pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
         found = pinned.find(host.address) if pinned is not None else None
         there = self

@@ -1,8 +1,8 @@
 """The steps of a copy, in the order of PyTorch's `copy_`: early exits, the path between two kinds
 of memory, and when temporaries are needed.
 
-The ways are the same for every kind of device. Copies are queued on a `CopyStream`, CUDA's or
-OpenCL's. The stream that the user named, if any, is called `named` here.
+The paths are the same for every kind of device. Copies are queued on a `CopyStream`, of CUDA or of
+OpenCL. `named` is the stream that the user passed, or None.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(dst: Any, src: Any, non_blocking: bool, named: Any, conj: bool, neg: boo
 
 
 def _told(named: Any) -> int:
-    """The CUDA stream that a DLPack producer is given."""
+    """The CUDA stream to pass to a DLPack producer."""
     return 1 if is_queue(named) else cuda_stream.chosen_stream(named) or 1
 
 
@@ -84,7 +84,7 @@ def _flags(change: int) -> tuple[bool, bool]:
     return bool(change & kernels.CONJUGATE), bool(change & kernels.NEGATE)
 
 
-# -- the ways --------------------------------------------------------------------------------------
+# -- the paths -------------------------------------------------------------------------------------
 
 
 def _cuda_way(to: View, source: View, change: int, non_blocking: bool, named: Any) -> None:
@@ -148,7 +148,7 @@ def _opencl_way(to: View, source: View, change: int, non_blocking: bool, named: 
 
 
 def _through_host(to: View, source: View, change: int, named: Any) -> None:
-    """Copies between devices of different kinds, by way of the host. Done when it returns."""
+    """Copies between devices of different kinds, through the host. Complete on return."""
     between = of_array(np.empty(source.shape, source.dtype))
     first, second = (None, named) if _is_of_second(named, to, source) else (named, None)
     _route(between, source, 0, False, first)
@@ -156,15 +156,16 @@ def _through_host(to: View, source: View, change: int, named: Any) -> None:
 
 
 def _is_of_second(named: Any, to: View, source: View) -> bool:
-    """Whether a stream is the destination's: of two in OpenCL, the one in its context."""
+    """Whether the stream that was named is one of the destination's device. If both sides are
+    OpenCL's, it is if it is in the destination's context."""
     if to.kind == source.kind:
         return bool(getattr(named, "context", None) == to.context)
     return is_queue(named) == (to.kind == "opencl")
 
 
 def _as_bytes(to: View, source: View) -> tuple[View, View] | None:
-    """Both sides from their first byte on, where the copy is one of bytes: same dtype, and one run
-    of items on both sides."""
+    """Both sides, seen from their first byte on, if the copy is one of plain bytes: if they have
+    the same dtype, and are one run of items each."""
     if to.dtype != source.dtype:
         return None
     if to.strides == source.strides and to.is_packed:
@@ -176,7 +177,7 @@ def _as_bytes(to: View, source: View) -> tuple[View, View] | None:
 
 
 def _within(stream: CopyStream, to: View, source: View, change: int) -> None:
-    """A copy on one device, or to where its kernels reach."""
+    """A copy on one device, or to memory that its kernels can reach."""
     if to.dtype == source.dtype and not change:
         ends = _as_bytes(to, source)
         if ends is not None:
@@ -204,7 +205,7 @@ def _from_below(view: View, offset: int) -> View:
 def _cast_on_host(
     first: CopyStream, second: CopyStream, to: View, source: View, change: int
 ) -> None:
-    """Casts dtypes that kernels cannot on the host. Done when it returns."""
+    """Casts on the host, between dtypes for which there is no kernel. Complete on return."""
     first.refuse_capture()
     second.refuse_capture()
     between = of_array(np.empty(source.shape, source.dtype))
@@ -213,7 +214,7 @@ def _cast_on_host(
 
 
 def requires_temporaries(*, same_device: bool, peers: bool, alike: bool) -> bool:
-    """PyTorch's table: whether a copy goes by way of packed memory in one dtype."""
+    """PyTorch's rule: whether a copy goes through packed memory of one dtype."""
     if same_device or alike:
         return False
     return not peers
@@ -228,7 +229,7 @@ def _across(stream: CopyStream, to: View, source: View, change: int, non_blockin
 
 
 def _rows_across(stream: CopyStream, to: View, source: View, change: int) -> bool:
-    """Queues rows that are long enough to go without a temporary; answers whether it did."""
+    """Queues rows that are long enough to be copied without a temporary. Returns whether it did."""
     if change or to.dtype != source.dtype:
         return False
     way = walk(to.shape, to.strides, source.strides)
@@ -268,7 +269,8 @@ def _to_device(stream: CopyStream, to: View, source: View, change: int, non_bloc
 
 
 def _changes_in_place(stream: CopyStream, to: View) -> bool:
-    """Whether what has arrived is changed without a temporary, for which there may be no room."""
+    """Whether values that have arrived can be changed without a temporary, for which there may be
+    no room."""
     if not stream.prepare(to.dtype, to.dtype):
         return False
     size = kernels.component_size(str(kernels.code_of(to.dtype)))
@@ -353,8 +355,8 @@ def _between(
     peers: bool,
     non_blocking: bool,
 ) -> None:
-    """From one CUDA device to another: on the source's stream, which comes after what is queued on
-    the destination's, and before what will be."""
+    """From one CUDA device to another, on the source's stream. The copy comes after all that is
+    queued on the destination's stream now, and before all that is queued there later."""
     ends = None if change else _as_bytes(to, source)
     if not requires_temporaries(same_device=False, peers=peers, alike=ends is not None):
         casts = bool(change) or to.dtype != source.dtype
@@ -378,8 +380,8 @@ def _by_temporaries(
     change: int,
     non_blocking: bool,
 ) -> None:
-    """Packed on the source's device, moved, spread on the destination's. What casts is the source's
-    device where the copy is non-blocking, else the destination's."""
+    """Packs the items on the source's device, moves them, and spreads them on the destination's. A
+    non-blocking copy casts on the source's device, a blocking one on the destination's."""
     casts = bool(change) or to.dtype != source.dtype
     caster = first if non_blocking else second
     if casts and not caster.prepare(to.dtype, source.dtype):

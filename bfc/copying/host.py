@@ -1,4 +1,4 @@
-"""Copies between arrays of the host: NumPy's own, with conjugation and negation."""
+"""Copies between arrays of the host, by NumPy, with conjugation and negation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.exceptions import ComplexWarning
 
 Array = np.ndarray[Any, Any]
 
-#: Kinds of dtypes whose complex source loses its imaginary part. A bool asks for either part.
+#: Kinds of destinations in which a complex source loses its imaginary part. (A bool is not one of
+#: them: it is True if either part is not 0.)
 REAL = "iuf"
 
 
@@ -41,18 +42,18 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> None:
-    """Copies between views that were checked. Overlapping ones are copied as if from a copy."""
+    """Copies between views that were checked. If they overlap, the result is as if they did not."""
     complex_source = source.dtype.kind == "c"
     if complex_source and to.dtype.kind in REAL:
         source, complex_source = source.real, False
     conj = conj and complex_source
     if not (conj or neg):
         if to.dtype != source.dtype and not (_is_number(to.dtype) and _is_number(source.dtype)):
-            # A text that is no number raises an error when it is reached. Nothing may be written
-            # before.
+            # A text that is not a number raises an error when it is reached. Nothing may be written
+            # before that.
             source = source.astype(to.dtype)
         elif to.ndim == 1 and np.may_share_memory(to, source):
-            # NumPy does not see that different steps through the same memory meet.
+            # NumPy does not notice that different steps through the same memory meet.
             source = source.copy()
         np.copyto(to, source, casting="unsafe")
         return

@@ -1,8 +1,8 @@
 """The kernel that copies item by item, in the language that OpenCL C and CUDA C share.
 
-One text serves both: a few macros at its top are all that differs. There is a kernel for each pair
-of dtypes, made from the same body. Each walks a shape with a stride in bytes a dimension on either
-side; conjugation and negation are asked for at the launch.
+One text serves both; they differ only in a few macros at its top. There is a kernel for each pair
+of dtypes, made from the same body. It walks a shape that has, for each dimension, a stride in bytes
+on either side. Conjugation and negation are arguments of the launch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-#: What a launch may ask for besides the cast, on the values read.
+#: What a launch may ask for in addition to the cast. It is done to the values read.
 CONJUGATE, NEGATE = 1, 2
 
 #: Names of the dtypes with arithmetic, as NumPy's kind and size.
 CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
-#: Of what a plain copy moves at a time.
+#: The types by which a plain copy moves bytes, by their size.
 UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 HEADER = Template("""
@@ -73,7 +73,7 @@ INLINE float float_of_half(u2 half_bits)
     return sign ? -small : small;
 }
 
-/* To the nearest, of two as near to the even one. */
+/* Rounds to nearest, ties to even. */
 INLINE u2 half_of_float(float value)
 {
     u4 all = BITS_OF_FLOAT(value), sign = all >> 16 & 0x8000, bits = all & 0x7fffffff;
@@ -115,7 +115,8 @@ INLINE u2 half_of_double(double value)
 #endif
 """).substitute(dims=MAX_DIMS)
 
-#: A CPU reads on from where it is; the threads of a GPU read side by side.
+#: On a CPU each thread copies a run of items. On a GPU neighbouring threads copy neighbouring
+#: items.
 BODY = Template("""
 KERNEL void $name(GLOBAL u1 *to, i8 to_start, GLOBAL const u1 *source, i8 source_start,
                   Layout layout, u4 items, i4 dims, i4 change)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | None:
-    """The codes of the kernel, source and destination, and the way that it walks. None where items
-    do not lie at multiples of their size, as a kernel with arithmetic needs them to."""
+    """The codes of the kernel's dtypes, source and destination, and its walk. None if items do not
+    lie at multiples of their size, as a kernel with arithmetic needs them to."""
     way = walk(to.shape, to.strides, source.strides)
     if not change and to.dtype == source.dtype:
         unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)
@@ -32,8 +32,8 @@ def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | 
 
 
 def launch_by_temporaries(stream: CopyStream, to: View, source: View, change: int) -> None:
-    """Copies by way of temporaries in which items are aligned to their size; source and destination
-    are copied from and to them as plain bytes."""
+    """Copies through temporaries in which items are aligned to their size. Between these and source
+    and destination, plain bytes are copied."""
     with (
         borrowed(stream, source.dtype, source.shape) as packed,
         borrowed(stream, to.dtype, to.shape) as cast,

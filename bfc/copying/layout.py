@@ -1,5 +1,5 @@
-"""Where the items of two sides of a copy lie, as numbers alone: shapes, strides and offsets in
-bytes. Knows no device and no NumPy."""
+"""Arithmetic of where the items of a copy lie on its two sides: shapes, and strides and offsets in
+bytes. Needs no device and no NumPy."""
 
 from __future__ import annotations
 
@@ -134,8 +134,9 @@ def is_one_run(way: Walk, itemsize: int) -> bool:
 
 
 def rows_of(way: Walk, itemsize: int) -> Rows | None:
-    """The walk as rows, or rows of slices, that a driver copies; None where it cannot: too many
-    dimensions, items that go backwards or stand still, slices that are no whole number of rows."""
+    """The walk as rows, or slices of rows, that a driver can copy. None if it cannot: if there are
+    too many dimensions, items that go backwards or share memory, or slices that are not a whole
+    number of rows."""
     dims = list(way.dims)
     width = itemsize
     if dims and dims[-1].to == dims[-1].source == itemsize:
@@ -153,7 +154,8 @@ def rows_of(way: Walk, itemsize: int) -> Rows | None:
 
 
 def pieces(way: Walk, max_dims: int = MAX_DIMS, max_items: int = MAX_ITEMS) -> Iterator[Walk]:
-    """The walk in launches that a kernel takes: few enough dimensions, few enough items."""
+    """The walk, cut into pieces that one launch of a kernel can take: each has few enough
+    dimensions and items."""
     dims, to, source = way
     if len(dims) <= max_dims and way.items <= max_items:
         yield way
@@ -169,8 +171,8 @@ def pieces(way: Walk, max_dims: int = MAX_DIMS, max_items: int = MAX_ITEMS) -> I
 
 
 def in_units(way: Walk, itemsize: int, to: int, source: int) -> tuple[int, Walk]:
-    """(unit, walk): plain items of any size as units of 1, 2, 4 or 8 bytes that lie at multiples of
-    themselves on both sides, which start at `to` and `source`."""
+    """(unit, walk): the same bytes as units of 1, 2, 4 or 8 bytes, the largest that are aligned to
+    their size on both sides. The sides start at the addresses `to` and `source`."""
     together = itemsize | 8 | (to + way.to) | (source + way.source)
     for dim in way.dims:
         together |= dim.to | dim.source

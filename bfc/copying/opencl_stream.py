@@ -1,4 +1,4 @@
-"""The copies of OpenCL devices, through pyopencl."""
+"""Copies on OpenCL devices, through pyopencl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAYOUT: Any = np.dtype(
 
 
 class Context:
-    """The queue of a context for copies that name no queue, and its kernels."""
+    """A context's kernels, and its queue for copies that name none."""
 
     def __init__(self, context: Any, device: Any) -> None:
         self.context = context
@@ -60,7 +60,7 @@ class Context:
             return self._queue
 
     def kernel(self, source: str, to: str) -> Any:
-        """A kernel of one's own: its arguments are set in it."""
+        """A new kernel object, since its arguments are set in it."""
         with self.lock:
             if (source, to) not in self._programs:
                 text = kernels.text_of([(source, to)])
@@ -94,8 +94,9 @@ def context_of(context: Any, device: Any) -> Context:
 
 
 def stream_for(view: View, stream: Any) -> OpenCLCopyStream:
-    """On the queue that the user named, or chose for a while, or the memory names, or the context's
-    own. Raises DeviceUnavailableError in a forked child, where a queue would wait for ever."""
+    """The stream of a copy: the queue that the user passed; else that of `bfc.use_stream`; else the
+    one that the memory names; else the context's own. Raises DeviceUnavailableError in a forked
+    child, where a queue would wait for ever."""
     _opencl.refuse_child()
     _opencl.note_use()
     context = view.context
@@ -110,7 +111,8 @@ def stream_for(view: View, stream: Any) -> OpenCLCopyStream:
 
 
 def _chosen(context: Any) -> Any:
-    """The queue of `bfc.use_stream`, where this memory can have it. A number is CUDA's stream."""
+    """The queue of `bfc.use_stream`, if this memory can be used on it. (A number is a CUDA
+    stream.)"""
     chosen = current_stream()
     if isinstance(chosen, cl.CommandQueue) and context in (None, chosen.context):
         return chosen
@@ -140,7 +142,7 @@ class OpenCLCopyStream:
     def __init__(self, known: Context, queue: Any) -> None:
         self.known = known
         self.queue = known.queue() if queue is None else queue
-        #: Whether nobody but us knows the queue, and can wait for it.
+        #: True if only bfc knows the queue, so that nobody else can wait for it.
         self.is_private = queue is None
         self.last: list[Any] = []
         self.earlier: list[Any] = []  # events of arrays, which all that is queued here comes after
@@ -159,7 +161,7 @@ class OpenCLCopyStream:
             elif view.events is None:
                 has_no_events = True
         if has_no_events and not _queues.is_ordered(self.queue):
-            self.wait_for(self.queue)  # its order is all that such memory has
+            self.wait_for(self.queue)  # nothing else says when such memory was last used
         self.last.extend(self.earlier)
 
     def note_uses(self, *views: View) -> None:
@@ -279,7 +281,7 @@ class OpenCLCopyStream:
         return None
 
     def _move_overlapping(self, to: View, source: View) -> None:
-        """Copies by way of a temporary, as if the two did not overlap: OpenCL refuses to."""
+        """Copies through a temporary, since OpenCL refuses to copy between overlapping ranges."""
         between = self.temporary(source.dtype, to.shape)
         try:
             self.move(between, source)

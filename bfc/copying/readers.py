@@ -60,7 +60,7 @@ def _of_buffer(buffer: Buffer, _thing: Any, _stream: int) -> View:
             view.array.flags.writeable = False
         return view
     if device.kind != "opencl":
-        raise TypeError(f"memory on {device} has no bytes that could be copied")
+        raise TypeError(f"memory on {device} has no bytes to copy")
     if root.nbytes:
         _find_in_opencl(view, root)
     return view
@@ -125,7 +125,7 @@ def _of_array_interface(_found: Any, thing: Any, _stream: int) -> View:
 
 
 def _of_items(thing: Any) -> View:
-    """A new array of what lies in no memory that could be read: numbers, lists of numbers."""
+    """A new array of something that is not memory: a number, a list of numbers."""
     array = np.asarray(thing)
     if array.dtype.hasobject:
         raise TypeError(
@@ -159,7 +159,7 @@ def _cl_memory(thing: Any) -> Any:
     if cl is None or not isinstance(thing, (cl.MemoryObjectHolder, cl.SVMPointer)):
         return None
     if isinstance(thing, cl.Image):
-        raise TypeError("an image of OpenCL's is not copied: its layout is the driver's own")
+        raise TypeError("bfc.copy does not copy OpenCL images: their layout is the driver's own")
     return thing
 
 
@@ -217,7 +217,10 @@ def _of_cuda_interface(interface: Any, thing: Any, _stream: int) -> View:
             f"{type(interface).__name__}"
         )
     if interface.get("mask") is not None:
-        raise TypeError("__cuda_array_interface__ with a mask is not copied: copy data and mask")
+        raise TypeError(
+            "bfc.copy does not copy a __cuda_array_interface__ with a mask: copy data and mask "
+            "separately"
+        )
     stream = interface.get("stream")
     if stream == 0:
         raise ValueError("__cuda_array_interface__ names stream 0, which could mean two streams")
@@ -350,19 +353,20 @@ def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
     return dtype
 
 
-# -- one table of them -----------------------------------------------------------------------------
+# -- the table of protocols ------------------------------------------------------------------------
 
 
 class Protocol(NamedTuple):
-    """`find` returns what leads to the memory of an object, None if the object does not speak it.
-    `read` makes a view of that, the object, and the stream that a DLPack producer on CUDA is told.
+    """`find(thing)` returns what the protocol offers for an object, or None if the object does not
+    support it. `read(found, thing, stream)` makes a view of that; `stream` is for a DLPack producer
+    on CUDA.
     """
 
     find: Callable[[Any], Any]
     read: Callable[[Any, Any, int], View]
 
 
-#: The first one that an object speaks is read: many arrays speak several of the last four.
+#: The first that an object supports is read: many arrays support several of the last four.
 PROTOCOLS = (
     Protocol(_buffer, _of_buffer),
     Protocol(_numpy, _of_numpy),
@@ -376,10 +380,11 @@ PROTOCOLS = (
 
 
 def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
-    """The memory of an object. `stream` is told to a DLPack producer on CUDA.
+    """The memory of an object. `stream` is passed to a DLPack producer on CUDA.
 
-    Raises TypeError for what has no memory that can be read (written), ClosedError for a buffer
-    that was freed, InvalidPointerError for CUDA memory that the driver does not know.
+    Raises TypeError if the object has no memory to read (or, if `writes`, to write), ClosedError
+    for a buffer that was freed, and InvalidPointerError for CUDA memory that the driver does not
+    know.
     """
     for find, read in PROTOCOLS:
         found = find(thing)
@@ -388,6 +393,6 @@ def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
     if writes:
         raise TypeError(
             f"a {type(thing).__name__} has no memory to copy into: a destination is a NumPy array "
-            "or speaks the buffer protocol, __cuda_array_interface__ or DLPack, or is OpenCL's"
+            "or one of pyopencl, or supports the buffer protocol, __cuda_array_interface__ or DLPack"
         )
     return _of_items(thing)

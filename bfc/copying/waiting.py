@@ -24,7 +24,7 @@ class Waiting:
         """Keeps an object, and drops those whose events are done, the oldest first."""
         self._queue.append((event, what))
         if not self._lock.acquire(blocking=False):
-            return  # whoever holds it does this
+            return  # the thread that holds it drops what is done
         gone = []
         try:
             while self._queue and self._is_done(self._queue[0][0]):
@@ -33,7 +33,7 @@ class Waiting:
             self._lock.release()
 
     def events(self) -> list[Any]:
-        """Those that something is kept for, the oldest first."""
+        """The events that an object is kept for, the oldest first."""
         return [event for event, _what in list(self._queue)]
 
     def forget(self) -> None:
