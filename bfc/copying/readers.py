@@ -392,7 +392,7 @@ def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
             return read(found, thing, stream)
     if writes:
         raise TypeError(
-            f"a {type(thing).__name__} has no memory to copy into: a destination is a NumPy array "
-            "or one of pyopencl, or supports the buffer protocol, __cuda_array_interface__ or DLPack"
+            f"a {type(thing).__name__} has no memory to copy into: use a NumPy or pyopencl "
+            "array, or an object with the buffer protocol, __cuda_array_interface__ or DLPack"
         )
     return _of_items(thing)
