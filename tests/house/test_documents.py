@@ -257,9 +257,9 @@ BEHAVIOUR = {
     "TensorFlow": (ROOT / "docs" / "behaviour" / "tensorflow.md").read_text(),
     "PyTorch": (ROOT / "docs" / "behaviour" / "pytorch.md").read_text(),
 }
-PLACE = r"(?:CC-\d+[a-c]?|\d+\.\d+|\d+[a-g]?)"
+PLACE = r"(?:(?:CC|EX)-\d+[a-c]?|\d+\.\d+|\d+[a-g]?)"
 #: "PyTorch's behaviour, 5.3 and 5.5", "PyTorch's behaviour, case 34b",
-#: "TensorFlow's behaviour, CC-39".
+#: "PyTorch's behaviour, EX-12", "TensorFlow's behaviour, CC-39".
 CITED = re.compile(
     r"(TensorFlow|PyTorch)'s behaviour(?:\]\([^)]*\))?, (cases? )?"
     rf"({PLACE}(?:(?: and | to |, ){PLACE})*)"
@@ -267,18 +267,18 @@ CITED = re.compile(
 
 
 def places(original: str) -> set[str]:
-    """What can be cited of a document: its sections, and "case 34b" or "CC-30"."""
+    """What can be cited of a document: its sections, and "case 34b", "CC-30" or "EX-12"."""
     text = BEHAVIOUR[original]
     sections = re.findall(r"^##+ (\d+(?:\.\d+)?)", text, re.MULTILINE)
-    cases = re.findall(r"^\| (CC-\d+[a-c]?|\d+[a-g]?) \|", text, re.MULTILINE)
-    return {*sections, *(case if case.startswith("CC") else f"case {case}" for case in cases)}
+    cases = re.findall(r"^\| ((?:CC|EX)-\d+[a-c]?|\d+[a-g]?) \|", text, re.MULTILINE)
+    return {*sections, *(case if "-" in case else f"case {case}" for case in cases)}
 
 
 def citations(text: str) -> list[tuple[str, str]]:
     """Whose behaviour is cited and where, also over the end of a line and of a comment's line."""
     flat = re.sub(r"\s*\n[ \t]*(?:#:?|//|\*)?[ \t]*", " ", text)
     return [
-        (original, f"case {place}" if case and not place.startswith("CC") else place)
+        (original, f"case {place}" if case and "-" not in place else place)
         for original, case, listed in CITED.findall(flat)
         for place in re.findall(PLACE, listed)
     ]

@@ -103,3 +103,18 @@ def test_the_device_can_be_made_smaller_or_larger() -> None:
         assert ("reserve", 20 * MIB, RANGE + 120 * MIB) in peer.calls
         peer.resize(300 * MIB)
         assert peer.malloc(60 * MIB) == RANGE + 20 * MIB
+
+
+def test_the_text_names_what_is_missing_and_proposes_what_is_on_already() -> None:
+    # (PyTorch's behaviour, EX-48)
+    with TorchPeer(settings="expandable_segments:True", capacity=50 * MIB) as peer:
+        peer.malloc(30 * MIB)
+        answer = peer.malloc(60 * MIB)
+    assert isinstance(answer, Failure)
+    for part in (
+        "Tried to allocate 60.00 MiB",
+        "30.00 MiB is allocated",
+        "10.00 MiB is reserved by PyTorch but unallocated",
+        "expandable_segments:True",
+    ):
+        assert part in answer.text, answer.text
