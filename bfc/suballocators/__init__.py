@@ -4,6 +4,7 @@ base.py           the contract
 _contract.pyx     the call of a source in Python, and whether its answer is a block
 virtual.py        the books of a source that maps memory
 host_pages.py     host memory that is mapped
+cuda_pages.py     memory of a CUDA device that is mapped
 simulated.py, host.py, cuda.py, opencl.py
 """
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Literal, SupportsIndex
 
-from bfc.devices import Device
-from bfc.drivers.cuda import _device
+from bfc.devices import Availability, Device
+from bfc.drivers.cuda import _device, _virtual
+from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.cuda_pages import CUDAPages
 from bfc.units import as_int, format_bytes
 
 Kind = Literal["device", "managed", "pinned", "async"]
+HandleType = Literal["none", "posix", "fabric"]
 
 MIB = 1 << 20
 COMPUTE_CAPABILITY_MAJOR = 75  # numbers of CUdevice_attribute
@@ -38,6 +42,12 @@ class CUDASubAllocator(SubAllocator):
     kind : {"device", "managed", "pinned", "async"}, optional
         Memory of the device (cuMemAlloc), managed memory (cuMemAllocManaged), host memory that the
         device reaches (cuMemHostAlloc), or memory of the device's current pool (cuMemAllocAsync).
+    handle_type : {"none", "posix", "fabric"}, optional
+        What other processes may be given of pages (`create`): nothing, a file descriptor, or a
+        handle for other machines too. A device without fabric handles gives descriptors;
+        `handle_type` then says so.
+    peers : iterable of int, optional
+        Further devices that get access to mapped memory. `enable_peer` adds one later.
 
     Raises
     ------
@@ -47,7 +57,10 @@ class CUDASubAllocator(SubAllocator):
     DriverError
         If the driver fails, now or in a later call.
     ValueError
-        If `kind` is none of the four.
+        If `kind` is none of the four, `handle_type` none of the three, or the device has no such
+        handles.
+    SubAllocatorError
+        If a peer cannot access the device's memory.
 
     Notes
     -----
@@ -57,6 +70,12 @@ class CUDASubAllocator(SubAllocator):
     In a forked child, and after a reset of the context (`cudaDeviceReset`, numba's `cuda.close()`),
     the memory is gone: freeing and closing do nothing then, and all other driver calls raise
     DriverError. An allocation that finds a free chunk makes no driver call, and does not notice.
+
+    Memory of the kind "device" can be mapped, too (`supports_virtual_memory`), if the device and
+    its driver can. What asks the driver for the whole of a buffer gets one page of such memory:
+    cudaIpcGetMemHandle fails, and registration for RDMA reaches the first page alone. Access by
+    cudaDeviceEnablePeerAccess does not reach it; `peers` do. If RDMA is possible with mapped memory
+    on the device, pages are made for it.
 
     Examples
     --------
@@ -71,8 +90,18 @@ class CUDASubAllocator(SubAllocator):
     streams_are_handles = True
     thread_streams = frozenset({2})
 
-    def __init__(self, device: SupportsIndex = 0, *, kind: Kind = "device") -> None:
+    def __init__(
+        self,
+        device: SupportsIndex = 0,
+        *,
+        kind: Kind = "device",
+        handle_type: HandleType = "none",
+        peers: Iterable[SupportsIndex] = (),
+    ) -> None:
         ordinal = as_int(device)
+        if handle_type not in _virtual.HANDLE_TYPES:
+            names = ", ".join(map(repr, _virtual.HANDLE_TYPES))
+            raise ValueError(f"handle_type is one of {names}, not {handle_type!r}")
         self._memory = _device.DeviceMemory(ordinal, kind)
         self.kind = kind
         self.device = Device(
@@ -84,6 +113,13 @@ class CUDASubAllocator(SubAllocator):
         self._host_accessible = kind == "pinned" or (
             kind == "managed" and bool(self._memory.attribute(CONCURRENT_MANAGED_ACCESS))
         )
+        self._handle_type = handle_type
+        self._maps: Availability | None = None
+        self._own_pages: CUDAPages | None = None
+        if handle_type != "none":
+            self._pages  # noqa: B018  # which finds out whether the device has such handles
+        for peer in peers:
+            self.enable_peer(peer)
 
     def __repr__(self) -> str:
         live, total = format_bytes(self.live_bytes), format_bytes(self.total_bytes)
@@ -92,8 +128,9 @@ class CUDASubAllocator(SubAllocator):
 
     @property
     def live_bytes(self) -> int:
-        """The bytes that were allocated and not freed."""
-        return self._memory.live_bytes
+        """The bytes that were allocated and not freed, pages counted too."""
+        pages = self._own_pages
+        return self._memory.live_bytes + (pages.books.page_bytes if pages is not None else 0)
 
     @property
     def name(self) -> str:
@@ -157,6 +194,21 @@ class CUDASubAllocator(SubAllocator):
     def order(self, first: int, then: int) -> None:
         self._memory.order(first, then)
 
+    def wait(self, stream: int) -> None:
+        """Wait for one stream of this device, whichever device is current: cuStreamSynchronize.
+
+        Parameters
+        ----------
+        stream : int
+            A handle. 0 is the default stream.
+
+        Raises
+        ------
+        DriverError
+            If the wait fails, or the stream is being captured.
+        """
+        self._memory.wait(stream)
+
     def stream_id(self, stream: int) -> int:
         return self._memory.stream_id(stream)
 
@@ -166,6 +218,101 @@ class CUDASubAllocator(SubAllocator):
     def synchronize(self) -> None:
         """Wait for all work on the device."""
         self._memory.synchronize()
+
+    # -- memory that is mapped --------------------------------------------------------------------
+
+    @property
+    def supports_virtual_memory(self) -> Availability:  # type: ignore[override]
+        """Whether memory of this kind, device and driver can be mapped. It prints why, or why not.
+
+        The first time it asks the driver.
+        """
+        if self._maps is None:
+            if self.kind != "device":
+                return Availability(False, f'only memory of the kind "device" is mapped: {self!r}')
+            try:
+                why_not = _virtual.why_not(self.device.ordinal)
+            except (DeviceUnavailableError, DriverError) as error:
+                return Availability(False, str(error))
+            self._maps = Availability(
+                not why_not, why_not or f"device {self.device.ordinal} and its driver map memory"
+            )
+        return self._maps
+
+    @property
+    def mapping_granularity(self) -> int:  # type: ignore[override]
+        """As the driver says: 2 MiB on most devices. 0 if memory cannot be mapped."""
+        return self._pages.books.granularity if self.supports_virtual_memory else 0
+
+    @property
+    def handle_type(self) -> HandleType:
+        """What other processes may be given of pages: "none", "posix" or "fabric".
+
+        "fabric" becomes "posix" where the device gives no fabric handles. It may turn out with the
+        first page.
+        """
+        pages = self._own_pages
+        return self._handle_type if pages is None else pages.driver.handle_type
+
+    @property
+    def _pages(self) -> CUDAPages:
+        if self._own_pages is None:
+            if not self.supports_virtual_memory:
+                self._refuse_to_map()
+            self._own_pages = CUDAPages(self._memory, self._handle_type)
+        return self._own_pages
+
+    def reserve(self, nbytes: int) -> int | None:
+        return self._pages.reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self._pages.unreserve(address, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        return self._pages.create(nbytes)
+
+    def release(self, page: int) -> None:
+        self._pages.release(page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self._pages.map(address, pages)
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        self._pages.set_access(address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self._pages.unmap(address, nbytes)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The devices that have access to mapped memory beside this one, in order."""
+        return () if self._own_pages is None else self._own_pages.peers
+
+    def enable_peer(self, device: SupportsIndex) -> None:
+        """Give another device access to all mapped memory: what is mapped now, and later.
+
+        One driver call for each run of mapped addresses. If one fails, access is taken back. To
+        enable a device again does nothing.
+
+        Parameters
+        ----------
+        device : int
+            Its ordinal.
+
+        Raises
+        ------
+        SubAllocatorError
+            If this source maps no memory, or the device cannot reach it.
+        DriverError
+            If the driver fails.
+        """
+        pages, peer = self._pages, as_int(device)
+        if peer != self.device.ordinal and not _virtual.can_access(self.device.ordinal, peer):
+            raise SubAllocatorError(
+                f"device {peer} cannot access memory of device {self.device.ordinal}: "
+                "`nvidia-smi topo -m` shows which devices reach each other"
+            )
+        pages.enable_peer(peer)
 
     def allocation_limit(self) -> int:
         """What TensorFlow takes by default: the memory that is free now, minus a reserve.

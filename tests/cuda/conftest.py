@@ -41,12 +41,13 @@ def account(machine: emulator.Driver | None) -> Iterator[None]:
         machine.reset(devices=3, total=TOTALS)
     machine.clear()
     gc.collect()
-    before = machine.live()
+    before = machine.live(), machine.reservations(), machine.live_handles()
     yield
     machine.release_all()
     gc.collect()
     assert machine.complaints == []
-    assert machine.live() == before, "device memory was leaked"
+    after = machine.live(), machine.reservations(), machine.live_handles()
+    assert after == before, "device memory or addresses were leaked"
 
 
 @pytest.fixture

@@ -112,6 +112,25 @@ def test_a_driver_that_is_too_old_for_a_call(call: str, name: str) -> None:
 
 
 @needs_emulator
+def test_a_driver_that_is_too_old_to_map_gives_blocks_all_the_same() -> None:
+    text = output("""
+        driver.hide("cuMemGetAllocationGranularity")
+        import bfc
+        source = bfc.CUDASubAllocator()
+        print(bool(source.supports_virtual_memory), source.supports_virtual_memory)
+        print(source.mapping_granularity)
+        with bfc.BFCAllocator(source, memory_limit="2 MiB") as allocator:
+            allocator.allocate(5).free()
+        print("served")
+    """)
+    assert text.splitlines() == [
+        "False the driver is too old to map memory: update it",
+        "0",
+        "served",
+    ]
+
+
+@needs_emulator
 def test_a_driver_that_does_not_start() -> None:
     text = output("driver.fail('cuInit', 999, times=None)\n" + textwrap.dedent(ASK))
     assert "the NVIDIA driver does not start: cuInit: CUDA_ERROR_UNKNOWN" in text

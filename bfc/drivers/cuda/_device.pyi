@@ -69,6 +69,9 @@ class DeviceMemory:
     def synchronize(self) -> None:
         """Waits for all work on the device. Raises DriverError, also if a kernel has failed earlier."""
 
+    def wait(self, stream: int) -> None:
+        """As SubAllocator.wait. Raises DriverError."""
+
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         """As SubAllocator.copy. Raises DriverError."""
 

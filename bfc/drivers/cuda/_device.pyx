@@ -9,7 +9,6 @@ from bfc.drivers.cuda._driver cimport (
     CAPTURED,
     CAPTURES_OTHERS,
     CONTEXT_IS_DESTROYED,
-    DEINITIALIZED,
     INVALID_CONTEXT,
     NOT_INITIALIZED,
     NOT_LIVE,
@@ -22,6 +21,7 @@ from bfc.drivers.cuda._driver cimport (
     failure,
     first_active_device,
     forked,
+    is_lost,
 )
 
 from bfc.drivers.cuda._driver import attribute, device_count, driver_version, load
@@ -502,6 +502,14 @@ cdef class DeviceMemory:
         if failed(result):
             raise failure(result, f"cuCtxSynchronize on device {self.ordinal}")
 
+    def wait(self, uint64_t stream):
+        """As SubAllocator.wait. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.drain_stream(stream)
+        if failed(result) and not is_lost(result):
+            raise failure(result, f"cuStreamSynchronize of stream {stream:#x} on device {self.ordinal}")
+
     def copy(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream):
         """As SubAllocator.copy. Raises DriverError."""
         cdef CUresult result
@@ -592,6 +600,17 @@ cdef class DeviceMemory:
             self.context.leave(mode)
         return result
 
+    cdef CUresult drain_stream(self, uint64_t stream) noexcept nogil:
+        cdef int mode
+        cdef CUresult result = self.context.enter(&mode)
+        if result != SUCCESS:
+            return result
+        result = unless_capturing(all_of(stream), CAPTURED)
+        if result == SUCCESS:
+            result = cu.stream_synchronize(all_of(stream))
+        self.context.leave(mode)
+        return result
+
     cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil:
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
@@ -628,11 +647,6 @@ cdef class DeviceMemory:
 
 _ALLOC_CALLS = {DEVICE: "cuMemAlloc", MANAGED: "cuMemAllocManaged", PINNED: "cuMemHostAlloc", ASYNC: "cuMemAllocAsync"}
 _FREE_CALLS = {DEVICE: "cuMemFree", MANAGED: "cuMemFree", PINNED: "cuMemFreeHost", ASYNC: "cuMemFreeAsync"}
-
-
-cdef inline bint is_lost(CUresult result) noexcept nogil:
-    """Whether memory is gone: with its context, or because it belongs to the parent of this process."""
-    return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 
 
 cdef int native_alloc(DeviceMemory memory, uint64_t alignment, uint64_t nbytes, uint64_t* address,

@@ -19,6 +19,24 @@ cdef enum:                      # CUresult, as far as the code decides by it; th
     CAPTURED = 907
     NOT_LIVE = -1               # ours: no block of this source
 
+cdef struct Location:           # CUmemLocation
+    int type
+    int id
+
+cdef struct MemoryProperties:   # CUmemAllocationProp
+    int type
+    int handle_types
+    Location location
+    void* windows
+    unsigned char compressed
+    unsigned char rdma
+    unsigned short usage
+    unsigned char reserved[4]
+
+cdef struct Access:             # CUmemAccessDesc
+    Location location
+    int flags
+
 cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*init)(unsigned int) noexcept nogil
     CUresult (*driver_version)(int*) noexcept nogil
@@ -61,9 +79,23 @@ cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*stream_synchronize)(void*) noexcept nogil
     CUresult (*stream_is_capturing)(void*, int*) noexcept nogil
     CUresult (*stream_id)(void*, unsigned long long*) noexcept nogil
+    CUresult (*can_access_peer)(int*, int, int) noexcept nogil
+    CUresult (*memory_granularity)(size_t*, const MemoryProperties*, int) noexcept nogil
+    CUresult (*address_reserve)(uint64_t*, size_t, size_t, uint64_t, unsigned long long) noexcept nogil
+    CUresult (*address_free)(uint64_t, size_t) noexcept nogil
+    CUresult (*memory_create)(uint64_t*, size_t, const MemoryProperties*, unsigned long long) noexcept nogil
+    CUresult (*memory_release)(uint64_t) noexcept nogil
+    CUresult (*memory_map)(uint64_t, size_t, size_t, uint64_t, unsigned long long) noexcept nogil
+    CUresult (*memory_unmap)(uint64_t, size_t) noexcept nogil
+    CUresult (*memory_set_access)(uint64_t, size_t, const Access*, size_t) noexcept nogil
 
 cdef Functions cu               # filled by `load`
 cdef bint forked                # the driver does not survive a fork: its calls fail in the child
+
+
+cdef inline bint is_lost(CUresult result) noexcept nogil:
+    """Whether memory is gone: with its context, or because it belongs to the parent of this process."""
+    return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 
 cdef object failure(CUresult result, str call)
 cdef bint failed(CUresult result) noexcept

@@ -55,6 +55,15 @@ _SIGNATURES = (
     ("cuStreamSynchronize", "CUstream"),
     ("cuStreamIsCapturing", "CUstream, CUstreamCaptureStatus *"),
     ("cuStreamGetId", "CUstream, unsigned PY_LONG_LONG *"),
+    ("cuDeviceCanAccessPeer", "int *, CUdevice, CUdevice"),
+    ("cuMemGetAllocationGranularity", "size_t *, CUmemAllocationProp const *, CUmemAllocationGranularity_flags"),
+    ("cuMemAddressReserve", "CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned PY_LONG_LONG"),
+    ("cuMemAddressFree", "CUdeviceptr, size_t"),
+    ("cuMemCreate", "CUmemGenericAllocationHandle *, size_t, CUmemAllocationProp const *, unsigned PY_LONG_LONG"),
+    ("cuMemRelease", "CUmemGenericAllocationHandle"),
+    ("cuMemMap", "CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned PY_LONG_LONG"),
+    ("cuMemUnmap", "CUdeviceptr, size_t"),
+    ("cuMemSetAccess", "CUdeviceptr, size_t, CUmemAccessDesc const *, size_t"),
 )
 
 cdef bint loaded = False
