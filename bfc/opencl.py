@@ -16,7 +16,7 @@ def is_available() -> Availability:
     Returns
     -------
     Availability
-        It prints why, or why not. No error is raised.
+        True or False; printed, it says what was found or what is missing. No error is raised.
 
     Examples
     --------

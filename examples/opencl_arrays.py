@@ -1,7 +1,7 @@
 """Arrays of pyopencl, and what is computed from them, in one pool of OpenCL memory.
 
 Needs `pip install 'bfc-allocator[opencl]'`, and an OpenCL device: the processor is one with
-`pip install pocl-binary-distribution`.
+`pip install pocl-binary-distribution`. Its compiler does not take processors newer than 2022.
 
     $ python examples/opencl_arrays.py
     8192 bytes in use

@@ -80,11 +80,12 @@ def _source_of(sub_allocator):
                         f"None, not {type(sub_allocator).__name__}")
     kind = sub_allocator.device.kind
     if not sub_allocator.host_accessible and kind != "simulated":
-        raise ValueError(f"a PinnedAllocator serves memory of the host, and {sub_allocator!r} has none")
+        raise ValueError(f"a PinnedAllocator needs memory of the host, and that of {sub_allocator!r} is not: take "
+                         f"bfc.CUDASubAllocator(kind=\"pinned\") or bfc.HostSubAllocator()")
     return sub_allocator, ""
 
 
-# The collector must not take the source away before the blocks have gone back to it.
+# The garbage collector must not clear the reference to the source before the blocks have gone back to it.
 @cython.no_gc_clear
 cdef class PinnedAllocator(PinnedBooks):
     """PyTorch's caching allocator for pinned host memory, which a device can copy asynchronously.
@@ -177,7 +178,7 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef int require_registering(self, source, settings) except -1:
         if settings.pinned_use_cuda_host_register and not hasattr(source, "alloc_registered"):
-            raise SettingsError(f"True is not possible: {source!r} has nothing that registers memory with CUDA",
+            raise SettingsError(f"True is not possible: {source!r} cannot register memory with CUDA",
                                 key="pinned_use_cuda_host_register", given="True", allowed="False",
                                 hint="bfc.CUDASubAllocator(kind=\"pinned\")")
         return 0
@@ -573,7 +574,7 @@ cdef class PinnedAllocator(PinnedBooks):
             report_unraisable(error, _PUT_OFF)
 
     cdef int give_back_block(self, Range block) except -1:
-        """A block that came, and is not used after all."""
+        """Gives a block back that the source gave, and that is not used after all."""
         if not try_push_back(self.leaving, block):
             self.free_timed(block, True)
         return self.give_back()

@@ -1,4 +1,4 @@
-"""The blocks of a `PinnedAllocator`, its stacks, and its figures."""
+"""The blocks of a `PinnedAllocator`, its stacks of free blocks, and its statistics."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -27,10 +27,10 @@ cdef struct Block:
     uint64_t received           # bytes, from the source; 0: a piece of the reserve
     uint64_t requested
     int64_t allocation_id       # while it is live, else 0
-    uint32_t fences             # that it waits for
-    uint32_t next               # of its stack, or of the unused records
+    uint32_t fences             # the number of fences that it waits for
+    uint32_t next               # the next block of its stack, or the next unused record
     State state
-    cbool exported              # other objects view it
+    cbool exported              # other objects hold views of it
     cbool unfreed               # a finaliser wanted to free it, but the device failed
 
 cdef struct Range:
@@ -58,7 +58,7 @@ cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil
 cdef class PinnedBooks(Owner):
     cdef vector[Block] blocks
     cdef uint32_t unused            # the first of the records that have no memory
-    cdef vector[uint32_t] stacks    # the top of each bucket
+    cdef vector[uint32_t] stacks    # the top of each bucket's stack
     cdef cmap[uint64_t, uint32_t] by_address
     cdef int64_t last_id
     cdef vector[Range] leaving      # blocks that are being given back to the source

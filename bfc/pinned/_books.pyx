@@ -37,7 +37,7 @@ cdef void decrease(Stat* stat, int64_t amount) noexcept nogil:
 
 
 cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil:
-    """As upstream, where a shortest time of 0 means that there is none yet."""
+    """Counts a time. As upstream, a shortest time of 0 means that there is none yet."""
     timer.total += microseconds
     timer.count += 1
     timer.longest = max(timer.longest, microseconds)
@@ -120,7 +120,7 @@ cdef class PinnedBooks(Owner):
         return handle
 
     cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil:
-        """A block becomes live."""
+        """Makes a block live."""
         cdef Block* block = &self.blocks[handle]
         self.last_id += 1
         block.allocation_id = self.last_id

@@ -173,7 +173,7 @@ class ChunkInfo:
     freed_at_count : int
         The timing counter's count of its free; 0 if there is none.
     last_requested_size : int
-        What was asked for last in a free chunk, which PyTorch's snapshots go on naming.
+        For a free chunk, the bytes that were last asked for in it: PyTorch's snapshots show them.
     frames : tuple of Frame
         The Python frames of its allocation, if a history keeps them.
     """
@@ -210,7 +210,7 @@ class RegionInfo:
     size : int
         Its size in bytes.
     chunks : tuple of ChunkInfo
-        The chunks that tile it, in address order.
+        Its chunks, in address order. They cover it without gaps.
     stream : int
         In PyTorch's policy, the stream that its chunks belong to.
     kind : str
@@ -231,7 +231,7 @@ class RegionInfo:
 
     @property
     def end(self) -> int:
-        """The address behind its last byte."""
+        """The address after its last byte."""
         return self.ptr + self.size
 
 
@@ -278,7 +278,7 @@ class Snapshot:
     history : tuple of HistoryEntry
         What was recorded, oldest first (`CachingAllocator.record_history`).
     settings : CachingSettings or None
-        The settings of PyTorch's policy; None of another.
+        The settings of PyTorch's policy; None under another policy.
     """
 
     device: str
@@ -386,9 +386,9 @@ class Snapshot:
 
         Notes
         -----
-        A viewer runs the history backwards from the segments. Entries with which it could not are
-        left out: those about memory that is in no segment, and all before one that contradicts the
-        segments. Equal lists of frames are one list. Cost: O(n log n).
+        The viewer runs the history backwards from the segments. Entries that would make it fail are
+        left out: those about memory that is in no segment, and all entries before one that
+        contradicts the segments. Equal lists of frames are one object. Cost: O(n log n).
 
         Examples
         --------

@@ -248,7 +248,7 @@ class SubAllocator(ABC):
         Returns
         -------
         tuple of (int, int)
-            The two. Only asked for memory that has handles (OpenCL).
+            `data` and `byte_offset`. Only asked for memory that has handles (OpenCL).
 
         Raises
         ------

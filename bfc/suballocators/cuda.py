@@ -32,7 +32,7 @@ PINNED_LIMIT = 128 << 30
 class CUDASubAllocator(SubAllocator):
     """Memory of one CUDA device, in the primary context.
 
-    CuPy, numba, PyTorch and the runtime API use that context too: an address is good in all of
+    CuPy, numba, PyTorch and the runtime API use that context too: an address is valid in all of
     them.
 
     Parameters
@@ -57,8 +57,8 @@ class CUDASubAllocator(SubAllocator):
     DriverError
         If the driver fails, now or in a later call.
     ValueError
-        If `kind` is none of the four, `handle_type` none of the three, or the device has no such
-        handles.
+        If `kind` is not one of the four, `handle_type` is not one of the three, or the device has
+        no such handles.
     SubAllocatorError
         If a peer cannot access the device's memory.
 

@@ -59,11 +59,11 @@ class OpenCLSubAllocator(SubAllocator):
     Parameters
     ----------
     context : pyopencl.Context, optional
-        Whose first device it is. None is a shared context of device `index`.
+        A context, whose first device is used. None is a shared context of device `index`.
     svm : bool, optional
-        Use shared virtual memory, whose addresses are real ones, good in kernels. Buffers have no
-        addresses: a region gets a range of invented ones, from which `locate` finds buffer and
-        offset.
+        Use shared virtual memory, whose addresses are real and can be used in kernels. Otherwise
+        regions are OpenCL buffers, which have no addresses: each gets a range of made-up ones, from
+        which `locate` finds the buffer and the offset.
     index : int, optional
         The device's number, all platforms counted together.
     capacity : int or str, optional
@@ -91,8 +91,8 @@ class OpenCLSubAllocator(SubAllocator):
     Notes
     -----
     Streams other than 0 are `pyopencl.CommandQueue` objects of the same context, or their
-    `int_ptr`. Each is remembered as long as somebody else holds it. Every region is made resident
-    at once, so that a full device is noticed here and not at a kernel.
+    `int_ptr`. Each is kept alive for as long as somebody else holds it, too. Every region is made
+    resident at once, so that a full device is noticed here, and not when a kernel runs.
 
     In a forked child freeing does nothing, all else raises SubAllocatorError, and no other source
     can be made.

@@ -275,7 +275,7 @@ def test_without_cuda_none_is_pageable_memory_and_says_so() -> None:
 
 
 def test_memory_of_a_device_is_refused() -> None:
-    with pytest.raises(ValueError, match="serves memory of the host"):
+    with pytest.raises(ValueError, match="needs memory of the host"):
         bfc.PinnedAllocator(bfc.CUDASubAllocator())
 
 

@@ -157,7 +157,7 @@ def make(capacity: str = "64 MiB", text: str = "") -> tuple[bfc.PinnedAllocator,
     [
         ("pinned_use_background_threads:True", "bfc starts no threads"),
         ("pinned_free_catch_all:True", "bfc drops no error of a free"),
-        ("pinned_use_cuda_host_register:True", "has nothing that registers memory with CUDA"),
+        ("pinned_use_cuda_host_register:True", "cannot register memory with CUDA"),
         ("pinned_use_cuda_host_register:1", "neither True nor False"),
         ("pinned_num_register_threads:3", "out of range"),
         ("pinned_num_register_threads:256", "out of range"),
