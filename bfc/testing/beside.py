@@ -116,7 +116,7 @@ class BesideTorch:
     def __init__(self, allocator: CachingAllocator, tape: Tape) -> None:
         self.allocator, self.tape = allocator, tape
         self.outlives_refusals = allocator.strict
-        self.model = TorchModel(settings=allocator.snapshot().settings)
+        self.model = TorchModel(settings=allocator.snapshot().settings, rolls_back=True)
         self.model.device = TapedDevice(tape)
         fraction = allocator.memory_fraction
         self.model.limit = None if fraction == 1.0 else allocator.memory_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,25 +37,33 @@ class Heard:
             self.fence.wait()
 
 
+#: The calls for memory that is mapped.
+MAPPING = ("reserve", "unreserve", "create", "release", "map", "set_access", "unmap", "wait")
+
+
 @dataclass(frozen=True)
 class Call:
     """One call: "alloc" (`nbytes` asked for, the block or None, or what was raised), "free" (the
-    block) or "fence" (the stream, the fence)."""
+    block), "fence" (the stream, the fence), or one of `MAPPING` (its first argument; the others in
+    `rest`)."""
 
     kind: str
     number: int
     answer: Any
+    rest: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        number = hex(self.number) if self.kind == "free" else self.number
-        return f"{self.kind}({number}) -> {self.answer}"
+        number = hex(self.number) if self.number >= 1 << 32 else self.number
+        arguments = ", ".join(map(str, (number, *self.rest)))
+        return f"{self.kind}({arguments}) -> {self.answer}"
 
 
 class Tape:
     """Records the calls of a source from now on. Each is kept until the model has made the same
     one.
 
-    `live` holds the blocks that are handed out, by address.
+    `live` holds the bytes of the blocks that are handed out and of the pages that are mapped, by
+    address.
     """
 
     def __init__(self, source: SubAllocator) -> None:
@@ -62,7 +71,8 @@ class Tape:
         self.calls: deque[Call] = deque()
         self.live: dict[int, int] = {}
         self.keeps = True
-        self._is_freeing = False
+        self._is_freeing = self._is_inside = False
+        self._pages: dict[int, int] = {}
         self._alloc, self._free, self._free_idle = source.alloc, source.free, source.free_idle
         self._fence = source.fence
         vars(source).update(
@@ -71,10 +81,12 @@ class Tape:
             free_idle=lambda address, nbytes: self._heard_free(self._free_idle, address, nbytes),
             fence=self._heard_fence,
         )
+        if source.supports_virtual_memory:
+            vars(source).update({kind: self._hearing(kind) for kind in MAPPING})
 
     def stop(self) -> None:
         """Stops recording."""
-        for name in ("alloc", "free", "free_idle", "fence"):
+        for name in ("alloc", "free", "free_idle", "fence", *MAPPING):
             vars(self.source).pop(name, None)
 
     def forget(self) -> None:
@@ -82,9 +94,9 @@ class Tape:
         self.keeps = False
         self.calls.clear()
 
-    def _keep(self, kind: str, number: int, answer: Any) -> None:
+    def _keep(self, kind: str, number: int, answer: Any, rest: tuple[Any, ...] = ()) -> None:
         if self.keeps:
-            self.calls.append(Call(kind, number, answer))
+            self.calls.append(Call(kind, number, answer, rest))
 
     def _heard_alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         try:
@@ -117,7 +129,44 @@ class Tape:
         while address < end and address in self.live:
             address += self.live.pop(address)
 
+    def _hearing(self, kind: str) -> Any:
+        """The source's call of that kind, and the tape hears it."""
+        called = getattr(self.source, kind)
+
+        def hear(first: int, *rest: Any) -> Any:
+            if self._is_inside:  # a call by which the source makes another
+                return called(first, *rest)
+            told = tuple(tuple(one) if kind == "map" else one for one in rest)
+            self._is_inside = True
+            try:
+                answer = called(first, *rest)
+            except BaseException as error:
+                self._keep(kind, first, error, told)
+                raise
+            finally:
+                self._is_inside = False
+            self._keep(kind, first, answer, told)
+            self._note(kind, first, told, answer)
+            return answer
+
+        return hear
+
+    def _note(self, kind: str, first: int, rest: tuple[Any, ...], answer: Any) -> None:
+        """What is mapped now."""
+        if kind == "create" and answer is not None:
+            self._pages[answer] = first
+        elif kind == "map":
+            for page in rest[0]:
+                self.live[first] = self._pages[page]
+                first += self._pages[page]
+        elif kind == "unmap":
+            end = first + rest[0]
+            while first < end:
+                first += self.live.pop(first)
+
     def _heard_fence(self, stream: int) -> Fence | None:
+        if self._is_inside:  # `wait`, which asks for a fence
+            return self._fence(stream)
         try:
             heard = Heard(self._fence(stream))
         except BaseException as error:
@@ -128,13 +177,15 @@ class Tape:
 
     # -- the model asks ---------------------------------------------------------------------------
 
-    def take(self, kind: str, number: int) -> Any:
+    def take(self, kind: str, number: int, *rest: Any) -> Any:
         """What the source answered to this call, which must be the next one."""
         call = self.calls.popleft() if self.calls else None
         if call is not None and isinstance(call.answer, BaseException):
             raise Unfollowable(call.answer)
-        if call is None or (call.kind, call.number) != (kind, number):
-            raise Differs(f"the model calls {kind}({number:#x}), the allocator {call or 'nothing'}")
+        asked = Call(kind, number, "", rest)
+        if call is None or (call.kind, call.number, call.rest) != (kind, number, rest):
+            told = str(asked).removesuffix(" -> ")
+            raise Differs(f"the model calls {told}, the allocator {call or 'nothing'}")
         return call.answer
 
     def take_fence(self, stream: int) -> Heard | None:
@@ -210,3 +261,31 @@ class TapedDevice:
 
     def fence(self, stream: int) -> TapedFence:
         return TapedFence(self.tape.take_fence(stream))
+
+    # Memory that is mapped
+
+    def reserve(self, nbytes: int) -> int | None:
+        address: int | None = self.tape.take("reserve", nbytes)
+        return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self.tape.take("unreserve", address, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        page: int | None = self.tape.take("create", nbytes)
+        return page
+
+    def release(self, page: int) -> None:
+        self.tape.take("release", page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self.tape.take("map", address, tuple(pages))
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        self.tape.take("set_access", address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.tape.take("unmap", address, nbytes)
+
+    def wait(self, stream: int) -> None:
+        self.tape.take("wait", stream)

@@ -69,6 +69,7 @@ class TorchModel(Ranges, Subject):
         self.settings = CachingSettings()
         if isinstance(settings, CachingSettings):
             self.settings = settings
+            self.expandable = bool(getattr(settings, "expandable_segments", False))
         else:
             self.apply(settings or "")
         #: As large as it was at the start: what a fraction is of.

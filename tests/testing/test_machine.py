@@ -210,7 +210,7 @@ def test_a_difference_to_the_model_is_found() -> None:
 def test_a_call_that_the_model_does_not_make_is_found() -> None:
     twins = Twins(bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB"), strict=True))
     twins.beside.model.segment_size = lambda size: 4 * MIB
-    with pytest.raises(Differs, match=r"the model calls alloc\(0x400000\), the allocator alloc"):
+    with pytest.raises(Differs, match=r"the model calls alloc\(4194304\), the allocator alloc"):
         twins.allocate(100)
 
 
