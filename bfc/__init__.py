@@ -24,7 +24,13 @@ if _find_spec("bfc._core") is None:
         "and leave its folder before the import"
     )
 
-from bfc import cuda, integrations, opencl, pinned
+try:
+    from bfc import cuda, integrations, opencl, pinned
+except ImportError as _error:
+    _error.add_note(
+        f"if {__path__[0]} is a checkout, it was built from other sources: run `make dev`"
+    )
+    raise
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer, BufferView

@@ -14,7 +14,7 @@ from bfc.drivers.opencl import platform as _opencl
 from bfc.units import format_bytes
 
 EPILOG = """\
-lists without opening anything: no CUDA context is made, and no memory is taken. exit code: 0.
+It opens no device: no CUDA context is made, and no memory is taken. The exit code is 0.
 """
 
 
@@ -30,7 +30,7 @@ def add_to(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Lists the devices. One that cannot be asked is in the list, with the reason; that is no
+    """Lists the devices. One that cannot be asked is in the list with the reason, and is not a
     failure."""
     kinds = {
         "cuda": _listed(bfc.cuda.is_available, bfc.cuda.device_count, _cuda_device),

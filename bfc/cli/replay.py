@@ -39,15 +39,16 @@ HEADINGS = (
 )
 
 EPILOG = """\
-policies: bfc is TensorFlow's, which takes all of its limit at once, or with --allow-growth regions
-of twice the last size. caching is PyTorch's, with SETTINGS as PYTORCH_CUDA_ALLOC_CONF has them:
+policies: bfc is TensorFlow's. It takes its whole limit at once, or, with --allow-growth, regions
+that double. caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
 caching:max_split_size_mb:128,roundup_power2_divisions:4. Each --policy has a row for each trace.
 
-columns: live is the peak of what was asked for, in use the peak of the chunks handed out for it,
-reserved the peak of the regions taken from the device; regions is how often one was taken, a
-cudaMalloc each on a GPU; fragment. is the share of the free bytes outside the largest free block
-at the end, and high wherever there are many regions; ns/event is the fastest pass. The figures
-but ns/event are of one replay on a new allocator.
+columns: live is the most that was asked for and not freed; in use, the most in chunks handed out;
+reserved, the most that was taken from the device; regions, how many regions were taken (each would
+be a cudaMalloc on a GPU); fragment., the share of the free bytes outside the largest free block at
+the end, which is high if there are many regions; ns/event, the nanoseconds for each allocation or
+free, in the fastest pass; refused, the allocations that did not fit. All but ns/event are of one
+replay on a new allocator.
 
 exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
@@ -94,7 +95,7 @@ def add_to(subparsers: Any) -> None:
         "--snapshot-device",
         type=_whole,
         metavar="N",
-        help="which device's history to take from a snapshot that holds those of several",
+        help="the device whose history to replay, if a snapshot has those of several",
     )
     add(
         "--passes",
@@ -103,7 +104,7 @@ def add_to(subparsers: Any) -> None:
         help="replays of each trace on one allocator (default: 3)",
     )
     add("--json", action="store_true", help="print JSON instead of a table")
-    add("--no-picture", action="store_true", help="leave the picture of the fullest moment out")
+    add("--no-picture", action="store_true", help="do not draw the fullest moment")
     parser.set_defaults(run=run)
 
 
@@ -116,14 +117,14 @@ def _add_options_of_allocators(add: Callable[..., Any]) -> None:
     add(
         "--memory-limit",
         metavar="LIMIT",
-        help="bytes, such as 40GiB, or a fraction of the device, such as 0.9; of each policy, and "
-        "instead of per_process_memory_fraction in the SETTINGS of caching",
+        help="the most that each policy may take: bytes, such as 40GiB, or a fraction of the "
+        "device, such as 0.9; instead of per_process_memory_fraction in the SETTINGS of caching",
     )
     add(
         "--allow-growth",
         action="store_true",
-        help="policy bfc: take regions as they are needed, each twice the last (caching always "
-        "takes them as they are needed)",
+        help="policy bfc: take regions as they are needed, each twice as large as the last "
+        "(caching always takes them as they are needed)",
     )
     add(
         "--strict",

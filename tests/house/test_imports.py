@@ -131,6 +131,16 @@ def test_a_checkout_that_was_never_built_says_what_to_do(tmp_path: Path) -> None
     assert "circular" not in run.stderr
 
 
+def test_a_checkout_that_was_built_from_older_sources_says_what_to_do(tmp_path: Path) -> None:
+    shutil.copytree(ROOT, tmp_path / "bfc", ignore=shutil.ignore_patterns("_ledger*.so"))
+    command = [sys.executable, "-S", "-c", "import bfc"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert run.returncode == 1
+    said, advice = run.stderr.splitlines()[-2:]
+    assert "_ledger" in said
+    assert advice.endswith("it was built from other sources: run `make dev`")
+
+
 @pytest.mark.parametrize(
     ("extra", "bindings", "nvrtc"),
     [
