@@ -18,7 +18,7 @@ from bfc.copying.layout import MAX_DIMS, Rows, packed_strides, pieces
 from bfc.copying.view import View
 from bfc.copying.waiting import Waiting
 from bfc.drivers.cuda import calls
-from bfc.drivers.cuda._device import device_of
+from bfc.drivers.cuda._device import device_of, is_host_memory
 from bfc.drivers.cuda._driver import driver_error
 from bfc.drivers.cuda.calls import (
     CAPTURING,
@@ -33,7 +33,6 @@ from bfc.drivers.cuda.calls import (
     driver,
     is_drivers,
     is_mapped,
-    is_pinned,
     peer_access,
 )
 from bfc.drivers.cuda.nvrtc import compiled
@@ -184,7 +183,7 @@ class CUDACopyStream:
             return
         if not non_blocking:
             hint = "a copy that waits cannot be captured: pass non_blocking=True"
-        elif not is_pinned(host):
+        elif not is_host_memory(host):
             hint = "only pinned memory takes part in a capture: bfc.PinnedAllocator has it"
         else:
             return

@@ -25,7 +25,7 @@ def device_of(context: int) -> int:
 
 def is_host_memory(address: int) -> bool:
     """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
-    one, nothing can be pinned.
+    one, nothing can be pinned. Raises DriverError where the driver does not answer.
     """
 
 class DeviceMemory:

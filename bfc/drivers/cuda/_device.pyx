@@ -10,6 +10,7 @@ from bfc.drivers.cuda._driver cimport (
     CAPTURES_OTHERS,
     CONTEXT_IS_DESTROYED,
     INVALID_CONTEXT,
+    INVALID_VALUE,
     NOT_INITIALIZED,
     NOT_LIVE,
     NOT_READY,
@@ -197,7 +198,7 @@ def device_of(uint64_t context):
 
 def is_host_memory(uint64_t address):
     """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
-    one, nothing can be pinned."""
+    one, nothing can be pinned. Raises DriverError where the driver does not answer."""
     cdef unsigned int found = 0
     cdef int mode
     cdef PrimaryContext context
@@ -209,7 +210,10 @@ def is_host_memory(uint64_t address):
         if context.ordinal >= 0 and context.retain() == SUCCESS and context.enter(&mode) == SUCCESS:
             result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
             context.leave(mode)
-    return not failed(result) and found == HOST_MEMORY
+    if result in (INVALID_VALUE, INVALID_CONTEXT):     # it knows no such memory; no device has a context
+        return False
+    check(result, "cuPointerGetAttribute")
+    return found == HOST_MEMORY
 
 
 @cython.no_gc

@@ -6,6 +6,7 @@ ctypedef int CUresult
 
 cdef enum:                      # CUresult, as far as the code decides by it; the driver names the rest
     SUCCESS = 0
+    INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
     NOT_INITIALIZED = 3
     DEINITIALIZED = 4

@@ -73,13 +73,9 @@ def kind_and_ordinal(address: int) -> tuple[str, int]:
     return "cuda", ordinal
 
 
-def is_pinned(address: int) -> bool:
-    """Whether the driver knows this as host memory of its own."""
-    return int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]) == TYPE_HOST
-
-
 def is_drivers(address: int) -> bool:
-    """Whether memory is pinned or managed, so that the device can use it in place."""
+    """Whether the driver knows memory of the host as its own, pinned or managed, so that the device
+    may use it in place. Whether it is pinned says `_device.is_host_memory`."""
     return bool(int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]))
 
 
