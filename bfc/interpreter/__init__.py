@@ -2,6 +2,6 @@
 
 stubs.py        signatures of compiled classes
 _exit.pyx       whether the interpreter is about to go away
-_forks.pyx      how often the process was forked; a lock that outlives a fork
+_forks.pyx      what happens in a forked child; a lock that outlives a fork
 _signals.pyx    signals' handlers, put off while a source has memory in its hands
 """

@@ -3,6 +3,10 @@
 from libc.stdint cimport uint64_t
 
 
+ctypedef void (*InChild)() noexcept nogil
+
+cdef int call_in_child(InChild function) except -1
+cdef int call_python_in_child(object function) except -1
 cdef uint64_t era() noexcept
 cdef unsigned long survivor() noexcept
 

@@ -1,4 +1,12 @@
-"""Locks that survive threads which end in the middle of a section: by a fork, or when the interpreter shuts down."""
+"""What happens in a forked child, and locks that survive threads which end in the middle of a section: by a fork, or
+when the interpreter shuts down.
+
+Who has to do something at a fork says so here, where the one hook of the C library calls it, and then the one of
+Python's. Only the locks of allocators hook in themselves (lock.hpp): they are taken before the fork, behind all of
+Python's hooks, and let go in the parent too.
+"""
+
+import os
 
 from posix.unistd cimport usleep
 
@@ -14,19 +22,50 @@ cdef extern from "<pthread.h>" nogil:
 cdef enum:
     POLL_MICROSECONDS = 50
     POLL_MICROSECONDS_AT_MOST = 1000
+    MOST_FUNCTIONS = 4          # that are called in a child
 
 cdef uint64_t forks = 0
 cdef unsigned long forker = 0
+
+cdef InChild[MOST_FUNCTIONS] functions_of_c
+cdef int registered = 0
+cdef list functions_of_python = []
 
 
 cdef void note_fork() noexcept nogil:
     """Called by the C library in a child process, before any of Python's fork hooks, which may allocate."""
     global forks, forker
+    cdef int i
     forks += 1
     forker = PyThread_get_thread_ident()
+    for i in range(registered):
+        functions_of_c[i]()
+
+
+def _run_in_child():
+    for function in functions_of_python:
+        function()
 
 
 pthread_atfork(NULL, NULL, note_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_run_in_child)
+
+
+cdef int call_in_child(InChild function) except -1:
+    """From now on every forked child calls a function before any Python runs in it, in the order of registration."""
+    global registered
+    if registered == MOST_FUNCTIONS:
+        raise RuntimeError("too many functions to call at a fork: raise MOST_FUNCTIONS")
+    functions_of_c[registered] = function
+    registered += 1
+    return 0
+
+
+cdef int call_python_in_child(object function) except -1:
+    """The same for what needs the interpreter, which calls it among the hooks of `os.register_at_fork`."""
+    functions_of_python.append(function)
+    return 0
 
 
 cdef uint64_t era() noexcept:

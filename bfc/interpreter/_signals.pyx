@@ -6,12 +6,13 @@ that came meanwhile are given to the interpreter as pending calls, after the han
 """
 
 import _signal
-import os
 import sys
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libcpp cimport bool as cbool
 from posix.signal cimport sigaction, sigaction_t
+
+from bfc.interpreter._forks cimport call_python_in_child
 
 cdef extern from "Python.h":
     int PyCallable_Check(object found)
@@ -166,5 +167,4 @@ def _after_fork_in_child():
             set_handler(number, replaced[number])
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+call_python_in_child(_after_fork_in_child)

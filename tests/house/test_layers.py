@@ -158,6 +158,13 @@ def test_an_import_that_points_upwards_is_seen() -> None:
     assert not is_below(ROOT, ROOT / "trace/trace.py")
 
 
+def test_forks_are_hooked_into_in_one_place_and_by_the_locks() -> None:
+    hook = re.compile(r"\b(pthread_atfork|register_at_fork)\((?!void)")
+    sources = [path for path in FILES if "testing" not in path.parts]
+    hooked = {file_name(path) for path in sources if hook.search(path.read_text())}
+    assert hooked == {"interpreter/_forks.pyx", "native/lock.hpp"}
+
+
 FUNCTION = re.compile(r"^(\s*)(?:async\s+)?(?:def|cp?def)\s(?!class\b)[^=]*?\w+\s*\(")
 
 

@@ -8,10 +8,9 @@ library to link, and no Python call between us and the driver. Nothing is loaded
 from cpython.exc cimport PyErr_Clear
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
-from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
+from bfc.interpreter._forks cimport call_in_child
 
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept, void (*child)() noexcept)
+from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 
 _SIGNATURES = (
     ("cuInit", "unsigned int"),
@@ -99,7 +98,7 @@ cdef void forget_the_driver() noexcept nogil:
     forked = loaded
 
 
-pthread_atfork(NULL, NULL, forget_the_driver)
+call_in_child(forget_the_driver)
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
