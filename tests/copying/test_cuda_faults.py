@@ -372,6 +372,20 @@ def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated
     on_stream._call("cuStreamEndCapture", stream)
 
 
+def test_a_driver_that_does_not_say_whether_memory_is_pinned_fails_the_capture(emulated):
+    stream = new_stream()
+    on_stream = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
+    to, host = memory(), values()
+    on_stream._call("cuStreamBeginCapture", stream, 1)
+    for code, words in (("CUDA_ERROR_UNKNOWN", "UNKNOWN"), ("CUDA_ERROR_INVALID_VALUE", "pinned")):
+        emulated.fail("cuPointerGetAttribute", code)
+        with pytest.raises(bfc.DriverError, match=words):
+            bfc.copy(to, host, stream=stream, non_blocking=True)
+    on_stream._call("cuStreamEndCapture", stream)
+    emulated.fail("cuPointerGetAttribute", "CUDA_ERROR_UNKNOWN")
+    assert not bfc.pinned.is_pinned(host.ctypes.data)
+
+
 @pytest.mark.parametrize(
     ("bindings", "advice"),
     [
