@@ -80,8 +80,8 @@ cdef bint are_equal(const Py_ssize_t* one, const Py_ssize_t* other, int count) n
 
 
 cdef bint may_mix(const Array* to, Py_ssize_t size, const Array* source, Py_ssize_t source_size) noexcept:
-    """Whether writing a destination of one dimension may overwrite what is still to be read from the source. For more
-    dimensions, and for equal steps, NumPy takes care of that."""
+    """Whether writing to a destination of one dimension may overwrite items of the source that are still to be read.
+    NumPy itself handles more dimensions, and equal steps."""
     if to.nd != 1:
         return False
     cdef int last = source.nd - 1
@@ -148,8 +148,8 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     src : array or array_like
         The same, or anything that NumPy makes an array of.
     non_blocking : bool, optional
-        Between the host and a device, return when the copy is queued. The host's memory must stay
-        as it is until the stream is done.
+        Between the host and a device, return when the copy is queued. Do not change the host's
+        memory before the stream has finished.
     stream : int or stream object, optional
         The stream that the copy is queued on: a CUDA stream or a `pyopencl.CommandQueue`. None is
         the stream of the enclosing `bfc.use_stream` if the memory can be on it, or else the one
@@ -186,17 +186,17 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     Notes
     -----
     Between the host and a device the copy is complete on return, unless `non_blocking`. Between
-    devices it is queued. Work on other streams is waited for only if the memory names its stream;
-    within the host, only a stream that `__cuda_array_interface__` names. A buffer of OpenCL that
-    names no queue, with no queue chosen, is copied before this returns. A CUDA graph captures a
-    transfer of pinned memory in which the host has no part, and uses that memory whenever it runs:
-    keep it as long.
+    devices it is queued. Work on another stream is waited for only if the memory names that stream;
+    in a copy within the host, only if it does so by `__cuda_array_interface__`. If neither the call
+    nor the memory names an OpenCL queue, an OpenCL copy is complete on return. A CUDA graph can
+    capture a transfer of pinned memory if the host does nothing else in it. The graph uses that
+    memory each time it runs: keep it for as long.
 
     On error `dst` is unchanged, except after a DriverError. If `numpy.errstate` or a warnings
     filter turns something into an error, it is raised after the write, as by `numpy.copyto`.
 
-    As in C, a float that does not fit into an integer becomes any number. A complex value loses its
-    imaginary part in a real `dst`, with one `ComplexWarning` per copy. `src` and `dst` may overlap
+    As in C, a float that does not fit into an integer gives an arbitrary one. A complex value loses
+    its imaginary part in a real `dst`, with one `ComplexWarning` per copy. `src` and `dst` may overlap
     on the host; elsewhere the result is undefined then.
 
     Cost: one pass over the memory. Two, with a temporary, between host and device if the dtypes

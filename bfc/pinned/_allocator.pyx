@@ -96,9 +96,9 @@ cdef class PinnedAllocator(PinnedBooks):
     Parameters
     ----------
     sub_allocator : SubAllocator, optional
-        Where the blocks come from. None takes CUDA's pinned memory, on the device that is current
-        (it retains that device's primary context), or, without CUDA, pageable host memory, which
-        behaves the same but copies more slowly: `is_pinned` says which, and `repr` says why.
+        Where the blocks come from. None takes CUDA's pinned memory on the current device, whose
+        primary context it retains. Without CUDA, None takes pageable host memory, which behaves the
+        same but is copied more slowly: `is_pinned` is False then, and `repr` says why.
     settings : str or PinnedSettings, optional
         The pinned_* settings of PYTORCH_CUDA_ALLOC_CONF. Others are checked and ignored.
 
@@ -118,8 +118,8 @@ cdef class PinnedAllocator(PinnedBooks):
     Notes
     -----
     A device may still use a block when it is freed. Declare such work with `record_stream` or
-    `record_event`: the block is not reused before it has finished. All events stand in one queue: the
-    oldest that has not finished holds back those behind it, those of other streams too.
+    `record_event`: the block is not reused before it has finished. All events wait in one queue. One
+    that has not finished holds back those behind it, also events of other streams.
 
     Any thread may use it. Peaks are true peaks; PyTorch's are sums of the peaks of each size.
     Source: `CachingHostAllocatorImpl`, PyTorch's behaviour, 4.

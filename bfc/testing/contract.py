@@ -125,7 +125,7 @@ class SubAllocatorContract(MappingContract):
             assert live_bytes == held, f"{live_bytes} bytes are live, of which {held} are held"
 
     def odd_sizes(self, source: SubAllocator) -> list[int]:
-        """Sizes on both sides of what matters.
+        """Sizes at and around common boundaries.
 
         Parameters
         ----------
