@@ -79,11 +79,33 @@ def test_an_unmapping_fails_on_order() -> None:
 
 
 def test_without_fabric_handles_an_error_of_the_driver_is_raised_at_once() -> None:
-    for fabric, answer in ((True, None), (False, "driver")):
-        with TorchPeer(settings="expandable_segments:True", fabric=fabric) as peer:
-            peer.malloc(4 * MIB)
-            peer.fail_at(1, UNKNOWN, "create")
-            assert kind_of(peer.malloc(60 * MIB)) == answer
+    # (PyTorch's behaviour, EX-32)
+    with TorchPeer(settings="expandable_segments:True", fabric=False) as peer:
+        peer.malloc(4 * MIB)
+        before = peer.stats(), peer.snapshot()
+        peer.fail_at(1, UNKNOWN, "create")
+        assert kind_of(peer.malloc(60 * MIB)) == "driver"
+        assert (peer.stats(), peer.snapshot()) == before
+
+
+def test_with_fabric_handles_any_error_of_a_creation_is_a_lack_of_memory() -> None:
+    # (PyTorch's behaviour, EX-33)
+    with TorchPeer(settings="expandable_segments:True") as peer:
+        peer.malloc(4 * MIB)
+        peer.fail_at(1, UNKNOWN, "create")
+        assert peer.malloc(60 * MIB) == RANGE + 4 * MIB
+        assert peer.stats()["num_alloc_retries"] == 1
+
+
+def test_a_pool_with_an_allocator_of_its_own_has_ordinary_segments() -> None:
+    # (PyTorch's behaviour, EX-45)
+    with TorchPeer(settings="expandable_segments:True") as peer:
+        peer.create_pool((0, 2), own_allocator=True)
+        peer.begin_pool((0, 2))
+        address = peer.malloc(4 * MIB)
+        assert peer.calls == [("pool_malloc", 20 * MIB, address)]
+        assert [segment["is_expandable"] for segment in peer.snapshot()] == [False]
+        assert peer.stats()["segment.all.current"] == 1
 
 
 def test_an_order_for_any_call_that_takes_memory_counts_pages_too() -> None:
