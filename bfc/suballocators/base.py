@@ -60,7 +60,7 @@ class SubAllocator(ABC):
         The calls that need no GIL (`bfc/native/source.h`), for PyTorch.
     supports_virtual_memory : Availability
         True if the source has `reserve`, `create`, `map` and the rest, with which an allocator
-        backs addresses with memory bit by bit. If False, it prints why.
+        backs addresses with memory piece by piece. Printed, it says why not.
     mapping_granularity : int
         What reserved sizes, sizes of pages and mapped addresses must be multiples of, in bytes (2
         MiB on CUDA); 0 if `supports_virtual_memory` is False.
