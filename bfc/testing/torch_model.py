@@ -53,7 +53,7 @@ class TorchModel(Ranges, Subject):
     """PyTorch's policy over a `StandIn`, with the methods and the answers of `TorchPeer`.
 
     Where the driver fails to map, upstream leaves what it has done so far; with `rolls_back` the
-    model undoes that, as ours does.
+    model undoes that, and counts a private pool's pages and not its mappings, as ours does.
     """
 
     def __init__(

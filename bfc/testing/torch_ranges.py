@@ -151,7 +151,7 @@ class Ranges:
                 return None
             chunk = after
         chunk.pool.free.remove(chunk)
-        if chunk.pool.owner is not None:
+        if chunk.pool.owner is not None and not self.rolls_back:
             chunk.pool.owner.segments += 1
         return chunk
 
@@ -204,6 +204,8 @@ class Ranges:
         for neighbour in self.neighbours(chunk):
             self.merge(chunk, neighbour)
         pool.put(chunk)
+        if pool.owner is not None and self.rolls_back:
+            pool.owner.segments += mapped // chunk.range.slot
         self.count(pool, reserved_bytes=mapped)
         self.counters["num_device_alloc"] += 1
         self.trace_entry("segment_map", address, mapped, chunk.stream, pool.id)
@@ -244,7 +246,7 @@ class Ranges:
         if pool.owner is not None:
             if not pool.owner.segments:
                 raise Refused("internal", "more unmappings than mappings of a pool")
-            pool.owner.segments -= 1
+            pool.owner.segments -= unmapped // chunk.range.slot if self.rolls_back else 1
         self.counters["num_device_free"] += 1
         self.trace_entry("segment_unmap", address, unmapped, chunk.stream, pool.id)
 

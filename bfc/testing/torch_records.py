@@ -38,7 +38,8 @@ class Stat:
 
 @dataclass
 class PrivatePool:
-    """A private pool [2.14]. `segments` counts what it has from the device."""
+    """A private pool [2.14]. `segments` counts what it has from the device: with ranges, upstream
+    counts the requests that mapped and the blocks that were unmapped, ours the pages [2.16]."""
 
     id: Pool
     references: int = 1

@@ -60,6 +60,7 @@ class Profile:
     toggles: float = 0.0  # of them, while running
     resizes: float = 0.0  # of the device
     fails: Sequence[str | None] = (None,)  # the kinds of call that fail; None: any that grows
+    drains: bool = True  # frees all blocks before it releases a pool, with expandable segments
 
 
 TIGHT = (60 * MIB, 100 * MIB, 150 * MIB, 220 * MIB, 300 * MIB, 301 * MIB + 7)
@@ -256,7 +257,8 @@ EXPANDABLE: dict[str, Profile] = {
     ),
 }
 #: What upstream does not survive: it leaves pages in their slots, and ends the process when it
-#: gives such a range back. For ours and the model, which undo what a failed call has done.
+#: gives such a range back; and it destroys a released pool under its live blocks. For ours and the
+#: model that rolls back.
 BROKEN: dict[str, Profile] = {
     "x_broken": Profile(
         sizes=("small", "medium", "large", "border"),
@@ -267,6 +269,18 @@ BROKEN: dict[str, Profile] = {
         uses=0.5,
         expandable=1.0,
         toggles=0.2,
+    ),
+    "x_released": Profile(
+        sizes=("small", "medium", "large"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 500 * MIB, 80 * GIB),
+        limited=0.2,
+        pools=1.5,
+        uses=0.5,
+        empties=1.0,
+        expandable=1.0,
+        toggles=0.3,
+        drains=False,
     ),
 }
 ALL = PROFILES | EXPANDABLE | BROKEN
@@ -589,7 +603,7 @@ class Writer:
             return
         pool = self.rng.choice(pools)
         state = self.pools[pool]
-        if state.references == 1 and self.profile.expandable:
+        if state.references == 1 and self.profile.expandable and self.profile.drains:
             # Upstream counts a released pool's mappings and unmappings apart, and destroys a pool
             # under its live blocks (PyTorch's behaviour, 2.16).
             self.drain()

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 from caching_subject import CommonPeer
+from torch_corners import MIB, POOL, failed
 from torch_histories import EXPANDABLE, Make, first_difference, make_history, run_alone
 
-from bench.peers.torch import build
+from bench.peers.server import Operation
+from bench.peers.torch import Pool, build
 from bfc.testing.torch_model import TorchModel
 from bfc.testing.torch_records import Chunk, Request
 
@@ -79,21 +81,35 @@ def test_a_model_that_is_wrong_is_found_out(wrong: Make) -> None:
     assert "tests/policies/test_expandable_beside_pytorch.py" in difference
 
 
+class RollsBack(TorchModel):
+    """The model that undoes what a failed call has done."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(rolls_back=True, **options)
+
+
 def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
     """How often each of a history's notable things happened. A refused call has a "-"."""
     seen: Counter[str] = Counter()
     for seed in seeds:
         history = make_history(profile, seed)
-        answers = run_alone(TorchModel, history, history.operations)
+        answers = run_alone(RollsBack, history, history.operations)
         seen.update(str(answer) for answer in answers if isinstance(answer, str))
         log = [call for call in answers[-2] if not call[0].startswith("event_")]
         seen.update(name if third is not None else f"{name}-" for name, _, third in log)
         seen.update(entry["action"] for entry in answers[-1])
+        references: Counter[Pool] = Counter()
         for answer, operation in zip(answers, history.operations, strict=True):
-            if operation == ("snapshot",):
+            if operation[0] in ("create_pool", "begin_pool", "release_pool"):
+                references[operation[1]] += -1 if operation[0] == "release_pool" else 1
+            elif operation == ("snapshot",):
                 kinds = [segment["is_expandable"] for segment in answer]
                 seen["both kinds at once"] += any(kinds) and not all(kinds)
                 seen["several runs"] += sum(kinds) > 2
+                used = {segment["segment_pool_id"] for segment in answer if segment["active_size"]}
+                seen["live in a released pool"] += any(
+                    pool in references and not references[pool] for pool in used
+                )
             elif operation == ("stats",):
                 seen["oversize"] += answer["oversize_allocations.current"] > 0
     return seen
@@ -110,18 +126,12 @@ def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
         ("x_failures", ["create-", "reserve-", "a failure: driver", "a failure: oom"]),
         ("x_resized", ["a failure: oom", "unmap"]),
         ("x_broken", ["map-", "access-", "a failure: driver"]),
+        ("x_released", ["unmap", "live in a released pool"]),
     ],
 )
 def test_the_histories_get_to_the_corners(profile: str, things: list[str]) -> None:
     seen = what_happened(profile, range(10))
     assert all(seen[thing] >= 5 for thing in things), seen
-
-
-class RollsBack(TorchModel):
-    """The model that undoes what a failed call has done."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(rolls_back=True, **options)
 
 
 @pytest.mark.parametrize(("profile", "make"), [("x_plain", TorchModel), ("x_broken", RollsBack)])
@@ -142,3 +152,24 @@ def test_upstream_leaves_pages_behind() -> None:
         answers = subject.run([("malloc", 60 << 20, 0, 1), ("empty_cache",)])
         assert (answers[0].kind, answers[1]) == ("driver", None)
         assert subject.live_bytes == left << 20
+
+
+def test_upstream_forgets_a_released_pool_while_a_block_lives() -> None:
+    """One mapping, one unmapping, and 4 MiB in use (PyTorch's behaviour, case 66g)."""
+    operations: list[Operation] = [
+        ("create_pool", POOL),
+        ("begin_pool", POOL),
+        ("malloc", 60 * MIB, 0, 1),
+        ("free_slot", 1),
+        ("malloc", 4 * MIB, 0, 2),
+        ("end_pool", POOL),
+        ("release_pool", POOL),
+        ("release_pool", POOL),
+        ("empty_cache",),
+    ]
+    for make, known in ((TorchModel, False), (RollsBack, True)):
+        subject = make(settings="expandable_segments:True")
+        subject.run(operations)
+        assert (subject.pool_use_count(POOL) == 0) == known
+        subject.run([("free_slot", 2), ("empty_cache",)])
+        assert failed(subject.pool_use_count(POOL), "internal")
