@@ -6,9 +6,9 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport NO_HOST_MEMORY, ChunkHandle, Lane, Pool, Region
-from bfc.allocators._frees cimport Frees
 from bfc.allocators._lock cimport Shown
 from bfc.allocators._source cimport Asking, Taken
+from bfc.allocators._frees cimport Frees
 
 cdef struct Request:
     uint64_t nbytes             # as asked

@@ -9,22 +9,22 @@ import gc
 import time
 
 cimport cython
-from libc.string cimport memset
 from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from libc.string cimport memset
 
-from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
-from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
-from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk
-from bfc.buffers._current cimport current_stream, scopes_open
-from bfc.allocators._fences cimport some_wait
-from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
-from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport run_handlers
+from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk
+from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
+from bfc.buffers._current cimport current_stream, scopes_open
+from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
+from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
+from bfc.allocators._fences cimport some_wait
+from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
 from bfc.report.refusal import out_of_memory

@@ -4,11 +4,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.buffers._buffer cimport Buffer
 from bfc._core cimport Chunk, ChunkHandle
-from bfc.allocators._fences cimport Fences, some_wait
-from bfc.allocators._ledger cimport Ledger
+from bfc.buffers._buffer cimport Buffer
 from bfc.allocators._lock cimport Shown
+from bfc.allocators._ledger cimport Ledger
+from bfc.allocators._fences cimport Fences, some_wait
 
 cdef struct Orphan:             # a free that found the lock taken
     ChunkHandle handle

@@ -6,16 +6,15 @@
 """
 
 cimport cython
-
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
-from bfc.buffers._arguments cimport address_from, addresses_from, small_int
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
-from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
-from bfc.allocators._fences cimport Fences, Waiting, some_use, some_wait
-from bfc.allocators._lock cimport acquire_lock
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
+from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc.buffers._arguments cimport address_from, addresses_from, small_int
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
+from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._fences cimport Fences, Waiting, some_use, some_wait
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
 

@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.buffers._buffer cimport Owner
 from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
+from bfc.buffers._buffer cimport Owner
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 

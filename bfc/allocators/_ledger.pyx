@@ -3,16 +3,16 @@
 cimport cython
 from cpython.long cimport PyLong_CheckExact
 
-from bfc.buffers._arguments cimport address_from, stream_from
 from bfc._core cimport (
     FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, NO_CHUNK, STATE, WAITING, BinSet, Chunk, Counters, Pool,
 )
+from bfc.buffers._arguments cimport address_from, stream_from
 from bfc.allocators._invariants cimport first_fault
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._source cimport Source
 
-from bfc.report import snapshot as _snapshot
 from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
+from bfc.report import snapshot as _snapshot
 from bfc.streams import is_queue as _is_queue
 
 

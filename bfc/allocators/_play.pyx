@@ -1,13 +1,13 @@
 """A trace through an allocator in one compiled loop, and the check that a trace makes sense."""
 
+import time
+
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request
-from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
-
-import time
 
 from bfc.errors import ClosedError
 

@@ -8,10 +8,10 @@ mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
+from bfc._core cimport Counters
+from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
-from bfc.buffers._buffer cimport HOST_STREAM
-from bfc._core cimport Counters
 
 cdef extern from *:
     """

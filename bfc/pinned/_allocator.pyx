@@ -14,22 +14,22 @@ from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from bfc.buffers._arguments cimport address_from, size_from
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
-from bfc.suballocators._contract cimport ask_for_block, offer_again
-from bfc._core cimport ChunkHandle
-from bfc.buffers._current cimport current_stream, scopes_open
-from bfc.allocators._frees cimport report_unraisable
 from bfc.interpreter._exit cimport exiting
-from bfc.pinned._events cimport Events, some_use
+from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
+from bfc._core cimport ChunkHandle
+from bfc.suballocators._contract cimport ask_for_block, offer_again
+from bfc.buffers._arguments cimport address_from, size_from
+from bfc.buffers._current cimport current_stream, scopes_open
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
+from bfc.allocators._frees cimport report_unraisable
 from bfc.pinned._books cimport (
     LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
 )
-from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
+from bfc.pinned._events cimport Events, some_use
 
 from bfc import cuda
-from bfc.drivers.cuda._driver import device_in_use
 from bfc.allocators._frees import VIEWED as _VIEWED
+from bfc.drivers.cuda._driver import device_in_use
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )

@@ -7,8 +7,8 @@ from libc.string cimport memset
 
 from bfc.buffers._arguments cimport address_from
 
-from bfc.interpreter.stubs import SignatureOfStub
 from bfc.errors import InvalidPointerError, InvariantError
+from bfc.interpreter.stubs import SignatureOfStub
 from bfc.pytorch import words
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:

@@ -10,9 +10,9 @@ from collections import deque
 
 cimport cython
 
+from bfc.interpreter._forks cimport era, survivor
 from bfc.allocators._fences cimport drop_done
 from bfc.allocators._frees cimport report_unraisable
-from bfc.interpreter._forks cimport era, survivor
 from bfc.pinned._books cimport NO_BLOCK
 
 from bfc.allocators._fences import OVER as _OVER

@@ -5,11 +5,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc._core cimport ChunkHandle, Lane, Region
+from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.policies._recorder cimport Recorder
 from bfc.policies._observers cimport Observers
 from bfc.policies._private_pools cimport PoolId, PrivatePools
-from bfc.policies._recorder cimport Recorder
 
 
 @cython.final

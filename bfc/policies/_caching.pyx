@@ -2,29 +2,28 @@
 
 import math
 from collections import deque
+from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
-from bfc.buffers._buffer cimport HOST_STREAM
 from bfc._core cimport (
     LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, ChunkHandle, History,
     HistoryRecord, Lane, Region, TorchSizes, is_large,
 )
+from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
+from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
+from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
 from bfc.policies._private_pools cimport (
     EVERY_STREAM, NO_STREAM, ONE_STREAM, ONE_THREAD, PoolId, PrivatePools, Scope, default_pool, is_among,
     is_default, is_same_pool, pool_of, put_in_pool, put_or_take, this_thread,
 )
-from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._releasing cimport choose_enough, choose_oversize, collect_oldest, list_releasable, list_whole
-
-from dataclasses import replace
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction

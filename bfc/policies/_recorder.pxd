@@ -4,8 +4,8 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from bfc.allocators._lock cimport Lock
 from bfc._core cimport History, HistoryRecord, Lane, Pool
+from bfc.allocators._lock cimport Lock
 
 
 cdef History* new_history(enabled, context, stacks, max_entries, skip_actions) except? NULL

@@ -10,11 +10,11 @@ from libc.stdint cimport uint32_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 
-from bfc.allocators._lock cimport acquire_lock
 from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
     Gauge, Region, Usage,
 )
+from bfc.allocators._lock cimport acquire_lock
 
 from bfc.errors import out_of_host_memory
 from bfc.pytorch import words

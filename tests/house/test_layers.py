@@ -4,7 +4,9 @@ file grows past the house limits."""
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from floors import PACKAGE as ROOT
@@ -138,6 +140,53 @@ def test_imports_point_downwards(path: Path) -> None:
     assert wrong == [], f"{file_name(path)} imports {wrong}"
 
 
+def rank_of(module: str) -> list[int]:
+    """What a module of ours sorts by, the lowest floor first: its place in the list of its folder,
+    behind that of the folder in the one above."""
+    places, folder = [], ROOT
+    for part in module.split(".")[1:]:
+        names = [name.rstrip("/").split(".")[0] for row in floors_of(folder) for name in row]
+        places.append(names.index(part))
+        folder /= part
+        if not folder.is_dir():
+            break
+    return places
+
+
+def place_of(line: str) -> tuple[Any, ...]:
+    """Where an import stands in compiled code: Python's own modules, C's, ours that are cimported,
+    by floors, and ours that are imported."""
+    match = IMPORT.match(line)
+    module = match["source"] or match["modules"].split(",")[0].split(" as ")[0]
+    compiled = re.search(r"\bcimport\b", line) is not None
+    if module.partition(".")[0] != "bfc":
+        return int(compiled), match["source"] is not None, module
+    return (2, rank_of(module)) if compiled else (3, match["source"] is not None, module)
+
+
+def first_imports(text: str) -> list[str]:
+    lines = (line for line in code_lines(text) if line and line != '""')
+    return list(takewhile(IMPORT.match, lines))
+
+
+COMPILED = [path for path in READ if path.suffix != ".py"]
+
+
+@pytest.mark.parametrize("path", COMPILED, ids=file_name)
+def test_imports_of_compiled_code_stand_in_order(path: Path) -> None:
+    """As Ruff sorts those of Python, but cimports of ours, which show what lies below a file."""
+    found = first_imports(path.read_text())
+    assert found == sorted(found, key=place_of)
+
+
+def test_the_order_of_imports_is_seen() -> None:
+    text = '"""Some."""\n\nimport gc\nfrom time import sleep\n\ncimport cython\n\ncdef int x\n'
+    assert first_imports(text) == ["import gc", "from time import sleep", "cimport cython"]
+    low, high = "from bfc._core cimport Pool", "from bfc.allocators._lock cimport (Lock, Shown)"
+    assert place_of("import sys") < place_of("cimport cython") < place_of(low) < place_of(high)
+    assert place_of(high) < place_of("from bfc import cuda") < place_of("from bfc.units import x")
+
+
 def test_the_reader_of_imports_sees_them_all() -> None:
     seen = {(file_name(path), file_name(target)) for path in READ for target in imports_of(path)}
     assert {
@@ -267,7 +316,7 @@ def list_comprehensions(text: str) -> list[str]:
     return LIST_COMPREHENSION.findall(text)
 
 
-@pytest.mark.parametrize("path", [path for path in READ if path.suffix != ".py"], ids=file_name)
+@pytest.mark.parametrize("path", COMPILED, ids=file_name)
 def test_compiled_code_has_no_list_comprehension(path: Path) -> None:
     """Cython 3.3.1 frees an item twice where the list cannot grow. Write a loop, or map()."""
     assert list_comprehensions(path.read_text()) == []

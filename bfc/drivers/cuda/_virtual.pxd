@@ -3,8 +3,8 @@
 from libc.stdint cimport uint64_t
 from libcpp.vector cimport vector
 
-from bfc.drivers.cuda._device cimport PrimaryContext
 from bfc.drivers.cuda._driver cimport Access, CUresult, MemoryProperties
+from bfc.drivers.cuda._device cimport PrimaryContext
 
 
 cdef class VirtualMemory:

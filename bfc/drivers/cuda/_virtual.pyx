@@ -5,7 +5,6 @@ What belongs to whom is in `suballocators/cuda_pages.py`. None of these calls ta
 
 from libc.string cimport memset
 
-from bfc.drivers.cuda._device cimport DeviceMemory
 from bfc.drivers.cuda._driver cimport (
     NOT_FOUND,
     OUT_OF_MEMORY,
@@ -16,6 +15,7 @@ from bfc.drivers.cuda._driver cimport (
     forked,
     is_lost,
 )
+from bfc.drivers.cuda._device cimport DeviceMemory
 
 from bfc.drivers.cuda._driver import attribute, driver_error, load
 
