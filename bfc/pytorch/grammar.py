@@ -148,7 +148,7 @@ class Items:
                 raise self.keys.unknown(key)
             if name in seen and not self.strict:
                 other = "" if key == name else f" (it is another name of {name})"
-                raise self.keys.malformed(key, f"stands twice{other}")
+                raise self.keys.malformed(key, f"is given twice{other}")
             seen.add(name)
             items.append((key, self._value(key)))
             self._end_of_item(key)
@@ -191,7 +191,7 @@ class Items:
             pairs.append((interval, self._next(key, "a number of divisions")))
             if interval in seen and not self.strict:
                 raise self.keys.malformed(
-                    key, f"{_shown(interval)} stands twice in the list", interval
+                    key, f"{_shown(interval)} is given twice in the list", interval
                 )
             seen.add(interval)
             if self._peek() != "]":

@@ -239,7 +239,7 @@ class Misbehaving(SubAllocator):
         Raises
         ------
         ValueError
-            If `n` is negative, or `call` is none of them.
+            If `n` is negative, or `call` is not one of them.
         """
         if n == 0 and call in FAULTY:
             self._faults[call].clear()
@@ -281,7 +281,7 @@ class Misbehaving(SubAllocator):
         Raises
         ------
         ValueError
-            If `call` is none of these, or `n` is below 1.
+            If `call` is not one of these, or `n` is below 1.
         """
         if call not in FAULTY:
             raise ValueError(f"call is one of {', '.join(map(repr, FAULTY))}, not {call!r}")

@@ -371,7 +371,7 @@ def test_a_rounded_size_fits_is_a_multiple_of_512_and_stays_when_rounded_again(s
         ("roundup_power2_divisions:[64:3]", "64:3", ["'64:3' has divisions that are neither"]),
         ("roundup_power2_divisions:[64:8", "", ["closing bracket is missing at the end"]),
         ("release_lock_on_hipmalloc:1", "1", ["'1' is neither True nor False"]),
-        ("backend:native,backend:native", "", ["stands twice"]),
+        ("backend:native,backend:native", "", ["is given twice"]),
         ("pinned_num_register_threads:3", "3", ["from 1 to 128"]),
         ("backend:foo", "foo", ["'foo' is neither native nor cudaMallocAsync"]),
         ("expandable_segments:true", "true", ["neither False nor True"]),
@@ -393,7 +393,7 @@ def test_an_error_names_the_key_what_was_given_and_what_is_allowed(
 def test_two_names_of_one_setting_are_one_setting():
     error = refusal("release_lock_on_cudamalloc:True,release_lock_on_hipmalloc:True")
     assert error.key == "release_lock_on_hipmalloc"
-    assert "stands twice (it is another name of release_lock_on_cudamalloc)" in str(error)
+    assert "is given twice (it is another name of release_lock_on_cudamalloc)" in str(error)
 
 
 @pytest.mark.parametrize("strict", [False, True])
