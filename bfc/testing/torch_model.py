@@ -543,8 +543,14 @@ class TorchModel(Ranges, Subject):
         self.counters = dict.fromkeys(self.counters, 0)
 
     def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
-        """All segments, or one private pool's, by address."""
-        runs = [run for segment in self.segments for run in mapped_runs(segment)]
+        """All segments, or one private pool's, by address. Of one pool, upstream leaves out the
+        runs of a range that do not begin where the range does."""
+        runs = [
+            run
+            for segment in self.segments
+            for run in mapped_runs(segment)
+            if pool == DEFAULT_POOL or self.rolls_back or run[0] is segment[0]
+        ]
         chosen = [
             segment_of(chunks)
             for chunks in sorted(runs, key=lambda chunks: chunks[0].address)

@@ -173,3 +173,34 @@ def test_upstream_forgets_a_released_pool_while_a_block_lives() -> None:
         assert (subject.pool_use_count(POOL) == 0) == known
         subject.run([("free_slot", 2), ("empty_cache",)])
         assert failed(subject.pool_use_count(POOL), "internal")
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        pytest.param(CommonPeer, [], marks=pytest.mark.peers, id="original"),
+        pytest.param(TorchModel, [], id="model"),
+        pytest.param(RollsBack, [20 * MIB, 60 * MIB], id="model that rolls back"),
+    ],
+)
+def test_upstream_shows_of_one_pool_only_what_a_range_begins_with(
+    make: Make, shown: list[int]
+) -> None:
+    subject = make(settings="expandable_segments:True")
+    operations: list[Operation] = [
+        ("create_pool", POOL),
+        ("begin_pool", POOL),
+        *(("malloc", 20 * MIB, 0, slot) for slot in range(4)),
+        ("free_slot", 0),
+        ("free_slot", 2),
+        ("end_pool", POOL),
+        ("release_pool", POOL),
+        ("release_pool", POOL),
+        ("empty_cache",),
+        ("snapshot",),
+        ("snapshot", POOL),
+    ]
+    answers = subject.run(operations)[-2:]
+    places = [[segment["address"] - (1 << 44) for segment in answer] for answer in answers]
+    assert places == [[20 * MIB, 60 * MIB], shown]
+    subject.close()
