@@ -67,9 +67,13 @@ class CUDAPages:
     def release(self, handle: int) -> None:
         with self._lock:
             page = self.books.check_release(handle)
-        self.driver.release(handle)
-        with self._lock:
             self.books.released(page)
+        try:
+            self.driver.release(handle)
+        except BaseException:
+            with self._lock:
+                self.books.held_again(page)
+            raise
 
     def map(self, address: int, handles: Sequence[int]) -> None:
         with self._lock:
@@ -96,18 +100,26 @@ class CUDAPages:
         given: tuple[int, ...] | None = None
         while given != self._peers:  # again where one was enabled meanwhile
             with self._lock:
-                self.books.find_run(address, nbytes, "set_access")
+                run = self.books.find_run(address, nbytes, "set_access")
+                had = bytes(run.reservation.access[run.index : run.end])
                 given = self._peers
-            self.driver.set_access(address, nbytes, (self._device, *given))
-            with self._lock:
-                self.books.accessible(self.books.find_run(address, nbytes, "set_access"))
+                self.books.accessible(run)
+            try:
+                self.driver.set_access(address, nbytes, (self._device, *given))
+            except BaseException:
+                with self._lock:
+                    self.books.put_access_back(self.books.find_run(address, nbytes, "map"), had)
+                raise
 
     def unmap(self, address: int, nbytes: int) -> None:
         with self._lock:
-            self.books.find_run(address, nbytes, "unmap")
-        self.driver.unmap(address, nbytes)
-        with self._lock:
-            self.books.unmapped(self.books.find_run(address, nbytes, "unmap"))
+            cut = self.books.unmapped(self.books.find_run(address, nbytes, "unmap"))
+        try:
+            self.driver.unmap(address, nbytes)
+        except BaseException:
+            with self._lock:
+                self.books.restored(cut)
+            raise
 
     # -- peers ------------------------------------------------------------------------------------
 

@@ -53,10 +53,19 @@ class HostSubAllocator(SubAllocator):
 
     def __init__(self, capacity: SupportsIndex | str | None = None) -> None:
         self.total_bytes = _physical_memory() if capacity is None else parse_bytes(capacity)
-        self.live_bytes = 0
+        self._block_bytes = 0
         self._lock = ForkSafeLock()
         self._mappings: dict[int, tuple[mmap.mmap, int]] = {}
         self._own_pages: host_pages.HostPages | None = None
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of all blocks and pages that are live.
+
+        A page is until it is released, and mapped nowhere.
+        """
+        pages = self._own_pages
+        return self._block_bytes + (0 if pages is None else pages.books.page_bytes)
 
     def __repr__(self) -> str:
         total, live = format_bytes(self.total_bytes), format_bytes(self.live_bytes)
@@ -82,16 +91,16 @@ class HostSubAllocator(SubAllocator):
             raise
 
     def _keep(self, address: int, mapping: mmap.mmap, nbytes: int) -> bool:
-        before = self.live_bytes
-        if before + nbytes > self.total_bytes:
+        before = self._block_bytes
+        if self.live_bytes + nbytes > self.total_bytes:
             return False  # other threads were faster
         try:
             self._mappings[address] = mapping, nbytes
-            self.live_bytes += nbytes
+            self._block_bytes += nbytes
             return True
         except BaseException:
             self._mappings.pop(address, None)
-            self.live_bytes = before
+            self._block_bytes = before
             raise
 
     def free(self, address: int, nbytes: int) -> None:
@@ -99,9 +108,9 @@ class HostSubAllocator(SubAllocator):
             mapping, received = self._mappings.get(address, (None, 0))
             if mapping is None or received != nbytes:
                 raise SubAllocatorError(f"free({address:#x}, {nbytes}) is not a live block")
-            left = self.live_bytes - nbytes
+            left = self._block_bytes - nbytes
             del self._mappings[address]
-            self.live_bytes = left
+            self._block_bytes = left
         mapping.close()
 
     # -- memory that is mapped --------------------------------------------------------------------
@@ -128,17 +137,21 @@ class HostSubAllocator(SubAllocator):
             self._pages.unreserve(address, nbytes)
 
     def create(self, nbytes: int) -> int | None:
-        with self._lock:
-            self._pages.books.check_size(nbytes, "create")
-            if self.live_bytes + nbytes > self.total_bytes:
-                return None
-            page = self._pages.create(nbytes)
-            self.live_bytes += nbytes
+        page = None
+        try:
+            with self._lock:
+                self._pages.books.check_size(nbytes, "create")
+                if self.live_bytes + nbytes <= self.total_bytes:
+                    page = self._pages.create(nbytes)
             return page
+        except BaseException:
+            if page is not None:
+                self._pages.forget(page)
+            raise
 
     def release(self, page: int) -> None:
         with self._lock:
-            self.live_bytes -= self._pages.release(page)
+            self._pages.release(page)
 
     def map(self, address: int, pages: Sequence[int]) -> None:
         with self._lock:
@@ -150,7 +163,7 @@ class HostSubAllocator(SubAllocator):
 
     def unmap(self, address: int, nbytes: int) -> None:
         with self._lock:
-            self.live_bytes -= self._pages.unmap(address, nbytes)
+            self._pages.unmap(address, nbytes)
 
 
 def _map(nbytes: int) -> mmap.mmap | None:

@@ -11,10 +11,12 @@ import functools
 import mmap
 import os
 from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
 
 from bfc.devices import Availability
 from bfc.errors import SubAllocatorError
-from bfc.suballocators.virtual import MappingBooks, Plan, Run, still_mapped
+from bfc.suballocators.virtual import MappingBooks, Page, Plan, Run, still_mapped
 from bfc.units import format_bytes
 
 GRANULARITY = 2 << 20
@@ -68,23 +70,29 @@ class System:
         self._map(address, nbytes, mmap.MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file, offset)
 
     def _map(self, address: int | None, nbytes: int, flags: int, file: int, offset: int) -> int:
-        place = self._mmap(address, nbytes, PROT_NONE, flags, file, offset)
+        place = self._call(self._mmap, address, nbytes, PROT_NONE, flags, file, offset)
         if place is None or place == FAILED:
             raise self._error()
         return int(place)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        if self._munmap(address, nbytes):
+        if self._call(self._munmap, address, nbytes):
             raise self._error()
 
     def protect(self, address: int, nbytes: int, access: int) -> None:
-        if self._mprotect(address, nbytes, access):
+        if self._call(self._mprotect, address, nbytes, access):
             raise self._error()
 
     def punch(self, file: int, offset: int, nbytes: int) -> None:
         """Give the memory behind a piece of a file back."""
-        if self._fallocate(file, KEEP_SIZE | PUNCH_HOLE, offset, nbytes):
+        if self._call(self._fallocate, file, KEEP_SIZE | PUNCH_HOLE, offset, nbytes):
             raise self._error()
+
+    def _call(self, function: Callable[..., Any], *arguments: int | None) -> Any:
+        try:
+            return function(*arguments)
+        except ctypes.ArgumentError as error:  # what ctypes makes of a MemoryError
+            raise MemoryError(str(error)) from None
 
     def _error(self) -> OSError:
         number = ctypes.get_errno()
@@ -122,9 +130,9 @@ class HostPages:
         self.books = MappingBooks(GRANULARITY)
         self.system = System()
         self._file: File | None = None
-        self._places: dict[int, tuple[File, int]] = {}  # of the page's memory
+        self._places: dict[int, tuple[File, int, Page]] = {}  # where the memory of each page is
         self._made = 0
-        self._to_punch: list[tuple[File, int, int]] = []
+        self._has_waste = False  # memory of pages that are gone is still to be given back
 
     def __del__(self) -> None:
         for reservation in self.books.reservations.values():
@@ -137,8 +145,8 @@ class HostPages:
         self.books.check_size(nbytes, "reserve")
         try:
             start = self.system.reserve(nbytes + GRANULARITY)
-        except (OSError, OverflowError, ctypes.ArgumentError) as error:
-            if not isinstance(error, OSError) or error.errno in FULL:
+        except OSError as error:
+            if error.errno in FULL:
                 return None
             raise failure(f"reserving {format_bytes(nbytes)} of addresses", error) from error
         address = (start + GRANULARITY - 1) // GRANULARITY * GRANULARITY
@@ -164,50 +172,63 @@ class HostPages:
         try:
             if self._file is None or self._file.process != os.getpid():
                 self._file = File()
-            file = self._file
-            offset = file.grow(nbytes)
+            file, offset = self._file, self._file.grow(nbytes)
         except OSError as error:
             raise failure(f"a page of {format_bytes(nbytes)}", error) from error
         page = self._made + 1
-        self._places[page] = file, offset
-        self.books.created(page, nbytes)
-        self._made = page
-        return page
+        try:
+            self.books.created(page, nbytes)
+            self._places[page] = file, offset, self.books.pages[page]
+            self._made = page
+            return page
+        except BaseException:
+            self.forget(page)
+            raise
 
-    def release(self, number: int) -> int:
-        """As in the contract. Returns the bytes that go back."""
-        page = self.books.check_release(number)
-        if page.mappings == 0:
-            self._forget([(number, page.nbytes)])
-        return self.books.released(page)
+    def forget(self, number: int) -> None:
+        """Undo `create`, as far as it came."""
+        page = self.books.pages.get(number)
+        if page is not None:
+            self.books.released(page)
+        self._places.pop(number, None)
 
-    def _forget(self, pages: list[tuple[int, int]]) -> None:
-        """Give the memory of pages back: now, or with the next ones where the system refuses."""
-        for number, nbytes in pages:
-            file, offset = self._places.pop(number)
-            if file.process == os.getpid():
-                self._to_punch.append((file, offset, nbytes))
-        while self._to_punch:
-            file, offset, nbytes = self._to_punch[-1]
-            try:
-                self.system.punch(file.number, offset, nbytes)
-            except OSError:
-                return
-            self._to_punch.pop()
+    def release(self, number: int) -> None:
+        pages = [self.books.check_release(number)]
+        self.books.released(pages[0])
+        if pages[0].is_gone:
+            self._give_back(pages)
+
+    def _give_back(self, pages: list[Page]) -> None:
+        """Give the memory of pages to the system: now, or with the next ones where it refuses."""
+        try:
+            if self._has_waste:
+                pages = [it for _, _, it in self._places.values() if it.is_gone]
+            self._has_waste = True
+            for page in pages:
+                file, offset, _ = self._places[page.number]
+                if file.process == os.getpid():
+                    self.system.punch(file.number, offset, page.nbytes)
+                del self._places[page.number]
+            self._has_waste = False
+        except (OSError, MemoryError):
+            pass
 
     def map(self, plan: Plan) -> None:
-        at = address = plan.starts[0]
+        at, address = plan.starts[0], plan.starts[0]
         try:
             for page in plan.pages:
-                file, offset = self._places[page.number]
+                file, offset, _ = self._places[page.number]
                 self.system.map(at, page.nbytes, file.number, offset)
                 at += page.nbytes
+            self.books.mapped(plan)
         except OSError as error:
             done = bisect_left(plan.starts, at)
             worse = failure(f"map({address:#x}): page {plan.pages[done].number}", error)
             self._undo_map(plan, done, worse)
             raise worse from error
-        self.books.mapped(plan)
+        except BaseException:
+            self.system.hide(address, plan.nbytes)
+            raise
 
     def _undo_map(self, plan: Plan, done: int, error: SubAllocatorError) -> None:
         """Hide also the place of the page that could not be mapped: it may be a hole now."""
@@ -222,15 +243,19 @@ class HostPages:
 
     def set_access(self, address: int, nbytes: int) -> None:
         run = self.books.find_run(address, nbytes, "set_access")
+        had = bytes(run.reservation.access[run.index : run.end])
         try:
             self.system.protect(address, nbytes, READ_WRITE)
+            self.books.accessible(run)
         except OSError as error:
-            self._put_access_back(run)
+            self._put_access_back(run, had)
             raise failure(f"set_access({address:#x}, {nbytes})", error) from error
-        self.books.accessible(run)
+        except BaseException:
+            self._put_access_back(run, had)
+            raise
 
-    def _put_access_back(self, run: Run) -> None:
-        had = run.reservation.access[run.index : run.end]
+    def _put_access_back(self, run: Run, had: bytes) -> None:
+        self.books.put_access_back(run, had)
         for at, page, has_access in zip(run.starts, run.pages, had, strict=True):
             if not has_access:
                 try:
@@ -238,20 +263,25 @@ class HostPages:
                 except OSError:
                     pass  # it can be used too early: nothing that is lost
 
-    def unmap(self, address: int, nbytes: int) -> int:
-        """As in the contract. Returns the bytes that go back."""
-        run = self.books.find_run(address, nbytes, "unmap")
-        pages = set(run.pages)
+    def unmap(self, address: int, nbytes: int) -> None:
+        cut = None
         try:
+            cut = self.books.unmapped(self.books.find_run(address, nbytes, "unmap"))
             self.system.hide(address, nbytes)
         except OSError as error:
+            if cut is not None:
+                self.books.restored(cut)
             raise failure(f"unmap({address:#x}, {nbytes})", error) from error
-        given_back = self.books.unmapped(run)
-        if given_back:
-            self._forget(
-                [(it.number, it.nbytes) for it in pages if not it.is_held and not it.mappings]
-            )
-        return given_back
+        except MemoryError:
+            if cut is None:
+                raise
+            self.system.hide(address, nbytes)  # it may have been done: twice is no harm
+        except BaseException:
+            if cut is not None:
+                self.system.hide(address, nbytes)
+            raise
+        if cut.gone:
+            self._give_back(cut.gone)
 
 
 def failure(what: str, error: OSError) -> SubAllocatorError:

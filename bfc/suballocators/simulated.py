@@ -89,9 +89,6 @@ class SimulatedSubAllocator(SubAllocator):
         "unmap" and "wait". Calls that break the contract are not in it.
     live : dict of int to int
         The bytes of each live block, by address.
-    live_bytes : int
-        The bytes of all blocks and pages that are live. A page is until it is released, and mapped
-        nowhere.
 
     Raises
     ------
@@ -143,16 +140,23 @@ class SimulatedSubAllocator(SubAllocator):
         self.supports_coalescing = supports_coalescing
         self.calls: list[tuple[str, int, int | None]] = []
         self.live: dict[int, int] = {}
-        self.live_bytes = 0
+        self._block_bytes = 0
         self._lock = ForkSafeLock()
         self._base = self._next = base
         self._books = MappingBooks(GRANULARITY)
         self._reserve_base = self._reserve_next = reserve_base
-        self._reserved_bytes = 0
         self._pages_made = 0
         self._orders: dict[str, Orders] = {}
         self._held: set[int] = set()
         self._rounds: defaultdict[int, int] = defaultdict(int)
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of all blocks and pages that are live.
+
+        A page is until it is released, and mapped nowhere.
+        """
+        return self._block_bytes + self._books.page_bytes
 
     def __repr__(self) -> str:
         total, live = format_bytes(self.total_bytes), format_bytes(self.live_bytes)
@@ -177,17 +181,17 @@ class SimulatedSubAllocator(SubAllocator):
         address = (self._next + step - 1) // step * step
         if address < self._reserve_next and address + nbytes > self._reserve_base:
             address = (FAR + step - 1) // step * step
-        before = self._next, self.live_bytes
+        before = self._next, self._block_bytes
         try:
             self.live[address] = nbytes
-            self.live_bytes += nbytes
+            self._block_bytes += nbytes
             self._next = address + nbytes + self.gap
             block = address, nbytes
             self.calls.append(("alloc", nbytes, address))
             return block
         except BaseException:
             self.live.pop(address, None)
-            self._next, self.live_bytes = before
+            self._next, self._block_bytes = before
             raise
 
     def _refuses(self, kind: Call, nbytes: int) -> bool:
@@ -201,11 +205,11 @@ class SimulatedSubAllocator(SubAllocator):
     def free(self, address: int, nbytes: int) -> None:
         with self._lock:
             blocks = self._run_of_blocks(address, nbytes)
-            left = self.live_bytes - nbytes
+            left = self._block_bytes - nbytes
             self._call("free", nbytes, address)
             for block in blocks:
                 del self.live[block]
-            self.live_bytes = left
+            self._block_bytes = left
 
     def _fails(self, kind: Call, nbytes: int) -> bool:
         """Whether a call is to answer None. Logs it and raises, if it is to fail in another way."""
@@ -256,30 +260,42 @@ class SimulatedSubAllocator(SubAllocator):
     # -- memory that is mapped --------------------------------------------------------------------
 
     def reserve(self, nbytes: int) -> int | None:
-        with self._lock:
-            self._books.check_size(nbytes, "reserve")
-            address = self._free_addresses(nbytes)
-            if self._orders and self._fails("reserve", nbytes):
-                address = None
-            self.calls.append(("reserve", nbytes, address))
-            if address is None:
-                return None
-            try:
-                self._books.reserved(address, nbytes)
-            except BaseException:
-                self.calls.pop()
-                raise
+        address = None
+        try:
+            with self._lock:
+                self._books.check_size(nbytes, "reserve")
+                address = self._reserve(nbytes)
+            return address  # noqa: RET504  # it is undone if an exception comes here
+        except BaseException:
+            if address is not None:
+                self._books.unreserved(address)
+            raise
+
+    def _reserve(self, nbytes: int) -> int | None:
+        address = self._free_addresses(nbytes)
+        if self._orders and self._fails("reserve", nbytes):
+            address = None
+        if address is None:
+            self.calls.append(("reserve", nbytes, None))
+            return None
+        before = self._reserve_base, self._reserve_next
+        try:
             if self._reserve_next == self._reserve_base:
                 self._reserve_base = address
             self._reserve_next = address + nbytes
-            self._reserved_bytes += nbytes
+            self._books.reserved(address, nbytes)
+            self.calls.append(("reserve", nbytes, address))
             return address
+        except BaseException:
+            self._books.unreserved(address)
+            self._reserve_base, self._reserve_next = before
+            raise
 
     def _free_addresses(self, nbytes: int) -> int | None:
         address = self._reserve_next
         if address < self._next < FAR and address + nbytes > self._base:
             address = (self._next + GRANULARITY - 1) // GRANULARITY * GRANULARITY
-        if address + nbytes > FAR or self._reserved_bytes + nbytes > ADDRESS_SPACE:
+        if address + nbytes > FAR or self._books.reserved_bytes + nbytes > ADDRESS_SPACE:
             return None
         return address
 
@@ -288,30 +304,39 @@ class SimulatedSubAllocator(SubAllocator):
             self._books.check_unreserve(address, nbytes)
             self._call("unreserve", nbytes, address)
             self._books.unreserved(address)
-            self._reserved_bytes -= nbytes
 
     def create(self, nbytes: int) -> int | None:
-        with self._lock:
-            self._books.check_size(nbytes, "create")
-            if self._refuses("create", nbytes):
-                self.calls.append(("create", nbytes, None))
-                return None
-            page = self._pages_made + 1
-            self.calls.append(("create", nbytes, page))
-            try:
-                self._books.created(page, nbytes)
-            except BaseException:
-                self.calls.pop()
-                raise
-            self._pages_made = page
-            self.live_bytes += nbytes
+        page = None
+        try:
+            with self._lock:
+                self._books.check_size(nbytes, "create")
+                if self._refuses("create", nbytes):
+                    self.calls.append(("create", nbytes, None))
+                else:
+                    page = self._create(nbytes)
             return page
+        except BaseException:
+            if page is not None:
+                self._books.released(self._books.pages[page])
+            raise
+
+    def _create(self, nbytes: int) -> int:
+        page = self._pages_made + 1
+        try:
+            self._books.created(page, nbytes)
+            self.calls.append(("create", nbytes, page))
+            self._pages_made = page
+            return page
+        except BaseException:
+            if page in self._books.pages:
+                self._books.released(self._books.pages[page])
+            raise
 
     def release(self, page: int) -> None:
         with self._lock:
             held = self._books.check_release(page)
             self._call("release", held.nbytes, page)
-            self.live_bytes -= self._books.released(held)
+            self._books.released(held)
 
     def map(self, address: int, pages: Sequence[int]) -> None:
         with self._lock:
@@ -323,11 +348,7 @@ class SimulatedSubAllocator(SubAllocator):
                 ("map", page.nbytes, at) for at, page in zip(plan.starts, plan.pages, strict=True)
             ]
             self.calls += entries
-            try:
-                self._books.mapped(plan)
-            except BaseException:
-                del self.calls[-len(entries) :]
-                raise
+            self._books.mapped(plan)
 
     def _map_one_by_one(self, plan: Plan) -> None:
         done = 0
@@ -359,7 +380,7 @@ class SimulatedSubAllocator(SubAllocator):
         with self._lock:
             run = self._books.find_run(address, nbytes, "unmap")
             self._call("unmap", nbytes, address)
-            self.live_bytes -= self._books.unmapped(run)
+            self._books.unmapped(run)
 
     @property
     def pages(self) -> dict[int, int]:

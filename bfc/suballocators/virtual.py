@@ -20,6 +20,10 @@ class Page:
         self.is_held = True
         self.mappings = 0
 
+    @property
+    def is_gone(self) -> bool:
+        return not self.is_held and not self.mappings
+
 
 class Reservation:
     """Reserved addresses, and the pages behind them: three lists in the order of addresses."""
@@ -33,23 +37,34 @@ class Reservation:
         self.pages: list[Page] = []
         self.access = bytearray()  # 1 where `set_access` was called
 
-    def put(self, index: int, starts: list[int], pages: Sequence[Page], access: bytes) -> None:
-        """Enter mappings. All or nothing, also where the host has no memory."""
-        count = len(starts)
+    def put(self, index: int, starts: list[int], pages: list[Page], access: bytes) -> None:
+        """Enter mappings, all or none."""
+        count, end = len(self.starts), index + len(starts)
         try:
             self.starts[index:index] = starts
             self.pages[index:index] = pages
             self.access[index:index] = access
-        except MemoryError:
-            if len(self.starts) > len(self.access):
-                del self.starts[index : index + count]
-            if len(self.pages) > len(self.access):
-                del self.pages[index : index + count]
+        except BaseException:
+            for column in (self.starts, self.pages, self.access):
+                if len(column) > count:
+                    del column[index:end]
             raise
 
-    def drop(self, index: int, end: int) -> None:
-        """Strike mappings out."""
-        del self.starts[index:end], self.pages[index:end], self.access[index:end]
+    def drop(self, index: int, starts: list[int], pages: list[Page], access: bytes) -> None:
+        """Strike these mappings out, all or none."""
+        count, end = len(self.starts), index + len(starts)
+        try:
+            del self.starts[index:end]
+            del self.pages[index:end]
+            del self.access[index:end]
+        except BaseException:
+            if len(self.starts) < count:
+                self.starts[index:index] = starts
+            if len(self.pages) < count:
+                self.pages[index:index] = pages
+            if len(self.access) < count:
+                self.access[index:index] = access
+            raise
 
 
 class Run:
@@ -74,20 +89,35 @@ class Run:
 class Plan:
     """What `map` is to do: pages at addresses, into one reservation."""
 
-    __slots__ = ("index", "nbytes", "pages", "reservation", "starts")
+    __slots__ = ("nbytes", "pages", "reservation", "starts")
 
-    def __init__(
-        self, reservation: Reservation, index: int, starts: list[int], pages: list[Page]
-    ) -> None:
+    def __init__(self, reservation: Reservation, starts: list[int], pages: list[Page]) -> None:
         self.reservation = reservation
-        self.index = index
         self.starts = starts
         self.pages = pages
         self.nbytes = starts[-1] + pages[-1].nbytes - starts[0]
 
 
+class Cut:
+    """Mappings of one reservation that are entered or struck out together."""
+
+    __slots__ = ("access", "gone", "pages", "reservation", "starts")
+
+    def __init__(
+        self, reservation: Reservation, starts: list[int], pages: list[Page], access: bytes
+    ) -> None:
+        self.reservation = reservation
+        self.starts = starts
+        self.pages = pages
+        self.access = access
+        self.gone: list[Page] = []  # those that nobody holds any more
+
+
 class MappingBooks:
     """Reservations, pages and mappings of one source. Whoever uses it holds a lock.
+
+    Each change is made whole or not at all, also where the host has no memory for it, or an
+    exception comes in between.
 
     Parameters
     ----------
@@ -111,6 +141,11 @@ class MappingBooks:
         self.reservations: dict[int, Reservation] = {}
         self._order: list[int] = []  # their first addresses, sorted
 
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all reservations."""
+        return sum(it.nbytes for it in self.reservations.values())
+
     def check_size(self, nbytes: int, call: str) -> None:
         """Refuse a size that is not a multiple of the granularity."""
         if nbytes <= 0 or nbytes % self.granularity:
@@ -121,11 +156,12 @@ class MappingBooks:
     # -- addresses --------------------------------------------------------------------------------
 
     def reserved(self, address: int, nbytes: int) -> None:
-        insort(self._order, address)
+        reservation = Reservation(address, nbytes)
         try:
-            self.reservations[address] = Reservation(address, nbytes)
-        except MemoryError:
-            self._order.remove(address)
+            insort(self._order, address)
+            self.reservations[address] = reservation
+        except BaseException:
+            self.unreserved(address)
             raise
 
     def check_unreserve(self, address: int, nbytes: int) -> None:
@@ -139,8 +175,11 @@ class MappingBooks:
             )
 
     def unreserved(self, address: int) -> None:
-        del self.reservations[address]
-        del self._order[bisect_left(self._order, address)]
+        """Strike a reservation out; what is struck out already is no error."""
+        self.reservations.pop(address, None)
+        index = bisect_left(self._order, address)
+        if index < len(self._order) and self._order[index] == address:
+            del self._order[index]
 
     def find(self, address: int) -> Reservation | None:
         """The reservation that an address lies in."""
@@ -153,8 +192,14 @@ class MappingBooks:
     # -- pages ------------------------------------------------------------------------------------
 
     def created(self, number: int, nbytes: int) -> None:
-        self.pages[number] = Page(number, nbytes)
-        self.page_bytes += nbytes
+        page, total = Page(number, nbytes), self.page_bytes
+        try:
+            self.pages[number] = page
+            self.page_bytes = total + nbytes
+        except BaseException:
+            self.pages.pop(number, None)
+            self.page_bytes = total
+            raise
 
     def check_release(self, number: int) -> Page:
         page = self.pages.get(number)
@@ -162,15 +207,25 @@ class MappingBooks:
             raise SubAllocatorError(f"release({number}): there is no such page, or not any more")
         return page
 
-    def released(self, page: Page) -> int:
-        """Strike a page out. Returns the bytes that go back: 0 while it is mapped somewhere."""
-        del self.pages[page.number]
-        page.is_held = False
-        return 0 if page.mappings else self._gone(page)
+    def released(self, page: Page) -> None:
+        """Strike a page out, which may be mapped still."""
+        total = self.page_bytes
+        try:
+            self.pages.pop(page.number, None)
+            page.is_held = False
+            self.page_bytes = total if page.mappings else total - page.nbytes
+        except BaseException:
+            self.pages[page.number] = page
+            page.is_held = True
+            self.page_bytes = total
+            raise
 
-    def _gone(self, page: Page) -> int:
-        self.page_bytes -= page.nbytes
-        return page.nbytes
+    def held_again(self, page: Page) -> None:
+        """Undo `released`."""
+        total = self.page_bytes + page.nbytes if page.is_gone else self.page_bytes
+        self.pages[page.number] = page
+        page.is_held = True
+        self.page_bytes = total
 
     # -- mappings ---------------------------------------------------------------------------------
 
@@ -193,8 +248,8 @@ class MappingBooks:
                 f"map({address:#x}): {at - address} bytes of pages pass the end of the "
                 f"reservation, {reservation.start + reservation.nbytes:#x}"
             )
-        index = self._free_place(reservation, address, at)
-        return Plan(reservation, index, starts, pages)
+        self._check_free(reservation, address, at)
+        return Plan(reservation, starts, pages)
 
     def _pages_of(self, address: int, numbers: Sequence[int]) -> list[Page]:
         try:
@@ -207,8 +262,8 @@ class MappingBooks:
             raise SubAllocatorError(f"map({address:#x}) needs one page or more")
         return pages
 
-    def _free_place(self, reservation: Reservation, address: int, end: int) -> int:
-        """The index at which mappings from `address` to `end` belong."""
+    def _check_free(self, reservation: Reservation, address: int, end: int) -> None:
+        """Refuse addresses where something is mapped."""
         starts = reservation.starts
         index = bisect_left(starts, address)
         taken = None
@@ -220,14 +275,33 @@ class MappingBooks:
             raise SubAllocatorError(
                 f"map({address:#x}): a page is mapped at {taken:#x} already: unmap it before"
             )
-        return index
 
     def mapped(self, plan: Plan, count: int | None = None) -> None:
         """Enter the first `count` pages of a plan, or all."""
-        pages, starts = plan.pages[:count], plan.starts[:count]
-        plan.reservation.put(plan.index, starts, pages, bytes(len(starts)))
-        for page in pages:
-            page.mappings += 1
+        starts = plan.starts[:count]
+        self._enter(Cut(plan.reservation, starts, plan.pages[:count], bytes(len(starts))))
+
+    def _enter(self, cut: Cut) -> None:
+        pages, total = cut.pages, self.page_bytes
+        before = [page.mappings for page in pages]
+        again = sum(page.nbytes for page in set(pages) if page.is_gone)
+        reservation = cut.reservation
+        index, count = bisect_left(reservation.starts, cut.starts[0]), len(reservation.starts)
+        try:
+            reservation.put(index, cut.starts, pages, cut.access)
+            for page in pages:
+                page.mappings += 1
+            self.page_bytes = total + again
+        except BaseException:
+            self._put_counts_back(pages, before, total)
+            if len(reservation.starts) > count:
+                reservation.drop(index, cut.starts, pages, cut.access)
+            raise
+
+    def _put_counts_back(self, pages: list[Page], before: list[int], total: int) -> None:
+        for page, mappings in zip(pages, before, strict=True):
+            page.mappings = mappings
+        self.page_bytes = total
 
     def find_run(self, address: int, nbytes: int, call: str) -> Run:
         """The mappings that begin at an address and are so many bytes. Nothing changes."""
@@ -249,16 +323,33 @@ class MappingBooks:
     def accessible(self, run: Run) -> None:
         run.reservation.access[run.index : run.end] = b"\x01" * (run.end - run.index)
 
-    def unmapped(self, run: Run) -> int:
-        """Strike mappings out. Returns the bytes of the pages that nobody holds any more."""
-        pages = run.pages
-        run.reservation.drop(run.index, run.end)
-        given_back = 0
-        for page in pages:
-            page.mappings -= 1
-            if not page.is_held and not page.mappings:
-                given_back += self._gone(page)
-        return given_back
+    def put_access_back(self, run: Run, had: bytes) -> None:
+        """Enter what had access before `accessible`."""
+        run.reservation.access[run.index : run.end] = had
+
+    def unmapped(self, run: Run) -> Cut:
+        """Strike mappings out. Returns what was struck out, for `restored`."""
+        reservation, total = run.reservation, self.page_bytes
+        access = bytes(reservation.access[run.index : run.end])
+        cut = Cut(reservation, run.starts, run.pages, access)
+        before = [page.mappings for page in cut.pages]
+        count = len(reservation.starts)
+        try:
+            reservation.drop(run.index, cut.starts, cut.pages, access)
+            for page in cut.pages:
+                page.mappings -= 1
+            cut.gone = [it for it in set(cut.pages) if it.is_gone]
+            self.page_bytes = total - sum(page.nbytes for page in cut.gone)
+            return cut
+        except BaseException:
+            self._put_counts_back(cut.pages, before, total)
+            if len(reservation.starts) < count:
+                reservation.put(run.index, cut.starts, cut.pages, access)
+            raise
+
+    def restored(self, cut: Cut) -> None:
+        """Enter again what `unmapped` has struck out."""
+        self._enter(cut)
 
     def mappings(self) -> Iterator[tuple[int, int]]:
         """Where a page is mapped, and its number, in the order of addresses."""

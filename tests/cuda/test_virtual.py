@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import raw_cuda
@@ -508,6 +509,47 @@ def test_each_call_fails_at_each_place(emulated, name: str, error: str) -> None:
         assert len(problems) == place - 1
         assert all(problem.name == error and name in str(problem) for problem in problems)
     assert not reached
+
+
+VERBS: dict[str, Callable[[Mapped], object]] = {
+    "reserve": lambda g: g.source.reserve(2 * PAGE),
+    "create": lambda g: g.source.create(PAGE),
+    "map": lambda g: g.source.map(g.at(4), g.pages),
+    "set_access": lambda g: g.source.set_access(g.at(0), 2 * PAGE),
+    "unmap": lambda g: g.source.unmap(g.at(0), 2 * PAGE),
+    "release": lambda g: g.source.release(g.pages[0]),
+}
+MAPPED_AFTER = {"map": 4, "unmap": 0}
+PAGES_AFTER = {"create": 3, "release": 1}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_call_without_host_memory_is_done_or_not(source, emulated, verb: str) -> None:
+    """The books agree with the driver, and a page or addresses that nobody knows of are back."""
+    testcapi = pytest.importorskip("_testcapi")
+    books = source._pages.books
+    gc.disable()
+    try:
+        for n in range(80):
+            here = Mapped(source, 2)
+            done = True
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                VERBS[verb](here)
+            except MemoryError:
+                done = False
+            finally:
+                testcapi.remove_mem_hooks()
+            mapped = dict(books.mappings())
+            assert set(emulated.live()) == set(mapped)
+            assert set(emulated.reservations()) == set(books.reservations)
+            assert emulated.live_handles() == len(books.pages)
+            assert len(mapped) == (MAPPED_AFTER.get(verb, 2) if done else 2)
+            assert len(books.pages) == (PAGES_AFTER.get(verb, 2) if done else 2)
+            sweep(source)
+        assert done
+    finally:
+        gc.enable()
 
 
 def test_a_map_that_cannot_be_undone_says_what_is_left(source, emulated) -> None:

@@ -64,7 +64,7 @@ def at(offset: int) -> Callable[[Device, int], tuple[int, int]]:
 
     def answer(device: Device, nbytes: int) -> tuple[int, int]:
         device.live[BASE + offset] = nbytes
-        device.live_bytes += nbytes
+        device._block_bytes += nbytes
         return BASE + offset, nbytes
 
     return answer

@@ -160,7 +160,7 @@ class ForgetsMappings(bfc.SimulatedSubAllocator):
     def release(self, page: int) -> None:
         nbytes = self.pages[page]
         super().release(page)
-        self.live_bytes -= nbytes
+        self._books.page_bytes -= nbytes
 
 
 class MapsOver(bfc.SimulatedSubAllocator):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +90,138 @@ def test_a_free_without_host_memory_is_made_or_not(source) -> None:
                 source.free(*block)
     finally:
         gc.enable()
+
+
+# -- memory that is mapped -------------------------------------------------------------------------
+
+PAGE = 2 * MIB
+
+
+class Ground:
+    """Six slots of reserved addresses: pages in slots 0 and 1, of which the first has access; page
+    2 is mapped nowhere."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.address = source.reserve(6 * PAGE)
+        self.pages = [source.create(PAGE) for _ in range(3)]
+        source.map(self.address, self.pages[:2])
+        source.set_access(self.address, PAGE)
+
+    def state(self) -> tuple[object, ...]:
+        """What the books say, and that it is true of the system."""
+        books = books_of(self.source)
+        mapped = dict(books.mappings())
+        for it in books.reservations.values():
+            assert len(it.starts) == len(it.pages) == len(it.access)
+        counted = Counter(mapped.values())
+        assert all(page.mappings == counted[number] for number, page in books.pages.items())
+        if isinstance(self.source, bfc.HostSubAllocator):
+            ours = [self.address + slot * PAGE for slot in range(6)]
+            assert shared(ours) == set(mapped)
+        return (
+            {number: page.nbytes for number, page in books.pages.items()},
+            {start: it.nbytes for start, it in books.reservations.items()},
+            sorted(books._order),
+            mapped,
+            list(books.accessible_runs()),
+            books.page_bytes,
+            self.source.live_bytes,
+        )
+
+    def leave(self) -> None:
+        books = books_of(self.source)
+        for at, _page in list(books.mappings()):
+            self.source.unmap(at, PAGE)
+        for page in list(books.pages):
+            self.source.release(page)
+        for start, reservation in list(books.reservations.items()):
+            self.source.unreserve(start, reservation.nbytes)
+
+
+def books_of(source: Any) -> Any:
+    return source._pages.books if isinstance(source, bfc.HostSubAllocator) else source._books
+
+
+def shared(addresses: list[int]) -> set[int]:
+    """Those at which a page of a file is mapped, as the system sees it."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, mode = line.split()[:2]
+        start, end = (int(part, 16) for part in span.split("-"))
+        if mode[3] == "s":
+            found.update(at for at in addresses if start <= at < end)
+    return found
+
+
+VERBS: dict[str, Callable[[Ground], object]] = {
+    "reserve": lambda g: g.source.reserve(2 * PAGE),
+    "create": lambda g: g.source.create(PAGE),
+    "map": lambda g: g.source.map(g.address + 3 * PAGE, g.pages[1:]),
+    "set_access": lambda g: g.source.set_access(g.address, 2 * PAGE),
+    "unmap": lambda g: g.source.unmap(g.address, 2 * PAGE),
+    "release": lambda g: g.source.release(g.pages[2]),
+    "release what is mapped": lambda g: g.source.release(g.pages[0]),
+}
+
+
+def outcomes(source: Any, verb: str) -> tuple[object, object]:
+    """The states before a call and after it, without the numbers that a system makes up."""
+    here = Ground(source)
+    before = here.state()
+    VERBS[verb](here)
+    after = here.state()
+    here.leave()
+    return before, after
+
+
+def sizes(state: Any) -> list[object]:
+    return [len(part) if isinstance(part, dict | list) else part for part in state]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_mapping_without_host_memory_is_done_or_not(source, verb: str) -> None:
+    testcapi = pytest.importorskip("_testcapi")
+    before, after = (sizes(state) for state in outcomes(source, verb))
+    gc.disable()
+    try:
+        for n in range(120):
+            here = Ground(source)
+            done = True
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                VERBS[verb](here)
+            except MemoryError:
+                done = False
+            finally:
+                testcapi.remove_mem_hooks()
+            assert sizes(here.state()) == (after if done else before), f"at allocation {n}"
+            here.leave()
+            assert source.live_bytes == 0
+        assert done
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_mapping_that_raises_at_any_line_is_done_or_not(source, verb: str) -> None:
+    if verb == "reserve" and isinstance(source, bfc.HostSubAllocator):
+        pytest.skip("between mmap and its answer addresses are lost, which cost no memory")
+    before, after = (sizes(state) for state in outcomes(source, verb))
+    line = 1
+    while True:
+        here = Ground(source)
+        is_struck = struck(line, VERBS[verb], here)
+        found = sizes(here.state())
+        if not is_struck:
+            assert found == after
+        elif verb in ("reserve", "create"):
+            assert found == before, "nobody knows of it"
+        else:
+            assert found in (before, after)
+        here.leave()
+        assert source.live_bytes == 0
+        if not is_struck:
+            break
+        line += 1
+    assert line > 5
