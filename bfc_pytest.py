@@ -1,7 +1,7 @@
 """Fixtures for pytest, which finds them where the package is installed.
 
-A module of its own, so that pytest loads it without `bfc`: that is imported when a test first asks
-for a fixture.
+They are outside of the package, so that pytest loads them without importing `bfc`. It is imported
+when a test first asks for a fixture.
 
 bfc_leak_check
     `bfc_leak_check(allocator)`: what is allocated from then on must be freed when the test ends.
@@ -37,8 +37,8 @@ def bfc_leak_check() -> Iterator[Callable[[bfc.Allocator], leak_check]]:
 
 @pytest.fixture
 def bfc_cuda_emulator() -> Iterator[Driver]:
-    """The emulated CUDA driver with two devices of 8 GiB, on which nothing has happened. After the
-    test nothing is held back, and the driver must have had nothing to complain of."""
+    """The emulated CUDA driver, as a new machine with two devices of 8 GiB. After the test all
+    streams are released, and the driver must have no complaints."""
     from bfc.testing import cuda_emulator
 
     driver = cuda_emulator.load()

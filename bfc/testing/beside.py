@@ -1,5 +1,5 @@
-"""Runs a slow model beside an allocator: the model gets the same calls, and the same answers from
-its source."""
+"""Runs a slow model next to an allocator. The model gets the same calls, and the same answers from
+its sub-allocator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bfc.testing.torch_words import Block, Failure, Segment
 
 
 class Beside(Protocol):
-    """A model. `allocate` answers an address, or None where it refuses."""
+    """A model. `allocate` returns an address, or None if the model refuses."""
 
     #: Whether it knows streams other than 0.
     knows_streams: bool

@@ -12,11 +12,11 @@ from bfc.suballocators.base import SubAllocator
 
 
 class Differs(AssertionError):  # noqa: N818 - what is the case, not what went wrong
-    """The model asks its source for something else than the allocator did."""
+    """The model asks its source for something that the allocator did not ask for."""
 
 
 class Unfollowable(Exception):  # noqa: N818 - an answer, not an error
-    """The source raised: no model says what comes then."""
+    """The source raised an error, after which no model says what comes next."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """An emulated CUDA driver: tests of CUDA code on machines without a GPU.
 
-It is a `libcuda.so.1` in C, compiled when first asked for and kept in the user's cache. Load it
-before anything calls CUDA, and steer it through the `Driver` that `load` returns:
+It is a `libcuda.so.1` in C, compiled when it is first loaded, and kept in the user's cache. Load it
+before anything calls CUDA, and control it through the `Driver` that `load` returns:
 
 >>> from bfc.testing import cuda_emulator
 >>> driver = cuda_emulator.load()
@@ -19,20 +19,21 @@ True
 **What it does.** Devices, primary and created contexts, device, managed, pinned, stream-ordered and
 mapped memory that copies and fills really write, streams with the rules of the legacy and the
 per-thread default stream, events, host functions, stream capture without graphs. Work runs at once
-unless a test holds its stream. Any call can be made to fail, every call is logged, and what a real
-driver would have punished is written down as a complaint. Copies of two and three dimensions work.
+unless a test holds its stream. Any call can be made to fail, and every call is logged. Mistakes
+that a real driver would have punished are noted as complaints. Copies of two and three dimensions
+work.
 
-**What it does not do.** It runs no kernels: modules and libraries take any code, and a launch
-stands in its stream's queue but does nothing, so what its kernel would have written is not there.
+**What it does not do.** It runs no kernels: modules and libraries take any code, and a launch waits
+in its stream's queue and then does nothing, so that nothing of what its kernel writes is there.
 There are no graphs, no arrays and copies of them, no sharing with other processes; those calls give
-CUDA_ERROR_NOT_SUPPORTED. It does not satisfy the CUDA runtime (cudart), and hence neither CuPy nor
-PyTorch, which ask whose driver they run on; cuda-python, cuda.core and Numba's driver calls run. It
-takes no time to speak of, so nothing can be measured on it. Linux only. It refuses a process that
-has another libcuda loaded.
+CUDA_ERROR_NOT_SUPPORTED. The CUDA runtime (cudart) checks whose driver it runs on and refuses this
+one, and so do CuPy and PyTorch; cuda-python, cuda.core and Numba's driver calls run. Its calls take
+almost no time, so do not measure time on it. It runs on Linux only, and refuses a process that has
+loaded another libcuda.
 
-Handles of primary contexts and default pools outlive a reset, for libraries keep them. A context
-that such a library uses again is alive then, though nobody has retained it; freeing what is left
-from before a reset succeeds and does nothing. Calls of cuGetProcAddress, cuGetErrorName and
+Handles of primary contexts and default pools outlive a reset, since libraries keep them. If such a
+library uses a context again, it is alive, though nobody has retained it; freeing what is left from
+before a reset succeeds and does nothing. Calls of cuGetProcAddress, cuGetErrorName and
 cuGetErrorString are not logged.
 
 With BFC_EMULATOR_LEAKS=1 in its environment a process says at its end what it has leaked, and its
@@ -43,7 +44,7 @@ The sources in C stand beside these. In order:
     symbols.h
     emulator.h
     library.py      compiles and loads it
-    driver.py       how it is steered
+    driver.py       its controls
 """
 
 from bfc.testing.cuda_emulator.driver import ERRORS as ERRORS

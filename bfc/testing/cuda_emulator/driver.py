@@ -1,4 +1,4 @@
-"""Builds, loads and steers the emulated CUDA driver."""
+"""Loads and controls the emulated CUDA driver."""
 
 from __future__ import annotations
 
