@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsIndex
 
+from bfc.devices import Availability
 from bfc.errors import SubAllocatorError
 from bfc.integrations._shared import Allocators, Blocks, OneOrMore, by_device, client
 from bfc.suballocators.cuda import CUDASubAllocator
@@ -112,6 +113,11 @@ class RMMSubAllocator(CUDASubAllocator):
     def __repr__(self) -> str:
         live = format_bytes(self.live_bytes)
         return f"RMM {type(self._mr).__name__}({self.device.ordinal}: {live} live)"
+
+    @property
+    def supports_virtual_memory(self) -> Availability:  # type: ignore[override]
+        """False: RMM gives whole blocks."""
+        return Availability(False, "RMM gives whole blocks")
 
     @property
     def live_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, SupportsIndex
 from bfc.devices import Availability, Device
 from bfc.drivers.cuda import _device, _virtual
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
+from bfc.interpreter._forks import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda_pages import CUDAPages
 from bfc.units import as_int, format_bytes
@@ -116,6 +117,7 @@ class CUDASubAllocator(SubAllocator):
         self._handle_type = handle_type
         self._maps: Availability | None = None
         self._own_pages: CUDAPages | None = None
+        self._opening = ForkSafeLock()
         if handle_type != "none":
             self._pages  # noqa: B018  # which finds out whether the device has such handles
         for peer in peers:
@@ -229,7 +231,9 @@ class CUDASubAllocator(SubAllocator):
         """
         if self._maps is None:
             if self.kind != "device":
-                return Availability(False, f'only memory of the kind "device" is mapped: {self!r}')
+                return Availability(
+                    False, f'only memory of the kind "device" is mapped, not "{self.kind}"'
+                )
             try:
                 why_not = _virtual.why_not(self.device.ordinal)
             except (DeviceUnavailableError, DriverError) as error:
@@ -259,7 +263,9 @@ class CUDASubAllocator(SubAllocator):
         if self._own_pages is None:
             if not self.supports_virtual_memory:
                 self._refuse_to_map()
-            self._own_pages = CUDAPages(self._memory, self._handle_type)
+            with self._opening:
+                if self._own_pages is None:  # another thread may have been faster
+                    self._own_pages = CUDAPages(self._memory, self._handle_type)
         return self._own_pages
 
     def reserve(self, nbytes: int) -> int | None:

@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from bfc.devices import Device
+from bfc.devices import Availability, Device
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
@@ -110,6 +110,7 @@ class OpenCLSubAllocator(SubAllocator):
     asynchronous = True
     streams_are_handles = True
     may_be_unordered = True
+    supports_virtual_memory = Availability(False, "OpenCL has no calls that map memory")
 
     def __init__(
         self,
