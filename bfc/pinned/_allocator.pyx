@@ -6,7 +6,6 @@
 """
 
 import gc
-import time
 import weakref
 
 cimport cython
@@ -15,16 +14,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc.interpreter._exit cimport exiting
-from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers, run_handlers
+from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport ChunkHandle
-from bfc.suballocators._contract cimport ask_for_block, offer_again
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
 from bfc.allocators._frees cimport report_unraisable
-from bfc.pinned._books cimport (
-    LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, Range, Timer, bucket_of, count_time, increase, try_push_back,
-)
+from bfc.pinned._source cimport Range
+from bfc.pinned._books cimport LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, bucket_of, increase
 from bfc.pinned._events cimport Events, some_use
 
 from bfc import cuda
@@ -41,7 +38,6 @@ from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
 
 cdef enum:
-    ALIGNMENT = 256
     PIECE = 4096                # of the reserve
 
 #: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
@@ -146,13 +142,11 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef int64_t buffers            # that own a block
 
     cdef Events events              # which streams use blocks, and what waits for them
-    cdef list rejected              # (address, bytes) against the contract that the source did not take back
     cdef Range reserve              # 0 bytes: there is none yet
     cdef uint64_t reserve_used
 
     def __cinit__(self, *args, **kwargs):
         self.events = Events()
-        self.rejected = []
         self.is_closed = True
 
     def __init__(self, sub_allocator=None, settings=""):
@@ -163,7 +157,7 @@ cdef class PinnedAllocator(PinnedBooks):
         if not self.no_cuda:
             self.require_registering(source, checked)
         self.apply(checked)
-        self.sub_allocator = self.events.source = source
+        self.sub_allocator = self.source.sub_allocator = self.events.source = source
         self.device = source.device
         self.host_accessible = source.host_accessible
         self.is_closed = False
@@ -418,31 +412,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return self.ask_source(size, block)
 
     cdef bint ask_source(self, uint64_t size, Range* block) except -1:
-        source = self.sub_allocator
-        way = source.alloc
-        if self.applied.pinned_use_cuda_host_register and hasattr(source, "alloc_registered"):
-            threads = self.applied.pinned_num_register_threads
-
-            def way(alignment, nbytes):
-                return source.alloc_registered(alignment, nbytes, threads)
-
-        start = time.perf_counter_ns()
-        cdef bint got = False
-        try:
-            if not self.keep_room():
-                raise out_of_host_memory()
-            got = ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes, self.rejected)
-        finally:
-            self.taken -= not got
-        if got:
-            self.count_since(&self.alloc_time, start)
-        return got
-
-    cdef void count_since(self, Timer* timer, object start) noexcept:
-        try:
-            count_time(timer, (time.perf_counter_ns() - start) // 1000)
-        except MemoryError:
-            pass        # the time is not worth an error
+        threads = self.applied.pinned_num_register_threads if self.applied.pinned_use_cuda_host_register else None
+        return self.source.ask(size, threads, block)
 
     cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
         """Cuts the next piece from the reserve, which is taken from the source at the first allocation. Returns whether
@@ -467,7 +438,7 @@ cdef class PinnedAllocator(PinnedBooks):
         if self.reserve.nbytes == 0 and not self.is_closed:
             self.reserve = whole
         else:                   # another thread was faster
-            self.give_back_block(whole)
+            self.source.give_back_block(whole)
         if self.is_closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         return 0
@@ -490,7 +461,7 @@ cdef class PinnedAllocator(PinnedBooks):
             raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {ptr:#x}, {received} bytes, which overlaps "
                                     f"a block that it gave before: not used, and not given back")
         if received:
-            self.give_back_block(block)
+            self.source.give_back_block(block)
         if self.is_closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         raise out_of_host_memory()
@@ -569,51 +540,9 @@ cdef class PinnedAllocator(PinnedBooks):
         try:
             if self.blocks[handle].size > self.cached_at_most:
                 self.drop(&self.stacks[bucket_of(self.blocks[handle].size)])
-                self.give_back()
+                self.source.give_back()
         except BaseException as error:
             report_unraisable(error, _PUT_OFF)
-
-    cdef int give_back_block(self, Range block) except -1:
-        """Gives a block back that the source gave, and that is not used after all."""
-        if not try_push_back(self.leaving, block):
-            self.free_timed(block, True)
-        return self.give_back()
-
-    cdef int give_back(self, bint idle=True) except -1:
-        """Gives the blocks in `leaving` back to the source. Raises SubAllocatorError if it does not take one; that is
-        kept for another try. `idle`: no queued work uses any of them."""
-        cdef Range block
-        cdef Deferral deferral
-        if self.leaving.empty():
-            return 0
-        fault, failed, interrupt = None, 0, None
-        defer_handlers(&deferral)
-        while self.leaving.size() and interrupt is None:
-            block = self.leaving.back()
-            self.leaving.pop_back()
-            try:
-                self.free_timed(block, idle)
-            except BaseException as error:
-                try_push_back(self.unreturned, block)
-                interrupt = None if isinstance(error, Exception) else error
-                fault, failed = fault or error, failed + 1
-        resume_handlers(&deferral)
-        if interrupt is not None:
-            raise interrupt
-        if fault is not None:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} block(s), first with {fault!r}; "
-                                    f"empty_cache() and close() try again") from fault
-        return 0
-
-    cdef int free_timed(self, Range block, bint idle) except -1:
-        start = time.perf_counter_ns()
-        if idle:
-            self.sub_allocator.free_idle(block.ptr, block.nbytes)
-        else:
-            self.sub_allocator.free(block.ptr, block.nbytes)
-        self.taken -= 1
-        self.count_since(&self.free_time, start)
-        return 0
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -828,10 +757,10 @@ cdef class PinnedAllocator(PinnedBooks):
         before = self.allocated_bytes.current
         self.try_again()
         self.poll()
-        self.offer_again()
+        self.source.offer_unreturned_again()
         self.drop_cached()
         given_back = before - self.allocated_bytes.current
-        self.give_back()
+        self.source.give_back()
         return given_back
 
     cdef int give_back_cached(self) except -1:
@@ -839,7 +768,7 @@ cdef class PinnedAllocator(PinnedBooks):
         try."""
         try:
             self.drop_cached()
-            self.give_back()
+            self.source.give_back()
         except SubAllocatorError as error:
             report_unraisable(error, _PUT_OFF)
         return 0
@@ -877,13 +806,13 @@ cdef class PinnedAllocator(PinnedBooks):
         for handle in range(self.stacks.size()):
             self.stacks[handle] = NO_BLOCK
         if self.reserve.nbytes:
-            try_push_back(self.leaving, self.reserve)
+            self.source.leave(self.reserve)
         self.reserve.nbytes = 0
-        self.offer_again()
+        self.source.offer_unreturned_again()
         self.events.clear()
         _open.pop(id(self), None)
-        offer_again(self.sub_allocator, self.rejected)
-        self.give_back(idle=False)
+        self.source.offer_rejected_again()
+        self.source.give_back(idle=False)
         if fault is not None:
             raise fault     # a device that fails gets its memory back all the same
 
@@ -906,7 +835,7 @@ cdef class PinnedAllocator(PinnedBooks):
                 self.close()    # the host may have had no memory, and have some now
 
     cdef bint has_nothing(self) noexcept:
-        return self.is_closed and self.unreturned.empty() and self.leaving.empty()
+        return self.is_closed and self.source.has_nothing()
 
     # -- what a buffer asks of its owner ------------------------------------------------------------------------------
 

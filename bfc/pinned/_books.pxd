@@ -6,10 +6,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.buffers._buffer cimport Owner
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_back[T](vector[T]& items, T& item)
-    cbool try_make_room[T](vector[T]& items, size_t count)
+from bfc.pinned._source cimport Source
 
 cdef enum:
     BUCKETS = 64
@@ -33,26 +30,15 @@ cdef struct Block:
     cbool exported              # other objects hold views of it
     cbool unfreed               # a finaliser wanted to free it, but the device failed
 
-cdef struct Range:
-    uint64_t ptr
-    uint64_t nbytes
-
 cdef struct Stat:
     int64_t current
     int64_t peak
     int64_t allocated
     int64_t freed
 
-cdef struct Timer:              # microseconds
-    int64_t total
-    int64_t longest
-    int64_t shortest
-    int64_t count
-
 cdef int bucket_of(uint64_t size) noexcept nogil
 cdef void increase(Stat* stat, int64_t amount) noexcept nogil
 cdef void decrease(Stat* stat, int64_t amount) noexcept nogil
-cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil
 
 
 cdef class PinnedBooks(Owner):
@@ -61,11 +47,8 @@ cdef class PinnedBooks(Owner):
     cdef vector[uint32_t] stacks    # the top of each bucket's stack
     cdef cmap[uint64_t, uint32_t] by_address
     cdef int64_t last_id
-    cdef vector[Range] leaving      # blocks that are being given back to the source
-    cdef vector[Range] unreturned   # what the source did not take back
-    cdef size_t taken               # blocks that the source gave or is asked for: both lists have room for that many
+    cdef Source source              # where the blocks come from
     cdef Stat allocations, allocated_bytes, active_requests, active_bytes
-    cdef Timer alloc_time, free_time
 
     cdef uint32_t pop(self, uint64_t size, uint64_t nbytes) noexcept nogil
     cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil
@@ -74,13 +57,11 @@ cdef class PinnedBooks(Owner):
     cdef uint32_t holder_of(self, uint64_t address) noexcept nogil
     cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE
     cdef void shelve(self, uint32_t handle) noexcept nogil
-    cdef cbool keep_room(self) noexcept nogil
     cdef cbool drop(self, uint32_t* link) noexcept nogil
     cdef void drop_cached(self) noexcept nogil
     cdef void forget_record(self, uint32_t handle) noexcept nogil
     cdef int64_t largest_cached(self) noexcept nogil
     cdef void abandon(self, uint32_t handle) noexcept nogil
-    cdef void offer_again(self) noexcept nogil
     cdef object recount(self, int64_t* sums)
 
 

@@ -6,12 +6,14 @@ from cython.operator cimport dereference, predecrement
 from libc.string cimport memset
 
 from bfc.buffers._arguments cimport address_from
+from bfc.pinned._source cimport Range, Timer
 
 from bfc.errors import InvalidPointerError, InvariantError
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.pytorch import words
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_back[T](vector[T]& items, T& item)
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
 
@@ -34,14 +36,6 @@ cdef void increase(Stat* stat, int64_t amount) noexcept nogil:
 cdef void decrease(Stat* stat, int64_t amount) noexcept nogil:
     stat.current -= amount
     stat.freed += amount
-
-
-cdef void count_time(Timer* timer, int64_t microseconds) noexcept nogil:
-    """Counts a time. As upstream, a shortest time of 0 means that there is none yet."""
-    timer.total += microseconds
-    timer.count += 1
-    timer.longest = max(timer.longest, microseconds)
-    timer.shortest = min(timer.shortest, microseconds) if timer.shortest else microseconds
 
 
 cdef dict named(str name, tuple fields, tuple figures):
@@ -100,6 +94,7 @@ cdef class PinnedBooks(Owner):
     def __cinit__(self, *args, **kwargs):
         cdef uint32_t top = NO_BLOCK
         self.unused = NO_BLOCK
+        self.source = Source()
         for _bucket in range(BUCKETS):
             self.stacks.push_back(top)
 
@@ -176,25 +171,20 @@ cdef class PinnedBooks(Owner):
         block.next = self.stacks[bucket]
         self.stacks[bucket] = handle
 
-    cdef cbool keep_room(self) noexcept nogil:
-        """Makes room for one more block in both lists, before it is asked for. The caller counts it in `taken`."""
-        self.taken += 1
-        return try_make_room(self.leaving, self.taken) and try_make_room(self.unreturned, self.taken)
-
     cdef cbool drop(self, uint32_t* link) noexcept nogil:
-        """Moves the block that a link of a stack leads to to `leaving`. A piece of the reserve is lost until the
-        allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
+        """Forgets the block that a link of a stack leads to: it goes back to the source. A piece of the reserve is lost
+        until the allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
         cdef uint32_t handle = link[0]
         cdef Range block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
-        if block.nbytes and not try_push_back(self.leaving, block):
+        if block.nbytes and not self.source.leave(block):
             return False
         link[0] = self.blocks[handle].next
         self.forget_record(handle)
         return True
 
     cdef void drop_cached(self) noexcept nogil:
-        """Moves all cached blocks to `leaving`, in reverse, as they are given back from its end: as in upstream by
-        bucket, and within a bucket the block that was freed first comes first."""
+        """Drops all cached blocks, in reverse, since the source gets the last one back first: as in upstream by bucket,
+        and within a bucket the block that was freed first comes first."""
         cdef int bucket
         for bucket in range(BUCKETS - 1, -1, -1):
             while self.stacks[bucket] != NO_BLOCK:
@@ -220,7 +210,7 @@ cdef class PinnedBooks(Owner):
         return largest
 
     cdef void abandon(self, uint32_t handle) noexcept nogil:
-        """Moves any block of an allocator that closes to `leaving`."""
+        """Forgets any block of an allocator that closes: it goes back to the source."""
         cdef Block* block = &self.blocks[handle]
         cdef Range memory = Range(block.ptr, block.received)
         if block.state in (LIVE, LEAVING):
@@ -228,13 +218,8 @@ cdef class PinnedBooks(Owner):
             decrease(&self.active_bytes, block.size)
         if block.state != UNUSED:
             if memory.nbytes:
-                try_push_back(self.leaving, memory)
+                self.source.leave(memory)
             self.forget_record(handle)
-
-    cdef void offer_again(self) noexcept nogil:
-        """What the source did not take is on its way once more."""
-        while self.unreturned.size() and try_push_back[Range](self.leaving, self.unreturned.back()):
-            self.unreturned.pop_back()
 
     cdef object recount(self, int64_t* sums):
         """What is wrong with the books, or None."""
@@ -278,8 +263,8 @@ cdef class PinnedBooks(Owner):
         self.allocated_bytes.peak = self.allocated_bytes.current
         self.active_requests.peak = self.active_requests.current
         self.active_bytes.peak = self.active_bytes.current
-        self.alloc_time.longest = self.alloc_time.shortest = 0
-        self.free_time.longest = self.free_time.shortest = 0
+        self.source.alloc_time.longest = self.source.alloc_time.shortest = 0
+        self.source.free_time.longest = self.source.free_time.shortest = 0
 
     def reset_accumulated_stats(self):
         """Restart the counts of what was allocated and freed, and the sums of times, from 0."""
@@ -287,8 +272,8 @@ cdef class PinnedBooks(Owner):
         self.allocated_bytes.allocated = self.allocated_bytes.freed = 0
         self.active_requests.allocated = self.active_requests.freed = 0
         self.active_bytes.allocated = self.active_bytes.freed = 0
-        self.alloc_time.total = self.alloc_time.count = 0
-        self.free_time.total = self.free_time.count = 0
+        self.source.alloc_time.total = self.source.alloc_time.count = 0
+        self.source.free_time.total = self.source.free_time.count = 0
 
     cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE:
         """The live block that starts there, or an error that says what is wrong."""
@@ -399,7 +384,7 @@ cdef class PinnedBooks(Owner):
         fields = (
             stat_fields(active_bytes, self.active_bytes) | stat_fields(active_requests, self.active_requests)
             | stat_fields(allocated_bytes, self.allocated_bytes) | stat_fields(allocations, self.allocations)
-            | timer_fields(alloc_time, self.alloc_time) | timer_fields(free_time, self.free_time)
+            | timer_fields(alloc_time, self.source.alloc_time) | timer_fields(free_time, self.source.free_time)
             | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
         )
         return dict(sorted(fields.items()))

@@ -1,0 +1,2 @@
+class Source:
+    """Guarded by the GIL. It never calls an allocator."""
