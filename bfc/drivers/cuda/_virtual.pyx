@@ -15,7 +15,7 @@ from bfc.drivers.cuda._driver cimport (
     forked,
     is_lost,
 )
-from bfc.drivers.cuda._device cimport DeviceMemory
+from bfc.drivers.cuda._device cimport DeviceMemory, PrimaryContext
 
 from bfc.drivers.cuda._driver import attribute, driver_error, load
 
@@ -88,7 +88,10 @@ cdef class VirtualMemory:
     before, or refuse the first page.
     """
 
-    def __init__(self, DeviceMemory memory, str handle_type):
+    def __cinit__(self):
+        self.context = PrimaryContext.__new__(PrimaryContext)
+
+    def __init__(self, DeviceMemory memory not None, str handle_type not None):
         cdef size_t granularity = 0
         cdef int ordinal = memory.ordinal
         self.context = memory.context
