@@ -142,7 +142,10 @@ class SimulatedSubAllocator(SubAllocator):
         self.live: dict[int, int] = {}
         self._block_bytes = 0
         self._lock = ForkSafeLock()
-        self._base = self._next = base
+        self._next = base
+        self._areas: tuple[tuple[int, int], ...] = (
+            (base, 0),
+        )  # of blocks; the last has no end yet
         self._books = MappingBooks(GRANULARITY)
         self._reserve_base = self._reserve_next = reserve_base
         self._pages_made = 0
@@ -179,10 +182,11 @@ class SimulatedSubAllocator(SubAllocator):
     def _take(self, alignment: int, nbytes: int) -> tuple[int, int]:
         step = max(alignment, self.alignment)
         address = (self._next + step - 1) // step * step
-        if address < self._reserve_next and address + nbytes > self._reserve_base:
-            address = (FAR + step - 1) // step * step
-        before = self._next, self._block_bytes
+        before = self._areas, self._next, self._block_bytes
         try:
+            if self._is_reserved(address, nbytes):  # blocks go on behind all reservations
+                address = (max(FAR, self._reserve_next) + step - 1) // step * step
+                self._areas = (*self._areas[:-1], (self._areas[-1][0], self._next), (address, 0))
             self.live[address] = nbytes
             self._block_bytes += nbytes
             self._next = address + nbytes + self.gap
@@ -191,8 +195,13 @@ class SimulatedSubAllocator(SubAllocator):
             return block
         except BaseException:
             self.live.pop(address, None)
-            self._next, self._block_bytes = before
+            self._areas, self._next, self._block_bytes = before
             raise
+
+    def _is_reserved(self, address: int, nbytes: int) -> bool:
+        """Whether addresses meet those that are, or were, reserved."""
+        first, end = self._reserve_base, self._reserve_next
+        return first < end and address < end and address + nbytes > first
 
     def _refuses(self, kind: Call, nbytes: int) -> bool:
         """Whether there is no memory for a block or a page, or an order says so."""
@@ -293,9 +302,10 @@ class SimulatedSubAllocator(SubAllocator):
 
     def _free_addresses(self, nbytes: int) -> int | None:
         address = self._reserve_next
-        if address < self._next < FAR and address + nbytes > self._base:
-            address = (self._next + GRANULARITY - 1) // GRANULARITY * GRANULARITY
-        if address + nbytes > FAR or self._books.reserved_bytes + nbytes > ADDRESS_SPACE:
+        for start, end in (*self._areas[:-1], (self._areas[-1][0], self._next)):
+            if address < end and address + nbytes > start:
+                address = (end + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+        if address + nbytes > 1 << 63 or self._books.reserved_bytes + nbytes > ADDRESS_SPACE:
             return None
         return address
 

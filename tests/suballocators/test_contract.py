@@ -178,8 +178,7 @@ class ReservesInBlocks(bfc.SimulatedSubAllocator):
     """Reserves addresses where its blocks are."""
 
     def reserve(self, nbytes: int) -> int | None:
-        self._reserve_next = self._base
-        self._base = 0
+        self._reserve_next = self._areas[0][0]
         return super().reserve(nbytes)
 
     def _free_addresses(self, nbytes: int) -> int | None:

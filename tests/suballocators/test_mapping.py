@@ -161,9 +161,15 @@ def test_addresses_run_out_before_memory_does(device: bfc.SimulatedSubAllocator)
     assert device.reserve(PAGE) == BASE + whole
 
 
-@pytest.mark.parametrize("base", [BASE - 8 * MIB, BASE + 8 * MIB, BASE])
-def test_blocks_and_reservations_do_not_meet(base: int) -> None:
-    device = bfc.SimulatedSubAllocator("1 GiB", base=base)
+FAR = 1 << 62  # where blocks go on that have come to reserved addresses
+
+
+@pytest.mark.parametrize(
+    "base", [BASE - 8 * MIB, BASE + 8 * MIB, BASE, FAR - 8 * MIB, FAR - 64 * MIB, FAR + 8 * MIB]
+)
+@pytest.mark.parametrize("reserve_base", [BASE, FAR - 8 * MIB])
+def test_blocks_and_reservations_do_not_meet(base: int, reserve_base: int) -> None:
+    device = bfc.SimulatedSubAllocator("1 GiB", base=base, reserve_base=reserve_base)
     taken: list[tuple[int, int]] = []
     rng = random.Random(0)
     for _ in range(40):

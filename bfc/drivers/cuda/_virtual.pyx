@@ -7,6 +7,7 @@ from libc.string cimport memset
 
 from bfc.drivers.cuda._driver cimport (
     NOT_FOUND,
+    NOT_INITIALIZED,
     OUT_OF_MEMORY,
     SUCCESS,
     check,
@@ -93,6 +94,8 @@ cdef class VirtualMemory:
 
     def __init__(self, DeviceMemory memory not None, str handle_type not None):
         cdef size_t granularity = 0
+        if self.context.retained:
+            raise RuntimeError("virtual memory is set up once")
         cdef int ordinal = memory.ordinal
         self.context = memory.context
         self.wanted = on_device(ordinal)
@@ -145,6 +148,8 @@ cdef class VirtualMemory:
         cdef int mode
         if forked:
             return SUCCESS
+        if not self.context.retained:
+            return NOT_INITIALIZED
         cdef bint entered = self.context.enter(&mode) == SUCCESS
         cdef CUresult result = cu.address_free(address, nbytes)
         if entered:
@@ -198,6 +203,8 @@ cdef class VirtualMemory:
         cdef int mode
         if forked:
             return SUCCESS
+        if not self.context.retained:
+            return NOT_INITIALIZED
         cdef bint entered = self.context.enter(&mode) == SUCCESS
         cdef CUresult result = cu.memory_release(handle)
         if entered:
@@ -251,6 +258,8 @@ cdef class VirtualMemory:
         cdef int mode
         if forked:
             return SUCCESS
+        if not self.context.retained:
+            return NOT_INITIALIZED
         cdef bint entered = self.context.enter(&mode) == SUCCESS
         cdef CUresult result = cu.memory_unmap(address, nbytes)
         if entered:
