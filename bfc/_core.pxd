@@ -25,6 +25,8 @@ cdef enum ChunkState:
     FREE                            # in one bin
     IN_USE
     WAITING                         # freed by its owner, while another stream may still use it
+    UNMAPPED                        # reserved addresses without memory; in no bin, and merged with no free chunk
+    LEAVING                         # free memory of a range that is being unmapped, or that could not be; in no bin
 
 cdef struct Chunk:                  # 64 bytes, one cache line
     uint64_t ptr
@@ -103,6 +105,8 @@ cdef extern from "usage.hpp" namespace "bfc" nogil:
         void piece_went(int kind, int64_t size)
         void region_came(int kind, int64_t size, cbool oversize)
         void region_went(int kind, int64_t size, cbool oversize)
+        void memory_came(int kind, int64_t size)
+        void memory_went(int kind, int64_t size)
         Gauge read(int group, int kind)
         void restart_peaks()
         void restart_totals()
@@ -122,6 +126,8 @@ cdef extern from "history.hpp" namespace "bfc" nogil:
         HISTORY_SEGMENT_FREE "bfc::kSegmentFree"
         HISTORY_SNAPSHOT "bfc::kSnapshot"
         HISTORY_OOM "bfc::kOom"
+        HISTORY_SEGMENT_MAP "bfc::kSegmentMap"
+        HISTORY_SEGMENT_UNMAP "bfc::kSegmentUnmap"
 
     cdef struct HistoryRecord:
         uint64_t addr
@@ -154,6 +160,7 @@ cdef enum:
     SMALL = 0                       # kinds of chunks, where a policy counts them apart
     LARGE = 1
     NO_LANE = 0xFFFFFFFF
+    IN_RANGES = 0xFFFFFFFF          # as a lane's thread: the chunks of a lane that lie in ranges
 
 cdef extern from *:
     """
@@ -166,19 +173,24 @@ cdef extern from *:
 cdef struct Lane:                   # in PyTorch's policy: free chunks of one stream in one private pool
     uint64_t pool[2]                # (0, 0): the default pool
     uint64_t stream
-    uint64_t thread                 # 0, unless the handle names a different stream in each thread
+    uint64_t thread                 # 0, unless the handle names a different stream in each thread; or IN_RANGES
 
 cdef struct BinSet:                 # a policy's answer: where a request may look, and when it splits what it finds
     Bins* bins
     uint64_t split_remainder        # split where at least this much is left over
     cbool split_at_twice            # or if the chunk is at least twice the request
+    cbool cuts_oversize             # an oversize request, too, leaves what it does not need
+    cbool is_range                  # its regions are ranges: reserved addresses, part of which have no memory
+    cbool looks_in_ranges           # a request looks in `ranges`, too
+    uint32_t ranges                 # the set of bins for the lane's chunks of this kind in ranges; 0: there is none
     uint64_t oversize               # a chunk of at least this serves no smaller request, and is not split
     uint64_t oversize_slack         # and serves a larger request only if less than this is left over
     uint64_t ticks                  # what a search adds to the pool's clock
     uint32_t kind
     uint32_t regions                # how many have their chunks here
     Lane lane
-    uint64_t unused[5]              # 128 bytes in all: finding one by its index is a shift
+    uint64_t mapped_bytes           # of ranges
+    uint64_t unused[4]              # 128 bytes in all: finding one by its index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs
@@ -253,6 +265,9 @@ cdef class Pool:
     cdef int use_lanes(self) except -1
     cdef uint32_t find_lane(self, Lane* lane) noexcept nogil
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil
+    cdef cbool open_pair(self) noexcept nogil
+    cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil
+    cdef cbool can_reopen(self, uint32_t pair) noexcept nogil
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil
 
     cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -263,6 +278,10 @@ cdef class Pool:
                                        uint64_t freed_before, cbool indexed, cbool counts) noexcept nogil
     cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
                               uint64_t stream, cbool indexed, cbool counts) noexcept nogil
+    cdef ChunkHandle find_in_ranges_too(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                        cbool indexed) noexcept nogil
+    cdef cbool pick(self, Bins* ranges, const FreeChunk* plain, FreeChunk* found) noexcept nogil
+    cdef uint64_t room_of(self, const FreeChunk* found) noexcept nogil
     cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool is_plain) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil

@@ -82,6 +82,10 @@ cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogi
             and one.thread == other.thread)
 
 
+cdef inline cbool comes_before(const FreeChunk* one, const FreeChunk* other) noexcept nogil:
+    return one.size < other.size or (one.size == other.size and one.address < other.address)
+
+
 cdef class SharedCounter:
     """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
 
@@ -211,23 +215,59 @@ cdef class Pool:
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
         """Opens a lane, in the place of one without regions if there is one. NO_LANE: the host is out of memory."""
         cdef uint32_t i, kind
-        cdef BinSet opened
+        cdef BinSet* opened
         for i in range(0, <uint32_t>self.bin_sets.size(), 2):
-            if self.bin_sets[i].regions == 0 and self.bin_sets[i + 1].regions == 0:
+            if self.can_reopen(i):
                 break
         else:
             i = <uint32_t>self.bin_sets.size()
-            for kind in range(2):
-                opened = bin_set_of(new_bins(), kind)
-                if opened.bins == NULL or not try_push_bin_set(self.bin_sets, opened):
-                    del opened.bins
-                    while self.bin_sets.size() > i:
-                        del self.bin_sets.back().bins
-                        self.bin_sets.pop_back()
-                    return NO_LANE
+            if not self.open_pair():
+                return NO_LANE
         for kind in range(2):
-            self.bin_sets[i + kind].lane = lane[0]
+            opened = &self.bin_sets[i + kind]
+            opened.lane = lane[0]
+            if opened.ranges:
+                self.bin_sets[opened.ranges].lane = lane[0]
+                self.bin_sets[opened.ranges].lane.thread = IN_RANGES
         return i
+
+    cdef cbool can_reopen(self, uint32_t pair) noexcept nogil:
+        """Whether a lane has neither regions nor ranges."""
+        cdef uint32_t kind, ranges
+        for kind in range(2):
+            ranges = self.bin_sets[pair + kind].ranges
+            if self.bin_sets[pair + kind].regions or (ranges and self.bin_sets[ranges].regions):
+                return False
+        return self.bin_sets[pair].lane.thread != IN_RANGES
+
+    cdef cbool open_pair(self) noexcept nogil:
+        """Adds a set of bins for small chunks, and one for large ones. False: the host is out of memory."""
+        cdef size_t before = self.bin_sets.size()
+        cdef uint32_t kind
+        cdef BinSet opened
+        for kind in range(2):
+            opened = bin_set_of(new_bins(), kind)
+            if opened.bins == NULL or not try_push_bin_set(self.bin_sets, opened):
+                del opened.bins
+                while self.bin_sets.size() > before:
+                    del self.bin_sets.back().bins
+                    self.bin_sets.pop_back()
+                return False
+        return True
+
+    cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil:
+        """The set of bins for what a set's lane has in ranges; a new one, if need be. NO_LANE: the host is out of
+        memory."""
+        cdef uint32_t pair = bin_set & ~<uint32_t>1, added = <uint32_t>self.bin_sets.size(), kind
+        if self.bin_sets[bin_set].ranges == 0:
+            if not self.open_pair():
+                return NO_LANE
+            for kind in range(2):
+                self.bin_sets[pair + kind].ranges = added + kind
+                self.bin_sets[added + kind].lane = self.bin_sets[pair].lane
+                self.bin_sets[added + kind].lane.thread = IN_RANGES
+                self.bin_sets[added + kind].is_range = True
+        return self.bin_sets[bin_set].ranges
 
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil:
         """Adds an entry about a chunk to the history."""
@@ -259,6 +299,8 @@ cdef class Pool:
         """`counts`, here and below: whether PyTorch's counts are kept. play() knows it when it is compiled."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found
+        if counts and wanted.looks_in_ranges:
+            return self.find_in_ranges_too(bin_set, rounded, requested, stream, indexed)
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if freed_before == 0:
@@ -276,6 +318,49 @@ cdef class Pool:
             self.starts.prefetch_slot(found.address)
         return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts)
 
+    cdef ChunkHandle find_in_ranges_too(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                        cbool indexed) noexcept nogil:
+        """The best fit among a lane's chunks in regions of its own and in ranges. A chunk of a range that has less room
+        to grow comes before one that has more (PyTorch's behaviour, 4 of the part on expandable segments)."""
+        cdef BinSet* wanted = &self.bin_sets[bin_set]
+        cdef BinSet* ranges = &self.bin_sets[wanted.ranges]
+        cdef FreeChunk plain, found
+        if not self.reserve(wanted.bins) or not ranges.bins.reserve() or (indexed and not self.starts.reserve()):
+            return NO_HOST_MEMORY
+        self.clock += wanted.ticks
+        cdef cbool some = wanted.bins.lower_bound(rounded, 0, plain)
+        if ranges.bins.lower_bound(rounded, 0, found) and self.pick(ranges.bins, &plain if some else NULL, &found):
+            wanted = ranges
+        elif some:
+            found = plain
+        else:
+            return NO_CHUNK
+        if found.size >= wanted.oversize and (rounded < wanted.oversize
+                                              or found.size - rounded >= wanted.oversize_slack):
+            return NO_CHUNK
+        wanted.bins.erase(found.size, found.address)
+        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, True)
+
+    cdef cbool pick(self, Bins* ranges, const FreeChunk* plain, FreeChunk* found) noexcept nogil:
+        """Goes on from the first chunk of a range that fits while the next has less room. Whether that chunk is taken,
+        and not the `plain` one of a region (NULL: none fits)."""
+        cdef FreeChunk following
+        while plain == NULL or comes_before(found, plain):
+            if (not ranges.lower_bound(found.size, found.address + 1, following)
+                    or (plain != NULL and comes_before(plain, &following))):
+                return plain == NULL or plain.size >= self.room_of(found)
+            if self.room_of(&following) >= self.room_of(found):
+                return True
+            found[0] = following
+        return False
+
+    cdef uint64_t room_of(self, const FreeChunk* found) noexcept nogil:
+        """The bytes that a chunk of a range could grow to, without the chunk behind it."""
+        cdef ChunkHandle behind = self.chunks[found.handle].next
+        if behind == NO_CHUNK or self.chunks[behind].state != UNMAPPED:
+            return found.size
+        return found.size + self.chunks[behind].size
+
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
         """The same from a free chunk that is large enough."""
@@ -291,9 +376,11 @@ cdef class Pool:
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # a branch would be mispredicted
+        if counts:
+            was_piece &= not wanted.is_range
         cdef cbool is_cut
         if counts:
-            is_cut = left >= wanted.split_remainder and rounded < wanted.oversize
+            is_cut = left >= wanted.split_remainder and (rounded < wanted.oversize or wanted.cuts_oversize)
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
@@ -315,7 +402,8 @@ cdef class Pool:
             self.counters.bytes_in_use += chunk.size
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
             return handle
-        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece)
+        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut and not wanted.is_range else 0,
+                              was_piece)
         if chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
         if self.history != NULL:
@@ -408,6 +496,9 @@ cdef class Pool:
         chunk = &self.chunks[handle]
         chunk.freed_at_count = self.clock
         self.insert_free_chunk_into_bin(owner.bins, handle)
+        if owner.is_range:
+            self.usage.came_back(owner.kind, size, requested, 0, size, False, was_waiting)
+            return
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size,
                              (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK), was_waiting)
 
@@ -656,11 +747,14 @@ cdef class Pool:
         return True
 
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil:
-        """The regions without a chunk in use, or all, in address order. False: the host is out of memory."""
+        """The regions without a chunk in use, or all, in address order; no ranges. False: the host is out of memory."""
         cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
         cdef ChunkHandle handle
         while it != self.regions.end():
             handle = deref(it).second.first
+            if self.bin_sets[self.chunks[handle].bin_set].is_range:
+                postincrement(it)
+                continue
             while not used_too and handle != NO_CHUNK and self.chunks[handle].state == FREE:
                 handle = self.chunks[handle].next
             if (used_too or handle == NO_CHUNK) and not try_push_region(out, deref(it).second):

@@ -66,6 +66,7 @@ cdef class Allocator(Frees):
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
+    cdef int give_up_ranges(self) except -1     # when it closes
     cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events

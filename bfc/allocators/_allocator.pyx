@@ -164,6 +164,9 @@ cdef class Allocator(Frees):
     cdef void regions_released(self) noexcept nogil:
         pass
 
+    cdef int give_up_ranges(self) except -1:
+        return 0
+
     cdef int poll(self) except -1:
         return self.catch_up()
 
@@ -747,7 +750,10 @@ cdef class Allocator(Frees):
                               f"then close")
         self.forget_frees()
         self.source.offer_rejected_again()
-        self.source.give_back(regions, False)
+        try:
+            self.source.give_back(regions, False)
+        finally:
+            self.give_up_ranges()
         if fault is not None:
             raise fault
 

@@ -8,8 +8,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, MINIMUM_SIZE, NO_CHUNK, STATE, WAITING,
-    Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region,
+    BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, STATE, UNMAPPED,
+    WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region,
 )
 
 cdef extern from "usage.hpp" namespace "bfc" nogil:
@@ -73,7 +73,6 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
         if region.ptr < below or region.end <= region.ptr or deref(it).first != region.end:
             return b"I7: regions overlap, or one is not keyed by its end"
         below = region.end
-        recount.pool_bytes += region.end - region.ptr
         ptr = region.ptr
         prev = NO_CHUNK
         handle = region.first
@@ -82,6 +81,7 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
             if found != NULL:
                 return found
             free_chunks += pool.chunks[handle].state == FREE
+            recount.pool_bytes += pool.chunks[handle].size if pool.chunks[handle].state != UNMAPPED else 0
             ptr += pool.chunks[handle].size
             reached[0] += 1
             prev = handle
@@ -101,13 +101,15 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         return b"I1: a chunk does not start where the one before it ends"
     if chunk.prev != prev:
         return b"I2: next.prev is not self"
-    if chunk.ptr % MINIMUM_SIZE or (state != FREE and chunk.requested_size > chunk.size):
+    if chunk.ptr % MINIMUM_SIZE or (state in (IN_USE, WAITING) and chunk.requested_size > chunk.size):
         return b"I8: a chunk is not aligned, or smaller than what was asked for"
     if state == FREE:
         before = pool.chunks[prev if prev != NO_CHUNK else handle]
         if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
             return b"I3: two neighbours are free"
         return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
+    if state == UNMAPPED or state == LEAVING:
+        return fault_without_memory(pool, &chunk)
     recount.bytes_in_use += chunk.size
     if state == WAITING:
         recount.bytes_waiting += chunk.size
@@ -117,6 +119,17 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         return b"I5: a chunk in use has no valid allocation id"
     return unless((pool.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0),
                   b"I6: a chunk in use is not found by its address")
+
+
+cdef const char* fault_without_memory(Pool pool, const Chunk* chunk) noexcept nogil:
+    """Of a chunk that is unmapped, or is being unmapped."""
+    if not pool.bin_sets[chunk.bin_set].is_range:
+        return b"I12: a chunk without memory does not lie in a range"
+    if chunk.allocation_id != -1:
+        return b"I12: a chunk without memory has an allocation id"
+    if chunk.state == UNMAPPED and chunk.prev != NO_CHUNK and pool.chunks[chunk.prev].state == UNMAPPED:
+        return b"I12: two neighbours are unmapped"
+    return NULL
 
 
 cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
@@ -159,14 +172,14 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
     cdef Chunk chunk
     for i in range(pool.chunk_count):
         chunk = pool.chunks[i]
-        if chunk.state == DELETED or pool.bin_sets[chunk.bin_set].kind != kind:
+        if chunk.state in (DELETED, UNMAPPED) or pool.bin_sets[chunk.bin_set].kind != kind:
             continue
         recount.reserved += chunk.size
-        if chunk.state != FREE:
+        if chunk.state != FREE and chunk.state != LEAVING:
             recount.chunks += 1
             recount.bytes += chunk.size
             recount.requested += chunk.requested_size
-        elif chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK:
+        elif not pool.bin_sets[chunk.bin_set].is_range and (chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK):
             recount.pieces += 1
             recount.piece_bytes += chunk.size
     return recount

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
+from bfc._core cimport BinSet, Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
 from bfc.buffers._buffer cimport Owner
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
@@ -27,6 +27,8 @@ cdef class Ledger(Owner):
     cdef object settings_now(self)
     cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
     cdef list entries_of(self, vector[HistoryRecord]& records)
+    cdef int add_runs(self, list found, Region* region, BinSet* owner, vector[Chunk]& chunks, size_t first,
+                      size_t end) except -1
     cdef object chunk_info(self, Chunk* chunk)
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil

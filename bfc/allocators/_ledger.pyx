@@ -4,7 +4,7 @@ cimport cython
 from cpython.long cimport PyLong_CheckExact
 
 from bfc._core cimport (
-    FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, NO_CHUNK, STATE, WAITING, BinSet, Chunk, Counters, Pool,
+    FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, LEAVING, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, Counters, Pool,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
 from bfc.allocators._invariants cimport first_fault
@@ -306,26 +306,44 @@ cdef class Ledger(Owner):
         self.lock.release()
         if not copied:
             raise out_of_host_memory()
-        found = tuple(
-            _snapshot.RegionInfo(
-                regions[i].ptr, regions[i].end - regions[i].ptr,
-                tuple(self.chunk_info(&chunks[j]) for j in range(firsts[i], firsts[i + 1])),
-                owners[i].lane.stream, "large" if owners[i].kind == LARGE else "small",
-                (owners[i].lane.pool[0], owners[i].lane.pool[1]), self.frames_of(0, regions[i].ptr))
-            for i in range(regions.size()))
-        return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), found,
+        found = []
+        for i in range(regions.size()):
+            self.add_runs(found, &regions[i], &owners[i], chunks, firsts[i], firsts[i + 1])
+        return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), tuple(found),
                                   tuple(self.entries_of(records)), self.settings_now())
+
+    cdef int add_runs(self, list found, Region* region, BinSet* owner, vector[Chunk]& chunks, size_t first,
+                      size_t end) except -1:
+        """Adds what is to be seen of a region: of a range, each run of chunks with memory as a region of its own."""
+        cdef size_t i = first
+        cdef uint64_t start
+        cdef list run
+        while i < end:
+            run = []
+            start = chunks[i].ptr
+            while i < end and chunks[i].state != UNMAPPED:
+                run.append(self.chunk_info(&chunks[i]))
+                i += 1
+            if run:
+                found.append(_snapshot.RegionInfo(
+                    start, chunks[i - 1].ptr + chunks[i - 1].size - start, tuple(run),
+                    owner.lane.stream, "large" if owner.kind == LARGE else "small",
+                    (owner.lane.pool[0], owner.lane.pool[1]), self.frames_of(0, region.ptr),
+                    (region.ptr, region.end - region.ptr) if owner.is_range else None))
+            i += 1
+        return 0
 
     cdef object chunk_info(self, Chunk* chunk):
         cdef uint32_t state = chunk.state & STATE
         return _snapshot.ChunkInfo(
             ptr=chunk.ptr, size=chunk.size,
-            requested_size=chunk.requested_size if state != FREE else 0,
+            requested_size=chunk.requested_size if state in (IN_USE, WAITING) else 0,
             allocation_id=chunk.allocation_id,
-            state="free" if state == FREE else "in use" if state == IN_USE else "waiting",
+            state=("free" if state == FREE else "in use" if state == IN_USE else "waiting" if state == WAITING
+                   else "leaving"),
             stream=chunk.stream,
             freed_at_count=chunk.freed_at_count if self.pool.usage == NULL else 0,
-            last_requested_size=chunk.requested_size if self.pool.usage != NULL and state == FREE else 0,
+            last_requested_size=chunk.requested_size if self.pool.usage != NULL and state in (FREE, LEAVING) else 0,
             frames=self.frames_of(chunk.allocation_id, 0))
 
     cdef object settings_now(self):
@@ -372,6 +390,8 @@ cdef class Ledger(Owner):
         elif chunk.state & STATE == IN_USE:
             text = (f"lies {address - chunk.ptr} bytes inside the allocation at {chunk.ptr:#x} "
                     f"({chunk.requested_size} bytes): pass the address that allocate_raw returned")
+        elif chunk.state & STATE == UNMAPPED:
+            text = "lies in reserved addresses that have no memory: it was freed, and given back to the device"
         elif chunk.state & STATE == WAITING:
             text = "is freed already, and waits for another stream to finish with it"
         else:

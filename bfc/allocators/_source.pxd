@@ -1,7 +1,7 @@
 """A sub-allocator behind a limit."""
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -58,10 +58,12 @@ cdef class Source:
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil
     cdef void forget_all(self, vector[Region]& regions) noexcept nogil
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil
+    cdef void keep_bytes(self, int64_t nbytes) noexcept
     cdef int offer_rejected_again(self) except -1
 
     cdef bint is_calling(self) noexcept
     cdef bint is_called_here(self) noexcept
+    cdef cbool is_listed(self, unsigned long thread) noexcept nogil
     cdef void forget_other_threads(self) noexcept
 
     cdef cbool keep_room(self) noexcept nogil

@@ -9,7 +9,7 @@
 
 cimport cython
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -257,6 +257,13 @@ cdef class Source:
             self.unreturned_bytes += region.end - region.ptr
         self.on_their_way -= 1
 
+    cdef void keep_bytes(self, int64_t nbytes) noexcept:
+        """Counts memory against the limit that the sub-allocator did not take back; negative: it did, after all."""
+        acquire_lock(self.lock[0])
+        self.unreturned_bytes += nbytes
+        self.set_aside += nbytes
+        self.lock.release()
+
     cdef int offer_rejected_again(self) except -1:
         return offer_again(self.sub_allocator, self.rejected)
 
@@ -304,6 +311,14 @@ cdef class Source:
         cdef bint found = self.newest_call() != NULL
         self.lock.release()
         return found
+
+    cdef cbool is_listed(self, unsigned long thread) noexcept nogil:
+        """Whether a thread is inside a call to the sub-allocator. Needs the lock."""
+        cdef Call call
+        for call in self.calls:
+            if call.thread == thread:
+                return True
+        return False
 
     cdef void forget_other_threads(self) noexcept:
         """Forgets the calls of threads that the interpreter has stopped for good."""

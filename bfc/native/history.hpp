@@ -16,6 +16,8 @@ enum HistoryAction {
     kSegmentFree,
     kSnapshot,
     kOom,
+    kSegmentMap,
+    kSegmentUnmap,
 };
 
 struct HistoryRecord {

@@ -99,21 +99,26 @@ public:
     }
 
     void region_came(int kind, int64_t size, bool oversize) {
-        ++num_device_alloc;
-        for (int k : {kind, kKinds}) {
-            segments_[k].raise(1);
-            reserved_[k].raise(size);
-        }
+        memory_came(kind, size);
+        for (int k : {kind, kKinds}) segments_[k].raise(1);
         if (oversize) oversize_segments.raise(1);
     }
 
     void region_went(int kind, int64_t size, bool oversize) {
-        ++num_device_free;
-        for (int k : {kind, kKinds}) {
-            segments_[k].lower(1);
-            reserved_[k].lower(size);
-        }
+        memory_went(kind, size);
+        for (int k : {kind, kKinds}) segments_[k].lower(1);
         if (oversize) oversize_segments.lower(1);
+    }
+
+    // Memory has been mapped into a range, or unmapped: a range counts as no segment.
+    void memory_came(int kind, int64_t size) {
+        ++num_device_alloc;
+        for (int k : {kind, kKinds}) reserved_[k].raise(size);
+    }
+
+    void memory_went(int kind, int64_t size) {
+        ++num_device_free;
+        for (int k : {kind, kKinds}) reserved_[k].lower(size);
     }
 
     // Of a kind, or (kKinds) of both together.

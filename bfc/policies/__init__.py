@@ -5,6 +5,7 @@ _recorder.pyx          what PyTorch's policy counts and writes down
 _observers.pyx         functions that it calls before memory is asked for or refused
 _private_pools.pyx     who uses its private pools, and what is diverted into them
 _releasing.pyx         which regions it gives back
+_expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy
 device_allocator.py    one of them on each OpenCL device, for a framework's back end

@@ -10,6 +10,7 @@ from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.policies._recorder cimport Recorder
 from bfc.policies._observers cimport Observers
 from bfc.policies._private_pools cimport PoolId, PrivatePools
+from bfc.policies._expandable cimport ExpandableSegments, Growing
 
 
 @cython.final
@@ -21,6 +22,8 @@ cdef class DeferredFree:
 
 cdef class CachingAllocator(Allocator):
     cdef Recorder recorder
+    cdef ExpandableSegments segments
+    cdef bint expands                   # new memory is mapped into ranges
     cdef Observers observers
     cdef object applied                 # the settings in force
     cdef int64_t first_max_split_size   # -1: there was no such setting
@@ -41,7 +44,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef int apply(self, settings) except -1
     cdef int set_allowed(self, uint64_t allowed) except -1
-    cdef void answer(self, uint32_t bin_set) noexcept nogil
+    cdef void answer_lane(self, uint32_t lane) noexcept nogil
+    cdef void answer(self, uint32_t bin_set, cbool expands) noexcept nogil
     cdef void answer_all(self) noexcept nogil
     cdef void resolve_collection(self) noexcept nogil
     cdef cbool is_gated(self) noexcept nogil
@@ -53,6 +57,15 @@ cdef class CachingAllocator(Allocator):
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
     cdef int release_all(self, Request* request) except -1 nogil
+    cdef int grow_in_ranges(self, Request* request, Placement* placed) except -1 with gil
+    cdef int open_ranges(self, Request* request, Growing* growing) except -1
+    cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1
+    cdef uint64_t release_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil
+    cdef uint64_t release_pool(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
+                               list faults) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t release_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t release_unreturned(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF
+    cdef cbool may_release_default(self) noexcept nogil
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int run_callbacks(self) except -1 with gil

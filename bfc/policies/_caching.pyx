@@ -1,6 +1,7 @@
 """PyTorch's policy: where a request may look, and what is tried, in which order, where nothing fits."""
 
 import math
+import time
 from collections import deque
 from dataclasses import replace
 
@@ -20,10 +21,15 @@ from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, 
 from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
 from bfc.policies._private_pools cimport (
-    EVERY_STREAM, NO_STREAM, ONE_STREAM, ONE_THREAD, PoolId, PrivatePools, Scope, default_pool, is_among,
-    is_default, is_same_pool, pool_of, put_in_pool, put_or_take, this_thread,
+    PoolId, PrivatePool, PrivatePools, Scope, default_pool, id_of,
+    is_among, is_default, is_same_pool, pool_of, put_in_pool, put_or_take, scope_of, this_thread,
 )
-from bfc.policies._releasing cimport choose_enough, choose_oversize, collect_oldest, list_releasable, list_whole
+from bfc.policies._releasing cimport (
+    choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
+)
+from bfc.policies._expandable cimport (
+    ExpandableSegments, FreePart, Growing, check_mapping, list_parts, raise_faults,
+)
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
@@ -33,29 +39,12 @@ from bfc.units import format_bytes
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
 
+_POLL_SECONDS = 0.001
+
 cdef enum:
     MINIMUM_BLOCK = 512
     INTERVALS = 16                      # of TorchSizes
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
-
-
-cdef PoolId id_of(pool) except *:
-    first, second = pool
-    return PoolId(first, second)
-
-
-cdef Scope scope_of(pool, streams) except *:
-    """A scope by its name: of this thread ("thread"), every stream ("all"), none ("none"), or one."""
-    cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0)
-    if streams == "thread":
-        scope.kind = ONE_THREAD
-        scope.of = this_thread()
-    elif streams == "none":
-        scope.kind = NO_STREAM
-    elif streams != "all":
-        scope.kind = ONE_STREAM
-        scope.of = streams
-    return scope
 
 
 @cython.final
@@ -146,6 +135,8 @@ cdef class CachingAllocator(Allocator):
     def __cinit__(self, *args, **kwargs):
         self.private_pools = PrivatePools()
         self.recorder = Recorder()
+        self.segments = ExpandableSegments()
+        self.segments.stand_behind(&self.lock, self.pool, self.source)
         self.observers = Observers()
         self.first_max_split_size = -1
         self.deferred = deque()     # whose items leave it without a call for memory
@@ -179,6 +170,7 @@ cdef class CachingAllocator(Allocator):
         self.pool.sizes.granularity = self.source.alignment
         if sub_allocator.largest_block is not None:
             self.pool.sizes.largest_segment = sub_allocator.largest_block
+        self.segments.strict = strict
         self.retry_seconds = retry_seconds
         self.search_again = not strict if search_again is None else search_again
         self.collect_without_limit = not strict if collect_without_limit is None else collect_without_limit
@@ -242,6 +234,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef int apply(self, settings) except -1:
         settings = replace(settings)    # checked again: an unpickled one was not
+        if settings.expandable_segments:
+            check_mapping(self.sub_allocator)
         cdef int i
         cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
         cdef uint64_t slack = settings.max_non_split_rounding
@@ -255,6 +249,7 @@ cdef class CachingAllocator(Allocator):
         self.applied = settings
         self.acquire()
         self.pool.sizes = sizes
+        self.expands = settings.expandable_segments
         self.oversize = oversize
         self.oversize_slack = slack
         self.threshold = threshold
@@ -287,14 +282,14 @@ cdef class CachingAllocator(Allocator):
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"a memory fraction lies between 0.0 and 1.0, not {fraction}")
         self.require_set_up()
-        self.set_allowed(UNLIMITED if fraction == 1.0 else int(fraction * self.sub_allocator.total_bytes))
+        self.set_allowed(UNLIMITED if fraction == 1.0 else int(fraction * self.total_bytes))
 
     @property
     def memory_fraction(self):
         """The limit as a fraction of the device's total memory; 1.0 if there is no limit."""
         self.require_set_up()
-        total = self.sub_allocator.total_bytes
-        return self.allowed / total if self.allowed != UNLIMITED and total else 1.0
+        has_limit = self.allowed != UNLIMITED and self.total_bytes > 0
+        return <double>self.allowed / <double>self.total_bytes if has_limit else 1.0
 
     cdef int set_allowed(self, uint64_t allowed) except -1:
         cdef uint64_t limit = self.sub_allocator.allocation_limit() if allowed == UNLIMITED else allowed
@@ -320,11 +315,21 @@ cdef class CachingAllocator(Allocator):
             raise never_set_up()
         return self.applied
 
-    cdef void answer(self, uint32_t bin_set) noexcept nogil:
+    cdef void answer_lane(self, uint32_t lane) noexcept nogil:
+        """Answers for a lane's sets of bins, and for those of its ranges."""
+        cdef uint32_t i
+        for i in range(lane, lane + 2):
+            self.answer(i, self.expands)
+            if self.pool.bin_sets[i].ranges:
+                self.answer(self.pool.bin_sets[i].ranges, self.expands)
+
+    cdef void answer(self, uint32_t bin_set, cbool expands) noexcept nogil:
         """What the policy says about a set of bins, as data."""
         cdef BinSet* answers = &self.pool.bin_sets[bin_set]
         cdef PoolId pool = pool_of(&answers.lane)
-        answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL else LARGE_REMAINDER
+        answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL or expands else LARGE_REMAINDER
+        answers.looks_in_ranges = expands and answers.ranges != 0
+        answers.cuts_oversize = expands
         if is_among(pool, self.private_pools.unsplit):
             answers.split_remainder = UNLIMITED
         answers.oversize = self.oversize
@@ -334,7 +339,7 @@ cdef class CachingAllocator(Allocator):
     cdef void answer_all(self) noexcept nogil:
         cdef uint32_t i
         for i in range(<uint32_t>self.pool.bin_sets.size()):
-            self.answer(i)
+            self.answer(i, self.expands)
 
     # -- what the policy answers --------------------------------------------------------------------------------------
 
@@ -369,8 +374,7 @@ cdef class CachingAllocator(Allocator):
             lane = self.pool.open_lane(&request.lane)
             if lane == NO_LANE:
                 return NO_LANE
-            self.answer(lane)
-            self.answer(lane + 1)
+            self.answer_lane(lane)
         return lane + is_large(request.rounded)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
@@ -445,9 +449,70 @@ cdef class CachingAllocator(Allocator):
         else:
             self.source.refused_bytes.set(0)
         self.lock.release()
-        if fits and self.source.ask(&request.asking, size, &block, True):
+        if not fits:
+            return 0
+        if self.expands and not request.asking.without_gil:
+            return self.grow_in_ranges(request, placed)
+        if self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
         return 0
+
+    cdef int grow_in_ranges(self, Request* request, Placement* placed) except -1 with gil:
+        """Maps memory for a request, whose segment is set aside from the limit until then (PyTorch's behaviour, E5)."""
+        cdef uint64_t set_aside = self.pool.sizes.segment_for(request.rounded), changes
+        cdef Growing growing
+        try:
+            if not self.segments.enter():
+                request.blocked = True
+                return 0
+            changes = self.segments.changes
+            try:
+                self.open_ranges(request, &growing)
+                while not self.place_in_ranges(request, placed, &growing):
+                    if not self.segments.map_more(&growing):
+                        self.source.refused_bytes.set(self.segments.slot_of(&growing))
+                        break
+            finally:
+                request.asking.changes += self.segments.changes - changes
+                self.segments.leave()
+        finally:
+            self.acquire()
+            self.source.set_aside -= set_aside
+            self.lock.release()
+        return 0
+
+    cdef int open_ranges(self, Request* request, Growing* growing) except -1:
+        """Fills in what is to grow, and opens a set of bins for it."""
+        cdef uint32_t bin_set
+        cdef bint known
+        growing.size = request.rounded
+        growing.start = NO_CHUNK
+        growing.has_reserved = False
+        self.acquire()
+        known = self.private_pools.know(pool_of(&request.lane))
+        bin_set = self.bin_set_of(request)
+        growing.bin_set = self.pool.open_ranges(bin_set) if known and bin_set != NO_LANE else NO_LANE
+        if growing.bin_set != NO_LANE:
+            self.answer_lane(bin_set & ~<uint32_t>1)
+        self.lock.release()
+        if growing.bin_set == NO_LANE:
+            raise out_of_host_memory()
+        return 0
+
+    cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1:
+        """Serves the request if the chunk is large enough by now. Whether it was, or the host has no memory."""
+        cdef ChunkHandle handle
+        self.acquire()
+        cdef bint closed = self.is_closed
+        handle = NO_CHUNK if closed else self.segments.ready(growing)
+        if handle != NO_CHUNK:
+            handle = self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
+            self.fill(handle, request, placed)
+        self.lock.release()
+        if closed:
+            self.give_up_ranges()
+            raise ClosedError("this allocator was closed while it asked for memory")
+        return handle != NO_CHUNK
 
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil:
         """Looks in the pools that lend to requests which would be refused (PyTorch's behaviour, 2.14)."""
@@ -463,8 +528,11 @@ cdef class CachingAllocator(Allocator):
                 found = self.pool.find_lane(&lane)
                 if found == NO_LANE:
                     continue
-                handle = self.pool.allocate_chunk(found + is_large(request.rounded), request.rounded, request.nbytes,
-                                                  request.stream, 0, request.indexed)
+                found += is_large(request.rounded)
+                self.answer(found, False)   # what lies in ranges is not lent
+                handle = self.pool.allocate_chunk(found, request.rounded, request.nbytes, request.stream, 0,
+                                                  request.indexed)
+                self.answer(found, self.expands)
                 if handle != NO_CHUNK:
                     self.fill(handle, request, placed)
                     break
@@ -486,7 +554,7 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         collects = self.collects_above != UNLIMITED
         taken = self.pool.counters.pool_bytes
-        if taken > self.collects_above and list_whole(self.pool, default_pool(), LARGE, candidates):
+        if taken > self.collects_above and list_collectable(self.pool, candidates):
             collect_oldest(self.pool, candidates, taken - self.collects_above, regions)
             self.source.forget(regions)
         self.lock.release()
@@ -539,6 +607,9 @@ cdef class CachingAllocator(Allocator):
     cdef int release_all(self, Request* request) except -1 nogil:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
+        if self.segments.are_some() and not request.asking.without_gil:
+            self.release_in_turn(&request.asking.changes)
+            return 0
         self.acquire()
         self.list_what_may_go(chunks)
         self.take_out(chunks, regions)
@@ -546,6 +617,89 @@ cdef class CachingAllocator(Allocator):
         self.source.take_unreturned(regions)
         self.lock.release()
         return self.release(request, regions)
+
+    cdef uint64_t release_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil:
+        """Gives back what is cached, pool by pool as PyTorch does: of each its regions, then what lies in ranges.
+        Returns the bytes. While another thread maps or unmaps, the ranges stay as they are."""
+        cdef vector[PrivatePool] private
+        cdef PrivatePool pool
+        cdef uint64_t released
+        cdef uint32_t kind
+        cdef list faults = []
+        cdef bint maps = self.segments.enter()
+        cdef uint64_t before = self.segments.changes
+        try:
+            self.acquire()
+            private = self.private_pools.known
+            self.lock.release()
+            released = self.segments.try_stuck_again(faults) if maps else 0
+            for kind in (LARGE, SMALL) if self.may_release_default() else ():
+                released += self.release_pool(default_pool(), kind, maps, changes, faults)
+            for pool in private:
+                for kind in (SMALL, LARGE) if pool.uses == 0 else ():
+                    released += self.release_pool(pool.id, kind, maps, changes, faults)
+            if maps and not self.strict:
+                self.segments.drop_unused(faults)
+        finally:
+            if maps:
+                changes[0] += self.segments.changes - before
+                self.segments.leave()
+        released += self.release_unreturned(changes)
+        raise_faults(self.sub_allocator, faults)
+        return released
+
+    cdef uint64_t release_pool(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
+                               list faults) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef vector[FreePart] parts
+        cdef uint64_t released = 0
+        self.acquire()
+        list_whole(self.pool, id, kind, chunks)
+        self.take_out(chunks, regions)
+        list_parts(self.pool, id, kind, parts)
+        self.lock.release()
+        for region in regions:
+            released += region.end - region.ptr
+        changes[0] += regions.size()
+        try:
+            self.source.give_back(regions, False)
+        except BaseException as error:
+            faults.append(error)
+        if maps:
+            released += self.segments.give_back(parts, faults)
+        return released
+
+    cdef uint64_t release_unreturned(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[Region] regions
+        cdef uint64_t released = 0
+        self.acquire()
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.source.take_unreturned(regions)
+        self.lock.release()
+        for region in regions:
+            released += region.end - region.ptr
+        changes[0] += regions.size()
+        self.source.give_back(regions, False)
+        return released
+
+    cdef cbool may_release_default(self) noexcept nogil:
+        return not (self.strict and self.is_gated())
+
+    cdef int give_up_ranges(self) except -1:
+        cdef list faults = []
+        if not self.segments.are_some():
+            return 0
+        while not self.segments.enter():
+            if self.source.is_called_here():
+                return 0        # whoever maps further up notices that the allocator has closed
+            time.sleep(_POLL_SECONDS)
+        try:
+            self.segments.close(faults)
+        finally:
+            self.segments.leave()
+        raise_faults(self.sub_allocator, faults)
+        return 0
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
         """Returns what the pool has forgotten on behalf of a request."""
@@ -583,10 +737,12 @@ cdef class CachingAllocator(Allocator):
         """
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
-        cdef uint64_t released
+        cdef uint64_t released, changes = 0
         if not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.settle(again=True)
+        if self.segments.are_some():
+            return self.release_in_turn(&changes)
         self.acquire()
         released = self.source.unreturned_bytes
         self.list_what_may_go(chunks)
@@ -600,7 +756,7 @@ cdef class CachingAllocator(Allocator):
         return released
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil:
-        list_releasable(self.pool, self.private_pools, not (self.strict and self.is_gated()), out)
+        list_releasable(self.pool, self.private_pools, self.may_release_default(), out)
 
     cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil:
         cdef ChunkHandle handle
@@ -1055,6 +1211,8 @@ cdef class CachingAllocator(Allocator):
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
+        if self.segments.are_some():
+            return self.release_one_pool(id)
         self.acquire()
         list_whole(self.pool, id, SMALL, chunks)
         list_whole(self.pool, id, LARGE, chunks)
@@ -1064,6 +1222,22 @@ cdef class CachingAllocator(Allocator):
         for region in regions:
             released += region.end - region.ptr
         self.source.give_back(regions, False)
+        return released
+
+    cdef uint64_t release_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
+        cdef list faults = []
+        cdef uint64_t released, changes = 0
+        cdef bint maps = self.segments.enter()
+        try:
+            released = self.release_pool(id, SMALL, maps, &changes, faults)
+            released += self.release_pool(id, LARGE, maps, &changes, faults)
+        finally:
+            if maps:
+                self.segments.leave()
+        self.acquire()
+        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.lock.release()
+        raise_faults(self.sub_allocator, faults)
         return released
 
     cdef int wait_for_pool(self, PoolId id) except -1:

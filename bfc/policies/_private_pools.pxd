@@ -71,4 +71,6 @@ cdef class PrivatePools:
     cdef cbool add(self, PoolId id) noexcept nogil
 
 
+cdef PoolId id_of(pool) except *
+cdef Scope scope_of(pool, streams) except *
 cdef uint64_t this_thread() noexcept nogil

@@ -1,7 +1,6 @@
 """Private pools of PyTorch's policy: who uses them, and which requests are diverted into them."""
 
 cimport cython
-from libc.stdint cimport uint32_t
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
@@ -15,6 +14,25 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
 cdef uint64_t this_thread() noexcept nogil:
     """The number of the thread. Other modules ask for it here: a copy of thread_number() would count from 1 again."""
     return thread_number()
+
+
+cdef PoolId id_of(pool) except *:
+    first, second = pool
+    return PoolId(first, second)
+
+
+cdef Scope scope_of(pool, streams) except *:
+    """A scope by its name: of this thread ("thread"), every stream ("all"), none ("none"), or one."""
+    cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0)
+    if streams == "thread":
+        scope.kind = ONE_THREAD
+        scope.of = this_thread()
+    elif streams == "none":
+        scope.kind = NO_STREAM
+    elif streams != "all":
+        scope.kind = ONE_STREAM
+        scope.of = streams
+    return scope
 
 
 @cython.final
@@ -68,18 +86,17 @@ cdef class PrivatePools:
         return True
 
     cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil:
-        """Forgets the pools that were released and hold no region: this one, or all of them for the default pool."""
+        """Forgets the pools that were released and hold no memory: this one, or all of them for the default pool."""
         cdef size_t kept = 0, i
-        cdef uint32_t regions
-        cdef cbool named
+        cdef cbool named, holds
         cdef BinSet bin_set
         for i in range(self.known.size()):
-            regions = 0
+            holds = False
             for bin_set in bin_sets:
                 if is_same_pool(pool_of(&bin_set.lane), self.known[i].id):
-                    regions += bin_set.regions
+                    holds = holds or bin_set.mapped_bytes > 0 or (bin_set.regions > 0 and not bin_set.is_range)
             named = is_default(only) or is_same_pool(only, self.known[i].id)
-            if self.known[i].uses > 0 or regions > 0 or not named:
+            if self.known[i].uses > 0 or holds or not named:
                 self.known[kept] = self.known[i]
                 kept += 1
         self.known.resize(kept)

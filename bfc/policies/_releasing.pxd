@@ -8,6 +8,8 @@ from bfc._core cimport ChunkHandle, Pool, Region
 from bfc.policies._private_pools cimport PoolId, PrivatePools
 
 cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
+cdef cbool list_in_ranges(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
+cdef cbool list_collectable(Pool pool, vector[ChunkHandle]& out) noexcept nogil
 cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_default,
                            vector[ChunkHandle]& out) noexcept nogil
 cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t target,

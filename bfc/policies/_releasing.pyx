@@ -19,11 +19,12 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
 
 
-cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, vector[uint32_t]& out) noexcept nogil:
-    """A pool's sets of bins of one kind, by stream."""
+cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, cbool in_ranges, vector[uint32_t]& out) noexcept nogil:
+    """A pool's sets of bins of one kind, by stream; those of its ranges, or the others."""
     cdef uint32_t i
     for i in range(kind, <uint32_t>pool.bin_sets.size(), 2):
-        if is_same_pool(pool_of(&pool.bin_sets[i].lane), id) and not try_push_number(out, i):
+        if (is_same_pool(pool_of(&pool.bin_sets[i].lane), id) and pool.bin_sets[i].is_range == in_ranges
+                and not try_push_number(out, i)):
             return False
     sort_by_stream(pool.bin_sets, out)
     return True
@@ -35,7 +36,7 @@ cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& 
     cdef vector[ChunkHandle] free
     cdef uint32_t bin_set
     cdef ChunkHandle handle
-    if not list_sets(pool, id, kind, sets):
+    if not list_sets(pool, id, kind, False, sets):
         return False
     for bin_set in sets:
         free.clear()
@@ -44,6 +45,34 @@ cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& 
         for handle in free:
             if pool.is_whole(handle) and not try_push_handle(out, handle):
                 return False
+    return True
+
+
+cdef cbool list_in_ranges(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil:
+    """A pool's free chunks of one kind in ranges, by (stream, size, address)."""
+    cdef vector[uint32_t] sets
+    cdef uint32_t bin_set
+    if not list_sets(pool, id, kind, True, sets):
+        return False
+    for bin_set in sets:
+        if not pool.list_free(bin_set, out):
+            return False
+    return True
+
+
+cdef cbool is_in_range(Pool pool, ChunkHandle handle) noexcept nogil:
+    return pool.bin_sets[pool.chunks[handle].bin_set].is_range
+
+
+cdef cbool list_collectable(Pool pool, vector[ChunkHandle]& out) noexcept nogil:
+    """The large chunks of the default pool that fill their region, or their range."""
+    cdef vector[ChunkHandle] in_ranges
+    cdef ChunkHandle handle
+    if not list_whole(pool, default_pool(), LARGE, out) or not list_in_ranges(pool, default_pool(), LARGE, in_ranges):
+        return False
+    for handle in in_ranges:
+        if pool.is_whole(handle) and not try_push_handle(out, handle):
+            return False
     return True
 
 
@@ -64,7 +93,8 @@ cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_def
 
 cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t target,
                          vector[Region]& out) noexcept nogil:
-    """In passes: each takes all that are at least as old as the average of what is left."""
+    """In passes: each takes all that are at least as old as the average of what is left. A range that one free chunk
+    fills counts in the average, and stays (PyTorch's behaviour, EX-25b)."""
     cdef uint64_t reclaimed = 0, age
     cdef double total_age = 0, oldest_allowed
     cdef size_t left = candidates.size(), before = 0, kept, i
@@ -76,7 +106,8 @@ cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t ta
         kept = 0
         for i in range(before):
             age = pool.clock - pool.chunks[candidates[i]].freed_at_count
-            if <double>age >= oldest_allowed and try_push_region(out, pool.region_of(candidates[i])):
+            if (<double>age >= oldest_allowed and not is_in_range(pool, candidates[i])
+                    and try_push_region(out, pool.region_of(candidates[i]))):
                 reclaimed += pool.chunks[candidates[i]].size
                 total_age -= <double>age
             else:

@@ -28,7 +28,6 @@ _SEPARATORS = (",", ":", "[", "]")
 _LARGE = "large_segment_size_mb"
 ROUNDUP = "roundup_power2_divisions"
 FRACTION = "per_process_memory_fraction"
-_EXPANDABLE = "expandable_segments"
 _BACKEND = "backend"
 _ALIASES = {
     "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
@@ -445,6 +444,7 @@ KINDS = {
         "a float",
         "a number from 0 to 1",
     ),
+    "expandable_segments": flag_kind("expandable_segments"),
     "release_lock_on_cudamalloc": flag_kind("release_lock_on_cudamalloc"),
     "graph_capture_record_stream_reuse": flag_kind("graph_capture_record_stream_reuse"),
     "pinned_use_cuda_host_register": flag_kind("pinned_use_cuda_host_register"),
@@ -491,13 +491,6 @@ class Fixed:
 
 
 FIXED = {
-    _EXPANDABLE: Fixed(
-        "False",
-        "True",
-        "bfc does not manage expandable segments yet",
-        "against fragmentation, max_split_size_mb, garbage_collection_threshold or a larger "
-        "large_segment_size_mb",
-    ),
     _BACKEND: Fixed(
         "native",
         "cudaMallocAsync",

@@ -66,6 +66,8 @@ class CachingSettings:
         In bytes, of the segments for medium requests.
     per_process_memory_fraction : float
         The limit as a fraction of the device's total.
+    expandable_segments : bool
+        Map memory into reserved addresses, so that a segment can grow. The source must be able to.
     release_lock_on_cudamalloc : bool
         This one and those below are checked, but change nothing in this allocator.
     graph_capture_record_stream_reuse : bool
@@ -102,6 +104,7 @@ class CachingSettings:
     roundup_power2_divisions: tuple[int, ...] = (0,) * ENTRIES
     large_segment_size: int = LARGE_SEGMENT
     per_process_memory_fraction: float = 1.0
+    expandable_segments: bool = False
     release_lock_on_cudamalloc: bool = False
     graph_capture_record_stream_reuse: bool = False
     pinned_use_cuda_host_register: bool = False
@@ -197,6 +200,7 @@ class CachingSettings:
         roundup_power2_divisions: SupportsIndex | Mapping[int | str, int] | None = None,
         large_segment_size_mb: SupportsIndex | None = None,
         per_process_memory_fraction: SupportsFloat | None = None,
+        expandable_segments: bool | None = None,
         release_lock_on_cudamalloc: bool | None = None,
         graph_capture_record_stream_reuse: bool | None = None,
         pinned_use_cuda_host_register: bool | None = None,
@@ -222,6 +226,8 @@ class CachingSettings:
             In MiB. `max_non_split_rounding` changes with it if the two were equal.
         per_process_memory_fraction : float, optional
             From 0 to 1.
+        expandable_segments : bool, optional
+            Map memory into reserved addresses.
         release_lock_on_cudamalloc : bool, optional
             No effect in this allocator.
         graph_capture_record_stream_reuse : bool, optional
@@ -301,7 +307,7 @@ class CachingSettings:
             "PYTORCH_CUDA_ALLOC_CONF": self.text,
             "max_split_size": split - WORD if split >= WORD // 2 else split,  # a signed word
             "garbage_collection_threshold": self.garbage_collection_threshold,
-            "expandable_segments": False,
+            "expandable_segments": self.expandable_segments,
             "pinned_num_register_threads": self.pinned_num_register_threads,
             "release_lock_on_cudamalloc": self.release_lock_on_cudamalloc,
             "pinned_use_cuda_host_register": self.pinned_use_cuda_host_register,

@@ -5,7 +5,7 @@ The statistics, the writer of snapshots and their reader share them.
 
 from __future__ import annotations
 
-#: What happens to a block, and to a segment. `bfc` neither maps nor unmaps any.
+#: What happens to a block, and to a segment.
 BLOCK_ACTIONS = ALLOC, FREE_REQUESTED, FREE_COMPLETED = (
     "alloc",
     "free_requested",
@@ -16,11 +16,11 @@ SEGMENT_MAP, SEGMENT_UNMAP = "segment_map", "segment_unmap"
 SEGMENT_ACTIONS = (SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP)
 SNAPSHOT, OOM, ANNOTATE = "snapshot", "oom", "annotate"
 #: What our histories say, in the order of `native/history.hpp`.
-ACTIONS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM)
+ACTIONS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM, SEGMENT_MAP, SEGMENT_UNMAP)
 
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 #: The states of a block, by what `ChunkInfo.state` calls them.
-STATES = {"in use": ALLOCATED, "waiting": PENDING, "free": INACTIVE}
+STATES = {"in use": ALLOCATED, "waiting": PENDING, "free": INACTIVE, "leaving": INACTIVE}
 
 #: What `memory_stats()` counts, in the order of `native/usage.hpp`: in each pool, and in each of
 #: these fields.

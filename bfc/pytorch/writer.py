@@ -89,7 +89,7 @@ def _segment(region: RegionInfo, device: int, shared: _Shared) -> dict[str, Any]
         "stream": int(region.stream),
         "segment_type": str(region.kind),
         "segment_pool_id": _pool(region.pool_id),
-        "is_expandable": False,
+        "is_expandable": region.reserved is not None,
         "frames": _frames(region.frames, shared),
         "blocks": [_block(chunk, shared) for chunk in region.chunks],
     }

@@ -127,8 +127,8 @@ class HistoryEntry:
     Attributes
     ----------
     action : str
-        "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot" or
-        "oom".
+        "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+        "segment_unmap", "snapshot" or "oom".
     addr : int
         The address; of "oom", the bytes that the device has free.
     size : int
@@ -167,7 +167,8 @@ class ChunkInfo:
     allocation_id : int
         The number of its allocation; -1 if it is free.
     state : str
-        "free", "in use", or "waiting": freed, but another stream may still use it.
+        "free", "in use", "waiting" (freed, but another stream may still use it), or "leaving"
+        (free, but on its way back to the source, or the source has failed to take it).
     stream : int
         The stream that it was allocated for.
     freed_at_count : int
@@ -191,7 +192,7 @@ class ChunkInfo:
     @property
     def in_use(self) -> bool:
         """True unless the chunk is free: also while it waits for a stream."""
-        return self.state != "free"
+        return self.state not in ("free", "leaving")
 
     @property
     def bin_num(self) -> int:
@@ -201,7 +202,7 @@ class ChunkInfo:
 
 @dataclass(frozen=True, slots=True)
 class RegionInfo:
-    """One block from the sub-allocator.
+    """One block from the sub-allocator, or memory that is mapped end to end.
 
     Attributes
     ----------
@@ -219,6 +220,9 @@ class RegionInfo:
         In PyTorch's policy, the private pool; (0, 0) for none.
     frames : tuple of Frame
         The Python frames of the allocation that it was taken for, if a history keeps them.
+    reserved : tuple of (int, int) or None
+        Of an expandable segment, the address and the bytes of the reservation that it lies in. The
+        region is a part of it that has memory.
     """
 
     ptr: int
@@ -228,6 +232,7 @@ class RegionInfo:
     kind: str = "large"
     pool_id: tuple[int, int] = (0, 0)
     frames: tuple[Frame, ...] = ()
+    reserved: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:

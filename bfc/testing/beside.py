@@ -163,7 +163,7 @@ def segment_from(region: RegionInfo) -> Segment:
         active_size=sum(chunk.size for chunk in active),
         stream=region.stream,
         segment_type=region.kind,
-        is_expandable=False,
+        is_expandable=region.reserved is not None,
         segment_pool_id=region.pool_id,
         blocks=[
             Block(

@@ -16,6 +16,7 @@ from torch_corners import MIB, OTHER, SIDE
 
 import bfc
 from bench.peers.torch import STATS
+from bfc.devices import Availability
 
 Make = Callable[..., "bfc.CachingAllocator"]
 HOW = pytest.mark.parametrize("strict", [False, True], ids=["relaxed", "strict"])
@@ -301,11 +302,13 @@ def test_row_52_ours_changes_nothing_when_it_refuses(make):
 
 
 @HOW
-def test_rows_60_to_69_expandable_segments_are_refused_in_words(make, strict):
-    """Rows 60c and 62 to 69, and the expandable part of 59 and 60b, need what ours has not."""
-    with pytest.raises(bfc.SettingsError, match="expandable_segments"):
-        make(strict=strict, settings="expandable_segments:True")
-    allocator = make(strict=strict)
+def test_expandable_segments_are_refused_where_memory_cannot_be_mapped(strict):
+    class Plain(bfc.SimulatedSubAllocator):
+        supports_virtual_memory = Availability(False, "it is a plain one")
+
+    with pytest.raises(bfc.SettingsError, match="it is a plain one"):
+        bfc.CachingAllocator(Plain(1 << 30), strict=strict, settings="expandable_segments:True")
+    allocator = bfc.CachingAllocator(Plain(1 << 30), strict=strict)
     with pytest.raises(bfc.SettingsError, match="expandable_segments"):
         allocator.set_settings("expandable_segments:True")
     allocator.set_settings("expandable_segments:False")

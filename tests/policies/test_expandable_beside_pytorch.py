@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from caching_subject import CommonPeer
+from caching_subject import CommonPeer, Ours
 from torch_corners import MIB, POOL, failed
 from torch_histories import EXPANDABLE, Make, first_difference, make_history, run_alone
 
@@ -33,6 +33,13 @@ def _built() -> None:
     build()
 
 
+class RollsBack(TorchModel):
+    """The model that undoes what a failed call has done."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(rolls_back=True, **options)
+
+
 def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
     for seed in GIVEN or seeds:
         difference = first_difference(make_history(profile, seed), a, b)
@@ -44,6 +51,11 @@ def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
 @profiles
 def test_the_model_is_the_peer(profile: str) -> None:
     check(profile, range(20), TorchModel, CommonPeer)
+
+
+@profiles
+def test_ours_is_the_model(profile: str) -> None:
+    check(profile, range(20), Ours, RollsBack)
 
 
 # The histories and the model themselves ----------------------------------------------------------
@@ -79,13 +91,6 @@ def test_a_model_that_is_wrong_is_found_out(wrong: Make) -> None:
     difference = next((one for one in told if one is not None), None)
     assert difference is not None
     assert "tests/policies/test_expandable_beside_pytorch.py" in difference
-
-
-class RollsBack(TorchModel):
-    """The model that undoes what a failed call has done."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(rolls_back=True, **options)
 
 
 def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:

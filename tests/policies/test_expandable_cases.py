@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caching_subject import CommonPeer
+from caching_subject import CommonPeer, Ours
 from expandable_cases import CASES
 from expandable_script import Case, Runner, parse_cases, parsed, written
 
@@ -21,6 +21,7 @@ SUBJECTS: dict[str, tuple[Callable[..., Any], bool]] = {
     "original": (CommonPeer, True),
     "model": (TorchModel, True),
     "model that rolls back": (partial(TorchModel, rolls_back=True), False),
+    "ours": (Ours, False),
 }
 #: Of a failed unmapping the model knows what upstream does alone.
 NOT_MODELLED = [("37", "model that rolls back")]

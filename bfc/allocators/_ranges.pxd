@@ -1,0 +1,15 @@
+"""Ranges: regions of reserved addresses, part of which have no memory. All functions need the lock."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+
+from bfc._core cimport ChunkHandle, Pool
+
+cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil
+cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil
+cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
+cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil
+cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil
+cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end) noexcept nogil
+cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil
+cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbool has_gone) noexcept nogil

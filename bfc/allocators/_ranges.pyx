@@ -1,0 +1,205 @@
+"""Ranges: regions of reserved addresses, part of which have no memory. All functions need the lock.
+
+A range is one region of the pool. Its chunks tile it like those of any other. A chunk whose addresses have no memory is
+UNMAPPED: it stands in no bin, and no free chunk merges with it, so allocations and frees need not know of it.
+
+The source is called without the lock. Memory that is to be unmapped is LEAVING meanwhile: nobody takes it, but it still
+counts. Only the one thread that maps or unmaps touches chunks that are UNMAPPED or LEAVING.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+
+from bfc._core cimport (
+    FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, Bins,
+    BinSet, Chunk, ChunkHandle, Pool, Region,
+)
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
+
+
+cdef cbool has_records(Pool pool, int count) noexcept nogil:
+    """Whether there are so many unused records of chunks; the table grows if need be."""
+    cdef size_t unused = pool.chunk_capacity - pool.chunk_count
+    cdef ChunkHandle slot = pool.free_slot
+    while slot != NO_CHUNK and unused < <size_t>count:
+        unused += 1
+        slot = pool.chunks[slot].next
+    return unused >= <size_t>count or pool.grow_chunks()
+
+
+cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:
+    """Takes reserved addresses in as one unmapped chunk. NO_HOST_MEMORY: nothing has changed."""
+    cdef Region region = Region(ptr, ptr + size, NO_CHUNK)
+    if not has_records(pool, 1) or not try_store(pool.regions, region.end, region):
+        return NO_HOST_MEMORY
+    cdef ChunkHandle handle = pool.take_slot()
+    pool.regions[region.end].first = handle
+    put(pool, handle, ptr, size, bin_set)
+    pool.chunks[handle].prev = pool.chunks[handle].next = NO_CHUNK
+    pool.bin_sets[bin_set].regions += 1
+    return handle
+
+
+cdef void put(Pool pool, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:
+    cdef Chunk* chunk = &pool.chunks[handle]
+    chunk.ptr = ptr
+    chunk.size = size
+    chunk.requested_size = 0
+    chunk.allocation_id = -1
+    chunk.freed_at_count = 0
+    chunk.stream = pool.bin_sets[bin_set].lane.stream
+    chunk.bin_set = bin_set
+    chunk.state = UNMAPPED
+
+
+cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
+    """Forgets a range and whatever chunks it holds."""
+    cdef ChunkHandle handle = pool.regions[ptr + size].first, following
+    cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
+    cdef Chunk* chunk
+    owner.regions -= 1
+    while handle != NO_CHUNK:
+        chunk = &pool.chunks[handle]
+        following = chunk.next
+        if chunk.state != UNMAPPED:
+            if chunk.state == FREE:
+                pool.remove_free_chunk_from_bin(owner.bins, handle)
+            elif chunk.state != LEAVING:
+                pool.unindex_chunk(handle)
+                pool.count_removed(owner, chunk, False)
+                if chunk.state & STATE == WAITING:
+                    pool.counters.bytes_waiting -= chunk.size
+            count_out(pool, owner, chunk)
+        pool.delete_chunk(handle)
+        handle = following
+    pool.regions.erase(ptr + size)
+
+
+cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
+    owner.mapped_bytes += chunk.size
+    pool.counters.pool_bytes += chunk.size
+    pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
+    pool.usage.memory_came(owner.kind, chunk.size)
+    if pool.history != NULL:
+        pool.note(HISTORY_SEGMENT_MAP, chunk, chunk.size)
+
+
+cdef void count_out(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
+    owner.mapped_bytes -= chunk.size
+    pool.counters.pool_bytes -= chunk.size
+    pool.usage.memory_went(owner.kind, chunk.size)
+    if pool.history != NULL:
+        pool.note(HISTORY_SEGMENT_UNMAP, chunk, chunk.size)
+
+
+cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
+    """Cuts the tail off a chunk that is in no bin; the tail has the same state. Needs a record."""
+    cdef ChunkHandle rest = pool.take_slot()
+    cdef Chunk* chunk = &pool.chunks[handle]
+    put(pool, rest, chunk.ptr + size, chunk.size - size, chunk.bin_set)
+    pool.chunks[rest].state = chunk.state
+    pool.chunks[rest].prev = handle
+    pool.chunks[rest].next = chunk.next
+    if chunk.next != NO_CHUNK:
+        pool.chunks[chunk.next].prev = rest
+    chunk.next = rest
+    chunk.size = size
+    return rest
+
+
+cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
+    """Makes the first `size` bytes of an unmapped chunk a chunk of their own. False: the host is out of memory, and
+    nothing has changed."""
+    if size == pool.chunks[handle].size:
+        return True
+    if not has_records(pool, 1):
+        return False
+    cut(pool, handle, size)
+    return True
+
+
+cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Makes an unmapped chunk that has memory now free. False: the host is out of memory, and nothing has changed."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef BinSet* owner = &pool.bin_sets[chunk.bin_set]
+    if not owner.bins.reserve():
+        return False
+    count_in(pool, owner, chunk)
+    make_free(pool, owner, handle)
+    return True
+
+
+cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    pool.chunks[handle].state = FREE
+    pool.chunks[handle].freed_at_count = pool.clock
+    pool.insert_free_chunk_into_bin(owner.bins, pool.try_to_coalesce(owner.bins, handle, True))
+
+
+cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil:
+    """Takes begin_mapping back. `is_mapped`: some of it has memory all the same; it is leaving then, and counts."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    if is_mapped:
+        chunk.state = LEAVING
+        count_in(pool, &pool.bin_sets[chunk.bin_set], chunk)
+    else:
+        merge_unmapped(pool, handle)
+
+
+cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end) noexcept nogil:
+    """Lets a part of a free chunk leave; what lies before and behind it stays free. The part's handle, or
+    NO_HOST_MEMORY, and then nothing has changed."""
+    cdef Bins* bins = pool.bin_sets[pool.chunks[handle].bin_set].bins
+    cdef ChunkHandle part = handle, rest
+    cdef uint64_t requested = pool.chunks[handle].requested_size
+    if not has_records(pool, 2) or not bins.reserve():
+        return NO_HOST_MEMORY
+    pool.remove_free_chunk_from_bin(bins, handle)
+    if end < pool.chunks[handle].ptr + pool.chunks[handle].size:
+        rest = cut(pool, handle, end - pool.chunks[handle].ptr)
+        pool.insert_free_chunk_into_bin(bins, rest)
+    if start > pool.chunks[handle].ptr:
+        part = cut(pool, handle, start - pool.chunks[handle].ptr)
+        pool.chunks[handle].requested_size = 0
+        pool.insert_free_chunk_into_bin(bins, handle)
+    pool.chunks[part].requested_size = requested    # stale, as PyTorch's snapshots show it
+    pool.chunks[part].state = LEAVING
+    return part
+
+
+cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Makes a chunk that was to leave free again. False: the host is out of memory, and it goes on leaving."""
+    cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
+    if not owner.bins.reserve():
+        return False
+    make_free(pool, owner, handle)
+    return True
+
+
+cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbool has_gone) noexcept nogil:
+    """The first `size` bytes of a leaving chunk `has_gone`, or could not be unmapped and go on leaving. The handle of
+    the rest, or NO_CHUNK: there is none, or the host has no memory for its record, and then all of it goes on leaving.
+    """
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef ChunkHandle rest = NO_CHUNK
+    if size < chunk.size:
+        if not has_records(pool, 1):
+            return NO_CHUNK
+        rest = cut(pool, handle, size)
+        chunk = &pool.chunks[handle]
+    if has_gone:
+        count_out(pool, &pool.bin_sets[chunk.bin_set], chunk)
+        chunk.state = UNMAPPED
+        merge_unmapped(pool, handle)
+    return rest
+
+
+cdef void merge_unmapped(Pool pool, ChunkHandle handle) noexcept nogil:
+    cdef ChunkHandle right = pool.chunks[handle].next, left = pool.chunks[handle].prev
+    if right != NO_CHUNK and pool.chunks[right].state == UNMAPPED:
+        pool.join(handle, right)
+    if left != NO_CHUNK and pool.chunks[left].state == UNMAPPED:
+        pool.chunks[left].requested_size = pool.chunks[handle].requested_size
+        pool.join(left, handle)
