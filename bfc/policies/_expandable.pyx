@@ -63,14 +63,14 @@ cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil
 cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
     address = sub_allocator.reserve(nbytes)
     if address is None:
-        raise SubAllocatorError(f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve, which is no "
-                                f"lack of memory: each stream and private pool reserves that much. Use fewer of them, or "
-                                f"expandable_segments:False")
+        raise SubAllocatorError(
+            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve, which is no lack of memory: "
+            f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
     address = PyNumber_Index(address)
     if not 0 < address < 1 << 63 or address % sub_allocator.mapping_granularity:
         sub_allocator.unreserve(address, nbytes)
-        raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {address:#x}: it must be above 0, and a multiple of "
-                                f"mapping_granularity")
+        raise SubAllocatorError(
+            f"{sub_allocator!r}.reserve returned {address:#x}: it must be above 0, and a multiple of mapping_granularity")
     return address
 
 
@@ -92,8 +92,8 @@ cdef bint lies_in(uint64_t address, runs) except -1:
 cdef int check_mapping(sub_allocator) except -1:
     possible = sub_allocator.supports_virtual_memory
     if not possible:
-        raise SettingsError(f"expandable segments need a source that maps memory: {possible}", key="expandable_segments",
-                            given="True", allowed="False with this source",
+        raise SettingsError(f"expandable segments need a source that maps memory: {possible}",
+                            key="expandable_segments", given="True", allowed="False with this source",
                             hint="max_split_size_mb or garbage_collection_threshold, against fragmentation")
     return 0
 
