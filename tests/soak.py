@@ -16,17 +16,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).parents[1])]
 
 from caching_subject import Ours  # noqa: E402
 from strategies import play  # noqa: E402
-from torch_histories import PROFILES, first_difference, make_history  # noqa: E402
+from torch_histories import BROKEN, EXPANDABLE, PROFILES, first_difference, make_history  # noqa: E402
 
 from bfc.testing.torch_model import TorchModel  # noqa: E402
 
 BFC_STEPS, CHECK_EVERY = 2000, 100
+CACHING = [*PROFILES, *EXPANDABLE, *BROKEN]
 
 
 def soak_bfc(seed: int) -> int:
@@ -37,7 +39,8 @@ def soak_bfc(seed: int) -> int:
 
 def soak_caching(profile: str, seed: int) -> int:
     history = make_history(profile, seed)
-    difference = first_difference(history, TorchModel, Ours)
+    model = TorchModel if profile in PROFILES else partial(TorchModel, rolls_back=True)
+    difference = first_difference(history, model, Ours)
     assert difference is None, difference
     return len(history.operations)
 
@@ -46,7 +49,7 @@ def history_of(number: int) -> tuple[Callable[[], int], str]:
     """A history by its number, and how to repeat it alone: the two policies take turns."""
     if number % 2:
         return lambda: soak_bfc(number), f"--bfc {number}"
-    profile = list(PROFILES)[number // 2 % len(PROFILES)]
+    profile = CACHING[number // 2 % len(CACHING)]
     return lambda: soak_caching(profile, number), f"--caching {profile} {number}"
 
 

@@ -1,5 +1,5 @@
-"""PyTorch 2.11's compiled caching allocator with expandable segments, and the model: told the same,
-they answer the same.
+"""PyTorch 2.11's compiled caching allocator with expandable segments, our strict one, and the model:
+told the same, they answer the same.
 
 Compared are every address and refusal, all statistics and snapshots on the way, and at the end each
 call of the driver, in order, and the trace. The device has no fabric handles: upstream then raises
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from caching_subject import CommonPeer, Ours
 from torch_corners import MIB, POOL, failed
-from torch_histories import EXPANDABLE, Make, first_difference, make_history, run_alone
+from torch_histories import BROKEN, EXPANDABLE, Make, first_difference, make_history, run_alone
 
 from bench.peers.server import Operation
 from bench.peers.torch import Pool, build
@@ -53,9 +53,16 @@ def test_the_model_is_the_peer(profile: str) -> None:
     check(profile, range(20), TorchModel, CommonPeer)
 
 
+@pytest.mark.peers
+@pytest.mark.usefixtures("_built")
 @profiles
+def test_ours_is_the_peer(profile: str) -> None:
+    check(profile, range(20), CommonPeer, Ours)
+
+
+@pytest.mark.parametrize("profile", EXPANDABLE | BROKEN)
 def test_ours_is_the_model(profile: str) -> None:
-    check(profile, range(20), Ours, RollsBack)
+    check(profile, range(20), RollsBack, Ours)
 
 
 # The histories and the model themselves ----------------------------------------------------------
@@ -178,6 +185,39 @@ def test_upstream_forgets_a_released_pool_while_a_block_lives() -> None:
         assert (subject.pool_use_count(POOL) == 0) == known
         subject.run([("free_slot", 2), ("empty_cache",)])
         assert failed(subject.pool_use_count(POOL), "internal")
+
+
+@pytest.mark.parametrize(
+    ("make", "waits"),
+    [
+        pytest.param(CommonPeer, 1, marks=pytest.mark.peers, id="original"),
+        pytest.param(TorchModel, 1, id="model"),
+        pytest.param(RollsBack, 0, id="model that rolls back"),
+        pytest.param(Ours, 0, id="ours"),
+    ],
+)
+def test_upstream_remembers_a_released_pool_that_holds_nothing(make: Make, waits: int) -> None:
+    """Two mappings, one unmapping, and nothing in use: each emptying of this pool counts a wait."""
+    subject = make(settings="expandable_segments:True")
+    operations: list[Operation] = [
+        ("create_pool", POOL),
+        ("begin_pool", POOL),
+        ("malloc", 20 * MIB, 0, 1),
+        ("malloc", 20 * MIB, 0, 2),
+        ("free_slot", 1),
+        ("free_slot", 2),
+        ("end_pool", POOL),
+        ("release_pool", POOL),
+        ("release_pool", POOL),
+        ("empty_cache",),
+        ("stats",),
+        ("empty_cache", POOL),
+        ("stats",),
+    ]
+    before, _, after = subject.run(operations)[-3:]
+    assert before["reserved_bytes.all.current"] == 0
+    assert after["num_sync_all_streams"] - before["num_sync_all_streams"] == waits
+    subject.close()
 
 
 @pytest.mark.parametrize(
