@@ -227,15 +227,6 @@ cdef class SharedCounter:
     cdef int64_t next_count(self) noexcept nogil
 
 
-cdef class Growth:
-    cdef readonly uint64_t next_region_size
-    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil
-    cdef void succeeded(self, cbool grew) noexcept nogil
-    cdef void reset(self) noexcept nogil
-    cdef void double(self) noexcept nogil
-    cdef uint64_t first_size
-
-
 @cython.final
 cdef class Pool:
     cdef void* chunk_block              # what realloc gave; `chunks` is its first cache line
@@ -336,4 +327,3 @@ cdef class Pool:
 
 
 cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil
-cdef uint64_t backpedal(uint64_t size) noexcept nogil

@@ -24,15 +24,6 @@ class SharedCounter:
             The next count: 1, 2, 3, ...
         """
 
-class Growth:
-    """How large the next region is, if the limit allows it: doubling from a first size (TensorFlow's behaviour,
-    2.4).
-    """
-
-    def __init__(self, first_size: int) -> None: ...
-    @property
-    def next_region_size(self) -> int: ...
-
 @final
 class Pool:
     """Regions cut into chunks. Every method that takes a handle trusts it; the allocator checks what users pass."""

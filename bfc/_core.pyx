@@ -13,11 +13,6 @@ cdef extern from *:
 
     static inline int64_t bfc_count_up(int64_t* value) { return __atomic_add_fetch(value, 1, __ATOMIC_RELAXED); }
 
-    // In single precision, as TensorFlow does it: 2 GiB becomes 1932735232, where a double would give 1932735488.
-    static inline uint64_t bfc_times_nine_tenths(uint64_t size) {
-        return static_cast<uint64_t>(static_cast<float>(size) * 0.9f);
-    }
-
     #include <new>
 
     #include "bins.hpp"
@@ -31,7 +26,6 @@ cdef extern from *:
     }
     """
     int64_t count_up "bfc_count_up"(int64_t* value) noexcept nogil
-    uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
     Bins* new_bins "bfc_new_bins"() noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
 
@@ -58,12 +52,6 @@ cdef enum:
 
 cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
     return (size + granularity - 1) & ~(granularity - 1)
-
-
-cdef uint64_t backpedal(uint64_t size) noexcept nogil:
-    """The next smaller size to ask for after a refusal. It always gets smaller; upstream's loops for ever at 256·n."""
-    cdef uint64_t smaller = round_up(bfc_times_nine_tenths(size), MINIMUM_SIZE)
-    return smaller if smaller < size else size - MINIMUM_SIZE
 
 
 cdef BinSet bin_set_of(Bins* bins, uint32_t kind) noexcept nogil:
@@ -115,35 +103,6 @@ cdef class SharedCounter:
 
     cdef int64_t next_count(self) noexcept nogil:
         return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
-
-
-cdef class Growth:
-    """How large the next region is, if the limit allows it: doubling from a first size (TensorFlow's behaviour,
-    2.4)."""
-
-    def __cinit__(self, uint64_t first_size):
-        self.first_size = round_up(first_size, MINIMUM_SIZE)
-        self.next_region_size = self.first_size
-
-    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil:
-        """The bytes to ask for. `grew` tells succeeded() that a large request has doubled the size already."""
-        grew[0] = False
-        while rounded > self.next_region_size:
-            self.double()
-            grew[0] = True
-        return min(self.next_region_size, available)
-
-    cdef void succeeded(self, cbool grew) noexcept nogil:
-        if not grew:
-            self.double()
-
-    cdef void reset(self) noexcept nogil:
-        self.next_region_size = self.first_size
-
-    cdef inline void double(self) noexcept nogil:
-        # Upstream doubles past 2**64 to 0 and then loops for ever.
-        if self.next_region_size <= (<uint64_t>1 << 62):
-            self.next_region_size *= 2
 
 
 cdef inline void look_ahead(Events* events, Chunk* chunks, size_t chunk_count, size_t i) noexcept nogil:

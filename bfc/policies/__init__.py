@@ -1,8 +1,10 @@
 """The policies: where a request may look, and what is tried where nothing fits. In order:
 
+_growth.pyx            how TensorFlow's regions grow, and what is asked for after a refusal
 _bfc.pyx               TensorFlow's best fit with coalescing
 _recorder.pyx          what PyTorch's policy counts and writes down
 _observers.pyx         functions that it calls before memory is asked for or refused
+_deferred.pyx          frees in a scope with `strict`, whose fences are asked for after the scope
 _private_pools.pyx     who uses its private pools, and what is diverted into them
 _releasing.pyx         which regions it gives back
 _expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses

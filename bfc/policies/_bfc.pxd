@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint64_t
 
-from bfc._core cimport Growth
 from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.policies._growth cimport Growth
 
 
 cdef class BFCAllocator(Allocator):

@@ -7,9 +7,10 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Growth, Region, SharedCounter, backpedal, round_up
+from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Region, SharedCounter, round_up
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
+from bfc.policies._growth cimport Growth, backpedal
 
 from bfc.units import format_bytes
 

@@ -1,6 +1,5 @@
 """PyTorch's policy over the shared engine."""
 
-cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -9,15 +8,9 @@ from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.policies._recorder cimport Recorder
 from bfc.policies._observers cimport Observers
+from bfc.policies._deferred cimport Deferred
 from bfc.policies._private_pools cimport PoolId, PrivatePools
 from bfc.policies._expandable cimport ExpandableSegments, Growing
-
-
-@cython.final
-cdef class DeferredFree:
-    cdef ChunkHandle handle
-    cdef dict streams               # what `record_stream` named -> what the user passed for it
-    cdef list fences                # (stream, fence), of streams that were marked before the free
 
 
 cdef class CachingAllocator(Allocator):
@@ -30,8 +23,7 @@ cdef class CachingAllocator(Allocator):
     cdef readonly bint search_again
     cdef readonly bint collect_without_limit
     cdef readonly bint release_only_what_is_needed
-    cdef object deferred                # deque of DeferredFree
-    cdef object stuck_deferred            # of those, the ones that the device failed for
+    cdef Deferred deferred
 
     # Guarded by the lock.
     cdef uint64_t allowed               # bytes; UNLIMITED: only the sub-allocator says no
@@ -70,8 +62,6 @@ cdef class CachingAllocator(Allocator):
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int run_callbacks(self) except -1 with gil
     cdef int wait_for_all(self) except -1 with gil
-    cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1
-    cdef int wait_for_deferred(self, DeferredFree entry) except -1
     cdef int record_deferred(self, bint again=*) except -1
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil

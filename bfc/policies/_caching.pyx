@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import deque
 from dataclasses import replace
 
 cimport cython
@@ -20,6 +19,7 @@ from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
+from bfc.policies._deferred cimport Deferred, some_deferred
 from bfc.policies._private_pools cimport (
     PoolId, PrivatePool, PrivatePools, Scope, default_pool, id_of,
     is_among, is_default, is_same_pool, pool_of, put_in_pool, put_or_take, scope_of, this_thread,
@@ -45,12 +45,6 @@ cdef enum:
     MINIMUM_BLOCK = 512
     INTERVALS = 16                      # of TorchSizes
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
-
-
-@cython.final
-@cython.no_gc_clear
-cdef class DeferredFree:
-    """A free in a scope with `strict`. Its fences are asked for after the scope, where upstream does that."""
 
 
 @cython.no_gc_clear
@@ -139,8 +133,7 @@ cdef class CachingAllocator(Allocator):
         self.segments.stand_behind(&self.lock, self.pool, self.source)
         self.observers = Observers()
         self.first_max_split_size = -1
-        self.deferred = deque()     # whose items leave it without a call for memory
-        self.stuck_deferred = deque()
+        self.deferred = Deferred()
         self.allowed = self.collects_above = self.oversize = UNLIMITED
 
     def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
@@ -776,9 +769,9 @@ cdef class CachingAllocator(Allocator):
 
     cdef int poll(self) except -1:
         self.catch_up()
-        if not self.deferred and not some_wait(self.fences) or self.is_gated():
+        if not some_deferred(self.deferred) and not some_wait(self.fences) or self.is_gated():
             return 0
-        if self.deferred:
+        if some_deferred(self.deferred):
             self.record_deferred()
         if some_wait(self.fences):
             self.settle()
@@ -787,58 +780,30 @@ cdef class CachingAllocator(Allocator):
     cdef bint has_more_to_do(self) noexcept:
         if Allocator.has_more_to_do(self):
             return True
-        return self.recorder.keeps_frames or self.recorder.keeps_free_frames or len(self.deferred) > 0
+        return self.recorder.keeps_frames or self.recorder.keeps_free_frames or some_deferred(self.deferred)
 
     cdef bint plays_alone(self) except -1:
-        return not self.deferred and not self.observers.has_callbacks
+        return not some_deferred(self.deferred) and not self.observers.has_callbacks
 
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
-        cdef DeferredFree entry
         if not self.is_gated():
             return Frees.put_behind_users(self, handle, allocation_id)
-        entry = DeferredFree()
-        entry.handle = handle
-        entry.streams = self.fences.users.get(allocation_id) or {}
-        entry.fences = self.fences.marked.get(allocation_id) or []
-        self.deferred.append(entry)
+        self.deferred.put(handle, allocation_id, self.fences)
         self.must_look = True   # not before: garbage that is collected above may look at the empty list
         return True
 
     cdef int record_deferred(self, bint again=False) except -1:
-        """Asks for the fences of chunks that were freed in a scope with `strict`. Upstream forgets the streams that
-        were recorded inside of the scope. Chunks for which the device fails are set aside until they are tried
-        `again`, and the error is reported."""
-        faults = []
-        while again and self.stuck_deferred:
-            self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
-            self.stuck_deferred.pop()
-        cdef Py_ssize_t left = len(self.deferred)
-        while left > 0 and self.deferred:
-            left -= 1
-            entry = self.deferred.popleft()
-            try:
-                self.wait_for_deferred(entry)
-            except BaseException as error:
-                self.put_aside(entry, isinstance(error, Exception))
-                faults.append(error)
-        self.must_look = self.has_more_to_do()
-        return report_faults(faults)
-
-    cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1:
-        """A Ctrl-C does not make it stuck."""
+        """Asks for the fences of what was freed in a scope."""
+        cdef vector[ChunkHandle] done
+        cdef ChunkHandle handle
+        cdef list faults = []
         try:
-            (self.stuck_deferred if is_stuck else self.deferred).append(entry)
-        except MemoryError:
-            self.deferred.appendleft(entry)     # into the place that it has just left
-        return 0
-
-    cdef int wait_for_deferred(self, DeferredFree entry) except -1:
-        """Puts all of its fences into their queues. On error the entry is unchanged."""
-        fences = entry.fences
-        if self.sub_allocator.asynchronous:
-            fences = fences + self.fences.fences_on(entry.streams)
-        self.fences.wait_behind(entry.handle, fences)
-        return 0 if fences else self.finish_waiting(entry.handle)
+            self.deferred.record(self.fences, again, done, faults)
+        finally:
+            for handle in done:
+                self.finish_waiting(handle)
+            self.must_look = self.has_more_to_do()
+        return report_faults(faults)
 
     cdef int wait_for_streams(self) except -1:
         self.record_deferred(True)
@@ -846,7 +811,6 @@ cdef class CachingAllocator(Allocator):
 
     cdef int forget_frees(self) except -1:
         self.deferred.clear()
-        self.stuck_deferred.clear()
         self.must_look = self.has_more_to_do()
         return Frees.forget_frees(self)
 

@@ -64,13 +64,13 @@ cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
     address = sub_allocator.reserve(nbytes)
     if address is None:
         raise SubAllocatorError(
-            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve, which is no lack of memory: "
-            f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
+            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. That is no lack of memory: "
+            f"each stream and private pool reserves so much. Use fewer of them, or expandable_segments:False")
     address = PyNumber_Index(address)
     if not 0 < address < 1 << 63 or address % sub_allocator.mapping_granularity:
         sub_allocator.unreserve(address, nbytes)
         raise SubAllocatorError(
-            f"{sub_allocator!r}.reserve returned {address:#x}: it must be above 0, and a multiple of mapping_granularity")
+            f"{sub_allocator!r}.reserve returned {address:#x}: it must be above 0, a multiple of mapping_granularity")
     return address
 
 
