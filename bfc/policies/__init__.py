@@ -8,6 +8,7 @@ _deferred.pyx          frees in a scope with `strict`, whose fences are asked fo
 _private_pools.pyx     who uses its private pools, and what is diverted into them
 _releasing.pyx         which regions it gives back
 _expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses
+_emptying.pyx          what goes back where it has such segments
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy
 device_allocator.py    one of them on each OpenCL device, for a framework's back end

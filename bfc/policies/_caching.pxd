@@ -11,11 +11,13 @@ from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred
 from bfc.policies._private_pools cimport PoolId, PrivatePools
 from bfc.policies._expandable cimport ExpandableSegments, Growing
+from bfc.policies._emptying cimport Emptying
 
 
 cdef class CachingAllocator(Allocator):
     cdef Recorder recorder
     cdef ExpandableSegments segments
+    cdef Emptying emptying
     cdef bint expands                   # new memory is mapped into ranges
     cdef Observers observers
     cdef object applied                 # the settings in force
@@ -52,11 +54,7 @@ cdef class CachingAllocator(Allocator):
     cdef int grow_in_ranges(self, Request* request, Placement* placed) except -1 with gil
     cdef int open_ranges(self, Request* request, Growing* growing) except -1
     cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1
-    cdef uint64_t release_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil
-    cdef uint64_t release_pool(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
-                               list faults) except? 0xFFFFFFFFFFFFFFFF
-    cdef uint64_t release_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
-    cdef uint64_t release_unreturned(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t empty_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil
     cdef cbool may_release_default(self) noexcept nogil
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil

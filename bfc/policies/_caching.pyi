@@ -8,9 +8,6 @@ from bfc.report.snapshot import HistoryEntry
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
-class DeferredFree:
-    """A free in a scope with `strict`. Its fences are asked for after the scope, where upstream does that."""
-
 class CachingAllocator(Allocator):
     """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
 

@@ -21,15 +21,14 @@ from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred, some_deferred
 from bfc.policies._private_pools cimport (
-    PoolId, PrivatePool, PrivatePools, Scope, default_pool, id_of,
+    PoolId, PrivatePools, Scope, default_pool, id_of,
     is_among, is_default, is_same_pool, pool_of, put_in_pool, put_or_take, scope_of, this_thread,
 )
 from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
 )
-from bfc.policies._expandable cimport (
-    ExpandableSegments, FreePart, Growing, check_mapping, list_parts, raise_faults,
-)
+from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping, raise_faults
+from bfc.policies._emptying cimport Emptying
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
@@ -132,6 +131,8 @@ cdef class CachingAllocator(Allocator):
         self.segments = ExpandableSegments()
         self.segments.stand_behind(&self.lock, self.pool, self.source)
         self.observers = Observers()
+        self.emptying = Emptying()
+        self.emptying.stand_behind(&self.lock, self.pool, self.source, self.private_pools, self.segments)
         self.first_max_split_size = -1
         self.deferred = Deferred()
         self.allowed = self.collects_above = self.oversize = UNLIMITED
@@ -601,7 +602,7 @@ cdef class CachingAllocator(Allocator):
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         if self.segments.are_some() and not request.asking.without_gil:
-            self.release_in_turn(&request.asking.changes)
+            self.empty_in_turn(&request.asking.changes)
             return 0
         self.acquire()
         self.list_what_may_go(chunks)
@@ -611,70 +612,8 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         return self.release(request, regions)
 
-    cdef uint64_t release_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil:
-        """Gives back what is cached, pool by pool as PyTorch does: of each its regions, then what lies in ranges.
-        Returns the bytes. While another thread maps or unmaps, the ranges stay as they are."""
-        cdef vector[PrivatePool] private
-        cdef PrivatePool pool
-        cdef uint64_t released
-        cdef uint32_t kind
-        cdef list faults = []
-        cdef bint maps = self.segments.enter()
-        cdef uint64_t before = self.segments.changes
-        try:
-            self.acquire()
-            private = self.private_pools.known
-            self.lock.release()
-            released = self.segments.try_stuck_again(faults) if maps else 0
-            for kind in (LARGE, SMALL) if self.may_release_default() else ():
-                released += self.release_pool(default_pool(), kind, maps, changes, faults)
-            for pool in private:
-                for kind in (SMALL, LARGE) if pool.uses == 0 else ():
-                    released += self.release_pool(pool.id, kind, maps, changes, faults)
-            if maps and not self.strict:
-                self.segments.drop_unused(faults)
-        finally:
-            if maps:
-                changes[0] += self.segments.changes - before
-                self.segments.leave()
-        released += self.release_unreturned(changes)
-        raise_faults(self.sub_allocator, faults)
-        return released
-
-    cdef uint64_t release_pool(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
-                               list faults) except? 0xFFFFFFFFFFFFFFFF:
-        cdef vector[ChunkHandle] chunks
-        cdef vector[Region] regions
-        cdef vector[FreePart] parts
-        cdef uint64_t released = 0
-        self.acquire()
-        list_whole(self.pool, id, kind, chunks)
-        self.take_out(chunks, regions)
-        list_parts(self.pool, id, kind, parts)
-        self.lock.release()
-        for region in regions:
-            released += region.end - region.ptr
-        changes[0] += regions.size()
-        try:
-            self.source.give_back(regions, False)
-        except BaseException as error:
-            faults.append(error)
-        if maps:
-            released += self.segments.give_back(parts, faults)
-        return released
-
-    cdef uint64_t release_unreturned(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
-        cdef vector[Region] regions
-        cdef uint64_t released = 0
-        self.acquire()
-        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
-        self.source.take_unreturned(regions)
-        self.lock.release()
-        for region in regions:
-            released += region.end - region.ptr
-        changes[0] += regions.size()
-        self.source.give_back(regions, False)
-        return released
+    cdef uint64_t empty_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil:
+        return self.emptying.empty_all(self.may_release_default(), self.strict, changes)
 
     cdef cbool may_release_default(self) noexcept nogil:
         return not (self.strict and self.is_gated())
@@ -735,7 +674,7 @@ cdef class CachingAllocator(Allocator):
             self.wait_for_all()
             self.settle(again=True)
         if self.segments.are_some():
-            return self.release_in_turn(&changes)
+            return self.empty_in_turn(&changes)
         self.acquire()
         released = self.source.unreturned_bytes
         self.list_what_may_go(chunks)
@@ -1176,7 +1115,7 @@ cdef class CachingAllocator(Allocator):
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
         if self.segments.are_some():
-            return self.release_one_pool(id)
+            return self.emptying.empty_pool(id)
         self.acquire()
         list_whole(self.pool, id, SMALL, chunks)
         list_whole(self.pool, id, LARGE, chunks)
@@ -1186,22 +1125,6 @@ cdef class CachingAllocator(Allocator):
         for region in regions:
             released += region.end - region.ptr
         self.source.give_back(regions, False)
-        return released
-
-    cdef uint64_t release_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
-        cdef list faults = []
-        cdef uint64_t released, changes = 0
-        cdef bint maps = self.segments.enter()
-        try:
-            released = self.release_pool(id, SMALL, maps, &changes, faults)
-            released += self.release_pool(id, LARGE, maps, &changes, faults)
-        finally:
-            if maps:
-                self.segments.leave()
-        self.acquire()
-        self.private_pools.drop_empty(self.pool.bin_sets, id)
-        self.lock.release()
-        raise_faults(self.sub_allocator, faults)
         return released
 
     cdef int wait_for_pool(self, PoolId id) except -1:

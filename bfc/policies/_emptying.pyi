@@ -1,0 +1,2 @@
+class Emptying:
+    """Gives back what an allocator caches. It needs no lock, and never calls the allocator."""

@@ -1,0 +1,118 @@
+"""What goes back where an allocator has expandable segments: pool by pool, of each its regions and then what lies in
+ranges, as PyTorch does (PyTorch's behaviour, 2.13)."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport LARGE, SMALL, ChunkHandle, Pool, Region
+from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._source cimport Source
+from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool
+from bfc.policies._releasing cimport list_whole
+from bfc.policies._expandable cimport ExpandableSegments, FreePart, list_parts, raise_faults
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Emptying:
+    """Gives back what an allocator caches. It needs no lock, and never calls the allocator."""
+
+    cdef int stand_behind(self, Lock* lock, Pool pool, Source source, PrivatePools private_pools,
+                          ExpandableSegments segments) except -1:
+        """Takes the allocator's lock, which must live as long, and its parts."""
+        self.lock = lock
+        self.pool = pool
+        self.source = source
+        self.private_pools = private_pools
+        self.segments = segments
+        return 0
+
+    cdef uint64_t empty_all(self, bint with_default, bint strict, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
+        """Gives back what is cached: `with_default` of the default pool too, and what the source failed with before.
+        Returns the bytes, and counts the regions and pieces that went in `changes`. While another thread maps or
+        unmaps, the ranges stay as they are."""
+        cdef vector[PrivatePool] private
+        cdef PrivatePool pool
+        cdef uint64_t released
+        cdef uint32_t kind
+        cdef list faults = []
+        cdef bint maps = self.segments.enter()
+        cdef uint64_t before = self.segments.changes
+        try:
+            acquire_lock(self.lock[0])
+            private = self.private_pools.known
+            self.lock.release()
+            released = self.segments.try_stuck_again(faults) if maps else 0
+            for kind in (LARGE, SMALL) if with_default else ():
+                released += self.empty_one(default_pool(), kind, maps, changes, faults)
+            for pool in private:
+                for kind in (SMALL, LARGE) if pool.uses == 0 else ():
+                    released += self.empty_one(pool.id, kind, maps, changes, faults)
+            if maps and not strict:
+                self.segments.drop_unused(faults)
+        finally:
+            if maps:
+                changes[0] += self.segments.changes - before
+                self.segments.leave()
+        released += self.give_unreturned_back(changes)
+        raise_faults(self.source.sub_allocator, faults)
+        return released
+
+    cdef uint64_t empty_one(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
+                            list faults) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef vector[FreePart] parts
+        cdef ChunkHandle handle
+        cdef uint64_t released = 0
+        acquire_lock(self.lock[0])
+        list_whole(self.pool, id, kind, chunks)
+        for handle in chunks:
+            try_push_region(regions, self.pool.region_of(handle))
+        self.source.forget(regions)
+        list_parts(self.pool, id, kind, parts)
+        self.lock.release()
+        for region in regions:
+            released += region.end - region.ptr
+        changes[0] += regions.size()
+        try:
+            self.source.give_back(regions, False)
+        except BaseException as error:
+            faults.append(error)
+        if maps:
+            released += self.segments.give_back(parts, faults)
+        return released
+
+    cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[Region] regions
+        cdef uint64_t released = 0
+        acquire_lock(self.lock[0])
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.source.take_unreturned(regions)
+        self.lock.release()
+        for region in regions:
+            released += region.end - region.ptr
+        changes[0] += regions.size()
+        self.source.give_back(regions, False)
+        return released
+
+    cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
+        cdef list faults = []
+        cdef uint64_t released, changes = 0
+        cdef bint maps = self.segments.enter()
+        try:
+            released = self.empty_one(id, SMALL, maps, &changes, faults)
+            released += self.empty_one(id, LARGE, maps, &changes, faults)
+        finally:
+            if maps:
+                self.segments.leave()
+        acquire_lock(self.lock[0])
+        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.lock.release()
+        raise_faults(self.source.sub_allocator, faults)
+        return released
