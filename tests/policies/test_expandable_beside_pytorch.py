@@ -1,5 +1,5 @@
-"""PyTorch 2.11's compiled caching allocator with expandable segments, our strict one, and the model:
-told the same, they answer the same.
+"""PyTorch 2.11's compiled caching allocator with expandable segments, our strict one, and the
+model: told the same, they answer the same.
 
 Compared are every address and refusal, all statistics and snapshots on the way, and at the end each
 call of the driver, in order, and the trace. The device has no fabric handles: upstream then raises
