@@ -283,6 +283,9 @@ def test_mapped_memory(gpu: emulator.Driver) -> None:
     assert code(cu.cuMemsetD8(base, 1, 8)) == INVALID_VALUE
     assert "without access" in taken(gpu)[0]
     ok(cu.cuMemSetAccess(base, 2 * step, [access], 1))
+    assert [int(it) for it in ok(cu.cuMemGetAddressRange(base + step + 9))] == [base + step, step]
+    assert code(cu.cuMemGetAddressRange(base + 2 * step)) == NOT_FOUND
+    assert code(cu.cuIpcGetMemHandle(base)) == INVALID_VALUE
     ok(cu.cuMemsetD8(base + step - 8, 5, 16))  # across both pieces, which are the same memory
     assert peek(base, 8) == peek(base + step, 8) == b"\5" * 8
     assert gpu.reservations() == {base: 64 * GIB}

@@ -455,13 +455,12 @@ API cuMemHostGetFlags(unsigned *out, void *pointer)
     return emulator_end(&call, CUDA_SUCCESS);
 }
 
+/* Of mapped memory a driver tells one mapping, not the reservation. */
 API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address)
 {
     struct call call = CALL("cuMemGetAddressRange", .address = address);
     BEGIN(call, CONTEXT);
     const struct region *region = regions_find(&machine.regions, address);
-    if (region && region->kind == MAPPED)
-        region = regions_find(&machine.reservations, address);
     if (!region)
         return emulator_end(&call, CUDA_ERROR_NOT_FOUND);
     if (base)
