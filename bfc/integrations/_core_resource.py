@@ -33,6 +33,7 @@ def resource_class() -> type:
         """
 
         is_device_accessible = True
+        is_ipc_enabled = False  # cuda.core asks before it shares a buffer
         before: Any = None  # what it replaced on a device
 
         def __init__(self, allocator: Allocator) -> None:

@@ -13,7 +13,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
 from bfc.errors import DeviceUnavailableError
 from bfc.integrations import cuda_core
-from bfc.integrations._shared import Allocators, device_memory, fault_of
+from bfc.integrations._shared import Allocators, device_memory, fault_of, is_mapped
 
 #: The per-thread default stream. A fence for it is one on the default stream, since the handle does
 #: not say which thread is meant.
@@ -106,11 +106,17 @@ class Manager:
 
     def get_ipc_handle(self, memory: Any) -> Any:
         """A handle of the whole region, and the offset in it."""
-        kind = getattr(self.pool().sub_allocator, "kind", "device")
+        source = self.pool().sub_allocator
+        kind = getattr(source, "kind", "device")
         if kind != "device":
             raise NotImplementedError(
                 f"the driver shares no memory of kind {kind!r} with other processes: "
                 "use bfc.CUDASubAllocator(kind='device')"
+            )
+        if is_mapped(source, memory.device_pointer_value):
+            raise NotImplementedError(
+                "the driver gives no IPC handle of memory that is mapped, as that of expandable "
+                "segments is: use a pool with expandable_segments:False for what is shared"
             )
         return super().get_ipc_handle(memory)  # type: ignore[misc]
 

@@ -76,6 +76,12 @@ def device_memory(pool: Allocator) -> tuple[int, int]:
     return checked_memory_info(ask(), pool.sub_allocator)
 
 
+def is_mapped(source: Any, address: int) -> bool:
+    """Whether an address lies in addresses that a source has reserved, to map memory to them."""
+    pages = getattr(source, "_own_pages", None)
+    return pages is not None and pages.holds(address)
+
+
 def fault_of(pool: Allocator) -> DriverError | None:
     """The driver's error if the device was reset or has failed. One driver call."""
     try:

@@ -51,6 +51,11 @@ class CUDAPages:
         with self._lock:
             self.books.unreserved(address)
 
+    def holds(self, address: int) -> bool:
+        """Whether an address is reserved here."""
+        with self._lock:
+            return self.books.find(address) is not None
+
     def create(self, nbytes: int) -> int | None:
         self.books.check_size(nbytes, "create")
         handle = self.driver.create(nbytes)
