@@ -67,7 +67,8 @@ class CachingSettings:
     per_process_memory_fraction : float
         The limit as a fraction of the device's total.
     expandable_segments : bool
-        Map memory into reserved addresses, so that a segment can grow. The source must be able to.
+        Map memory into reserved addresses, so that segments can grow. An allocator refuses this if
+        its source cannot map memory (`supports_virtual_memory`).
     release_lock_on_cudamalloc : bool
         This one and those below are checked, but change nothing in this allocator.
     graph_capture_record_stream_reuse : bool
@@ -162,7 +163,7 @@ class CachingSettings:
         strict : bool, optional
             Accept all that PyTorch 2.11 accepts: the start of a text counts as its number
             (`40abc`), `-1` wraps, the last of repeated keys counts, and any token separates. What
-            bfc cannot do (`expandable_segments:True`) is refused all the same.
+            bfc cannot do (`backend:cudaMallocAsync`) is refused all the same.
 
         Returns
         -------
@@ -227,7 +228,7 @@ class CachingSettings:
         per_process_memory_fraction : float, optional
             From 0 to 1.
         expandable_segments : bool, optional
-            Map memory into reserved addresses.
+            Map memory into reserved addresses, so that segments can grow.
         release_lock_on_cudamalloc : bool, optional
             No effect in this allocator.
         graph_capture_record_stream_reuse : bool, optional
