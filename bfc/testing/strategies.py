@@ -18,6 +18,7 @@ SETTINGS = (
     "max_non_split_rounding_mb",
     "garbage_collection_threshold",
     "roundup_power2_divisions",
+    "expandable_segments",
 )
 
 
@@ -195,7 +196,8 @@ def settings(keys: Sequence[str] = SETTINGS) -> st.SearchStrategy[str]:
     Parameters
     ----------
     keys : sequence of str, optional
-        The settings that may appear.
+        The settings that may appear. "expandable_segments" is one for sources that can map memory
+        (`supports_virtual_memory`).
 
     Returns
     -------
@@ -234,6 +236,8 @@ def _settings(draw: st.DrawFn, keys: Sequence[str]) -> str:
         words.append(f"garbage_collection_threshold:{draw(st.integers(1, 99)) / 100}")
     if "roundup_power2_divisions" in chosen:
         words.append(f"roundup_power2_divisions:{1 << draw(st.integers(0, 6))}")
+    if "expandable_segments" in chosen:
+        words.append(f"expandable_segments:{draw(st.booleans())}")
     return ",".join(draw(st.permutations(words)) if len(words) > 1 else words)
 
 

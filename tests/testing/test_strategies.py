@@ -127,12 +127,15 @@ def test_settings_are_taken(text: str) -> None:
 
 def test_settings_shrink_to_nothing_and_reach_every_key() -> None:
     assert reached(testing.settings(), lambda text: True) == ""
-    text = reached(testing.settings(), lambda text: text.count(":") == 5)
+    text = reached(testing.settings(), lambda text: text.count(":") == 6)
     assert text.startswith("large_segment_size_mb:11,max_split_size_mb:11")
+    assert text.endswith(",expandable_segments:False")
+    on = reached(testing.settings(), lambda text: "expandable_segments:True" in text)
+    assert on.endswith("expandable_segments:True")
     only = testing.settings(["max_split_size_mb"])
     assert reached(only, lambda text: text) == "max_split_size_mb:20"
-    with pytest.raises(ValueError, match="no setting 'expandable_segments'"):
-        testing.settings(["expandable_segments"])
+    with pytest.raises(ValueError, match="no setting 'backend'"):
+        testing.settings(["backend"])
 
 
 def test_stream_events_are_of_three_kinds() -> None:
