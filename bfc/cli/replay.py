@@ -33,6 +33,7 @@ HEADINGS = (
     "in use",
     "reserved",
     "regions",
+    "calls",
     "fragment.",
     "ns/event",
     "refused",
@@ -41,14 +42,16 @@ HEADINGS = (
 EPILOG = """\
 policies: bfc is TensorFlow's. It takes its whole limit at once, or, with --allow-growth, regions
 that double. caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
-caching:max_split_size_mb:128,roundup_power2_divisions:4. Each --policy has a row for each trace.
+caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True. Each
+--policy has a row for each trace.
 
 columns: live is the most that was asked for and not freed; in use, the most in chunks handed out;
 reserved, the most that was taken from the device; regions, how many regions were taken (each would
-be a cudaMalloc on a GPU); fragment., the share of the free bytes outside the largest free block at
-the end, which is high if there are many regions; ns/event, the nanoseconds for each allocation or
-free, in the fastest pass; refused, the allocations that did not fit. All but ns/event are of one
-replay on a new allocator.
+be a cudaMalloc on a GPU); calls, how many calls of the driver took memory or gave it back (with
+expandable_segments:True they create, map and unmap pieces of memory); fragment., the share of the
+free bytes outside the largest free block at the end, which is high if there are many regions;
+ns/event, the nanoseconds for each allocation or free, in the fastest pass; refused, the allocations
+that did not fit. All but ns/event are of one replay on a new allocator.
 
 exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
@@ -63,6 +66,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         format_bytes(row.peak_bytes_in_use),
         format_bytes(row.peak_bytes_reserved),
         str(row.regions_taken),
+        str(row.driver_calls),
         "-" if row.fragmentation is None else f"{row.fragmentation:.1%}",
         f"{row.ns_per_event:.1f}",
         str(row.refused),

@@ -1,6 +1,10 @@
-"""Sources of memory that count the regions taken from them."""
+"""Sources of memory that count the calls made to them."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from bfc.suballocators import (
     HostSubAllocator,
@@ -11,12 +15,20 @@ from bfc.suballocators import (
 
 
 class Counted(SubAllocator):
-    """Put it before a source's class to count what that source gives.
+    """Put it before a source's class to count the calls that a driver would get.
+
+    Calls that the source refuses are counted, too. A wait for a stream is counted apart, in
+    `waits`.
 
     Attributes
     ----------
+    calls_by_kind : Counter of str to int
+        The calls by kind: "alloc", "free", "reserve", "unreserve", "create", "release", "map" (one
+        for each page), "access" (`set_access`) and "unmap".
     regions_taken : int
         How often `alloc` returned a region.
+    waits : int
+        How often a stream was waited for.
 
     Examples
     --------
@@ -25,11 +37,58 @@ class Counted(SubAllocator):
     """
 
     regions_taken = 0
+    waits = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls_by_kind: Counter[str] = Counter()
+
+    @property
+    def driver_calls(self) -> int:
+        """All calls but the waits."""
+        return self.calls_by_kind.total()
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self.calls_by_kind["alloc"] += 1
         block = super().alloc(alignment, nbytes)  # type: ignore[safe-super]  # a source's own
         self.regions_taken += block is not None
         return block
+
+    def free(self, address: int, nbytes: int) -> None:
+        self.calls_by_kind["free"] += 1
+        super().free(address, nbytes)  # type: ignore[safe-super]  # a source's own
+
+    def wait(self, stream: int) -> None:
+        self.waits += 1
+        super().wait(stream)
+
+    def reserve(self, nbytes: int) -> int | None:
+        self.calls_by_kind["reserve"] += 1
+        return super().reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self.calls_by_kind["unreserve"] += 1
+        super().unreserve(address, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        self.calls_by_kind["create"] += 1
+        return super().create(nbytes)
+
+    def release(self, page: int) -> None:
+        self.calls_by_kind["release"] += 1
+        super().release(page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self.calls_by_kind["map"] += len(pages)
+        super().map(address, pages)
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        self.calls_by_kind["access"] += 1
+        super().set_access(address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.calls_by_kind["unmap"] += 1
+        super().unmap(address, nbytes)
 
 
 class CountedSimulated(Counted, SimulatedSubAllocator):

@@ -56,7 +56,13 @@ class Row:
     peak_bytes_reserved : int
         The most in regions.
     regions_taken : int
-        How often a region was taken from the source.
+        How often a region was taken from the source. Mapped memory is not in regions.
+    driver_calls : int
+        The calls to the source that take memory and give it back, whether in regions or mapped.
+        Refused ones count; what the end of the run gives back does not.
+    driver_calls_by_kind : dict of str to int
+        The same by kind: "alloc", "free", "reserve", "unreserve", "create", "release", "map" (one
+        for each page), "access" and "unmap". A kind without calls is not in it.
     fragmentation : float or None
         The share of the free bytes outside the largest free block at the end; None if nothing is
         free.
@@ -73,6 +79,8 @@ class Row:
     peak_bytes_in_use: int
     peak_bytes_reserved: int
     regions_taken: int
+    driver_calls: int
+    driver_calls_by_kind: dict[str, int]
     fragmentation: float | None
     ns_per_event: float
     refused: int
@@ -151,6 +159,7 @@ def measure(
         with policy.make_allocator(source) as allocator:
             first = trace.replay(allocator, progress=start())
             fragmentation = allocator.stats().fragmentation
+            calls = dict(source.calls_by_kind)
         with policy.make_allocator(make_source()) as allocator:
             times = [closed.replay(allocator, progress=start()).ns_per_event for _ in range(passes)]
     return Row(
@@ -161,6 +170,8 @@ def measure(
         first.peak_bytes_in_use,
         first.peak_bytes_reserved,
         source.regions_taken,
+        sum(calls.values()),
+        calls,
         None if math.isnan(fragmentation) else fragmentation,
         min(times),
         first.failed,

@@ -58,6 +58,30 @@ def test_each_policy_takes_what_is_its_own(capsys, five):
     assert [row["peak_bytes_in_use"] // MIB for row in found] == [5, 5, 5, 5, 6]
 
 
+EXPANDABLE = "caching:expandable_segments:True"
+
+
+def test_expandable_segments_complete_where_the_default_refuses(capsys):
+    """The run uses 32.0 GiB."""
+    words = ["--policy", "caching", "--policy", EXPANDABLE, "--device", "simulated:34GiB"]
+    trace = str(TRACES / "gpt2s_varlen.npz")
+    plain, mapped = rows(capsys, trace, *words, "--strict", "--no-picture", code=1)
+    assert (plain["refused"], mapped["refused"]) == (1, 0)
+    assert mapped["regions_taken"] == 0 < plain["regions_taken"]
+    assert set(plain["driver_calls_by_kind"]) == {"alloc", "free"}
+    assert set(mapped["driver_calls_by_kind"]) == {"reserve", "create", "map", "access"}
+    for row in (plain, mapped):
+        assert sum(row["driver_calls_by_kind"].values()) == row["driver_calls"]
+
+
+def test_expandable_segments_of_host_memory(capsys):
+    words = ["--policy", EXPANDABLE, "--device", "host:4GiB", "--no-picture"]
+    (row,) = rows(capsys, SMALL, *words)
+    by_kind = row["driver_calls_by_kind"]
+    assert (row["refused"], row["regions_taken"]) == (0, 0)
+    assert by_kind["create"] == by_kind["map"] >= by_kind["access"] > 1
+
+
 def test_growth_is_for_bfc_beside_caching_too(capsys, five):
     bare, beside = (
         rows(capsys, five, "--allow-growth", *words)
@@ -187,7 +211,14 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
             ],
         ),
         (["--policy", "caching:roundup_power2_divisions"], ["roundup_power2_divisions: a colon"]),
-        (["--policy", "caching:expandable_segments:True"], ["expandable_segments: True is not"]),
+        (
+            ["--policy", "caching:expandable_segments:yes"],
+            ["expandable_segments: 'yes' is neither True nor False"],
+        ),
+        (
+            ["--policy", EXPANDABLE, "--device", "opencl"],
+            ["expandable segments need a source that maps memory: OpenCL has no calls"],
+        ),
         (["--snapshot-device", "0"], ["--snapshot-device 0: ", "no TRACE is one"]),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import pytest
+
 import bfc
 from bfc.study.counted import CountedSimulated
 from bfc.study.experiment import Policy, at_its_fullest, compare, measure
@@ -66,3 +68,33 @@ def test_a_picture_is_of_the_moment_when_most_is_live() -> None:
     snapshot = at_its_fullest(TRACE, BOTH[1], device)
     chunks = [chunk for region in snapshot.regions for chunk in region.chunks if chunk.in_use]
     assert [chunk.size for chunk in chunks] == [5 * MIB, 5 * MIB]
+
+
+def test_driver_calls_are_counted_by_kind() -> None:
+    """Each segment is one call. With expandable segments, each chunk of 20 MiB is created and
+    mapped, and each kind of segment has a reservation."""
+    expandable = Policy(
+        "expandable",
+        lambda source: bfc.CachingAllocator(source, settings="expandable_segments:True"),
+    )
+    plain, mapped = compare(TRACE, [BOTH[1], expandable], device)
+    assert (plain.driver_calls, plain.driver_calls_by_kind) == (2, {"alloc": 2})
+    assert mapped.driver_calls_by_kind == {"reserve": 2, "create": 2, "map": 2, "access": 2}
+    assert (mapped.driver_calls, mapped.regions_taken) == (8, 0)
+    assert mapped.peak_bytes_reserved == plain.peak_bytes_reserved == 22 * MIB
+
+
+def test_a_source_counts_what_it_gives_back_and_refuses_and_waits_for() -> None:
+    source = device()
+    with bfc.CachingAllocator(source, settings="expandable_segments:True") as allocator:
+        kept = allocator.allocate(30 * MIB)
+        with pytest.raises(bfc.OutOfMemoryError):
+            allocator.allocate(60 * MIB)  # the second page is refused
+        kept.free()
+        allocator.release_free_regions()
+    counted = [name for name, *_ in source.calls]
+    assert source.waits == counted.count("wait") > 0
+    assert source.driver_calls == len(counted) - source.waits
+    for kind, times in source.calls_by_kind.items():
+        assert times == counted.count(kind), kind
+    assert set(source.calls_by_kind) == set(counted) - {"wait"}
