@@ -87,3 +87,10 @@ def test_the_site_shows_every_example() -> None:
         r"^```{literalinclude} \.\./(.+)$", (ROOT / "docs/examples.md").read_text(), re.M
     )
     assert sorted(shown) == [str(path.relative_to(ROOT)) for path in EXAMPLES]
+
+
+def test_the_lines_of_expandable_segments_stand_in_the_how_to() -> None:
+    text = (ROOT / "examples/expandable_segments.py").read_text()
+    lines = text.partition('"""\n\n')[2]
+    assert sum(bool(line) for line in lines.splitlines()) == 14
+    assert f"```python\n{lines}```" in (ROOT / "docs/how-to/why-did-it-not-fit.md").read_text()
