@@ -72,7 +72,9 @@ DIRECTIVES = {
     "wraparound": False,
     "cdivision": True,
     "initializedcheck": False,
+    "binding": False,
     "embedsignature": True,
+    "embedsignature.format": "clinic",
     "annotation_typing": False,
 }
 

@@ -322,7 +322,7 @@ cdef class Pool:
 
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
-        """The same from a free chunk that is large enough."""
+        """Like allocate_chunk, but from this free chunk, which is large enough."""
         cdef BinSet* wanted = &self.bin_sets[self.chunks[handle].bin_set]
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
@@ -500,7 +500,7 @@ cdef class Pool:
         self.counters.bytes_waiting += chunk.size
 
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
-        """Takes stop_using back."""
+        """Undoes stop_using."""
         cdef Chunk* chunk = &self.chunks[handle]
         chunk.state = IN_USE | USED_ELSEWHERE
         if self.starts.reserve_at_all_costs():
@@ -534,7 +534,7 @@ cdef class Pool:
         if bin_set != NO_LANE:
             handle = self.allocate_chunk(bin_set + is_large(rounded), rounded, requested, lane.stream, 0, True)
         if handle >= NO_HOST_MEMORY:
-            self.clock = clock      # who serves it searches again, and that counts
+            self.clock = clock      # the caller searches again, and that search counts
             return NO_CHUNK
         return handle
 

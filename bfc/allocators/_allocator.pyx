@@ -134,7 +134,8 @@ cdef class Allocator(Frees):
     # -- what a policy answers ----------------------------------------------------------------------------------------
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
-        """Serves what a free chunk fits, with the lock held. False: nothing has changed, and the long way is taken."""
+        """Serves a request that a free chunk fits, with the lock held. If it returns False, nothing has changed, and
+        the slow path is taken."""
         return False
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
@@ -184,8 +185,6 @@ cdef class Allocator(Frees):
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
-    @cython.binding(False)
-    @cython.embedsignature.format("clinic")
     def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None):
         """Allocate `nbytes` bytes and return their address.
 
@@ -251,8 +250,6 @@ cdef class Allocator(Frees):
             self.take_back(&placed)
         return owned(address)
 
-    @cython.binding(False)
-    @cython.embedsignature.format("clinic")
     def allocate(self, nbytes, stream=None, *, alignment=None):
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
@@ -323,7 +320,7 @@ cdef class Allocator(Frees):
 
     @cython.final
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
-        """The short way of an allocation, for a hit that needs nothing but the pool. Whether it was that."""
+        """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
         if nbytes == 0 or not is_quiet(self):
             return False
         if on != self.home_stream and (not self.by_stream or self.may_be_unordered or on == self.default_stream_alias):
@@ -360,7 +357,7 @@ cdef class Allocator(Frees):
         return 0
 
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:
-        """Tells the noter and the policy of an allocation. If one of them fails, it is undone."""
+        """Reports an allocation to the noter (a leak check) and to the policy. If one raises, frees it again."""
         try:
             if self.noter is not None:
                 self.noter(placed.allocation_id)
@@ -370,7 +367,7 @@ cdef class Allocator(Frees):
         return 0
 
     cdef bint has_more_to_do(self) noexcept:
-        """Whether an allocation or a free is more than the pool's affair: see `must_look`."""
+        """What `must_look` is to be: whether anything besides the pool takes part in an allocation or a free."""
         return self.noter is not None
 
     def _swap_noter(self, noter):
@@ -445,7 +442,7 @@ cdef class Allocator(Frees):
         return 0
 
     cdef int try_allocate(self, Request* request, Placement* placed) except -1:
-        """One whole attempt. `placed.handle` is NO_CHUNK where nothing fits, and for 0 bytes."""
+        """Makes one complete attempt. `placed.handle` is NO_CHUNK if nothing fits, and for 0 bytes."""
         placed.handle = NO_CHUNK
         placed.allocation_id = 0
         placed.ptr = 0
@@ -767,7 +764,7 @@ cdef class Allocator(Frees):
         if exiting or self.is_closed:
             return
         if self.exports:
-            self.is_abandoned = True    # a view in the same garbage: the last of them closes
+            self.is_abandoned = True    # views of the memory are garbage, too: the last of them closes the allocator
             return
         try:
             self.close()

@@ -63,7 +63,7 @@ cdef class Fences:
         self.users = {}
         self.marked = {}
         self.queues = {}
-        self.stuck = deque()    # whose items leave it without a call for memory
+        self.stuck = deque()    # removing its items needs no memory
         self.era_seen = era()
 
     # -- who uses memory -----------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ cdef class Fences:
         return 0
 
     cdef int clear(self) except -1:
-        """Nothing has memory to come back to: the allocator has closed."""
+        """Forgets all uses and waiting frees: the allocator has closed, and its memory has gone back."""
         self.users.clear()
         self.marked.clear()
         self.queues.clear()
@@ -89,7 +89,7 @@ cdef class Fences:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     cdef int mark_users(self, int64_t allocation_id) except -1:
-        """Marks the streams of an allocation now, which may be destroyed before its free is made."""
+        """Makes fences on the streams of an allocation now, since a stream may be destroyed before the free is made."""
         streams = self.users.get(allocation_id)
         if streams is not None and self.source.asynchronous:
             self.marked.setdefault(allocation_id, []).extend(self.fences_on(streams))
@@ -133,7 +133,7 @@ cdef class Fences:
     # -- queues --------------------------------------------------------------------------------------------------------
 
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
-        """Puts a freed chunk behind fences. Where one of them finds no place, those before it never count down to 0."""
+        """Puts a freed chunk behind fences. If one cannot be queued, those before it never count down to 0."""
         cdef Late late = Late()
         late.handle = handle
         late.left = len(fences)
@@ -207,7 +207,7 @@ cdef class Fences:
         return True
 
     cdef int forget_dead_askers(self) except -1:
-        """After a fork, the other threads that were asking fences are gone: their entries name nobody any more."""
+        """After a fork, clears from the entries the threads that were asking fences: the child does not have them."""
         cdef Waiting entry
         if self.era_seen == era():
             return 0

@@ -27,7 +27,7 @@ cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tri
 
 
 cdef void report_unraisable(object error, object doing) noexcept:
-    """Reports an error that has nobody to raise it to, as Python does for finalisers."""
+    """Reports an error that cannot be raised to a caller, as Python does for errors in finalisers."""
     PyErr_SetObject(type(error), error)
     PyErr_WriteUnraisable(doing)
 
@@ -54,8 +54,6 @@ cdef class Frees(Ledger):
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
-    @cython.binding(False)
-    @cython.embedsignature.format("clinic")
     def deallocate_raw(self, ptr):
         """Free the allocation at an address.
 
@@ -96,7 +94,7 @@ cdef class Frees(Ledger):
 
     @cython.final
     cdef int free_at_once(self, uint64_t address) except -1:
-        """The short way of a free, for what needs nothing but the pool. Whether it was that."""
+        """The fast path of a free: one that needs nothing but the pool. Returns whether it was one."""
         acquire_lock(self.lock)
         cdef bint freed = self.pool.free_plain(address)
         if freed:
@@ -168,7 +166,7 @@ cdef class Frees(Ledger):
 
     cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1:
         """Looks the addresses up. Raises InvalidPointerError or BufferError where one of them could not be freed, or
-        stands twice; 0 may, and has no chunk."""
+        appears twice. An address of 0 may, and has no chunk."""
         cdef uint32_t* state
         cdef uint32_t found = 0
         cdef size_t checked = 0, i
@@ -192,7 +190,7 @@ cdef class Frees(Ledger):
         if checked == addresses.size():
             return 0
         if found & COUNTED:
-            raise InvalidPointerError(f"{addresses[checked]:#x} stands twice in one call")
+            raise InvalidPointerError(f"{addresses[checked]:#x} appears twice in one call")
         if found & EXPORTED:
             raise BufferError(VIEWED)
         self.raise_invalid_pointer(addresses[checked])
@@ -265,7 +263,7 @@ cdef class Frees(Ledger):
         self.orphans.miss()
 
     cdef void mark_left(self, ChunkHandle handle) noexcept nogil:
-        """Sets that flag. Needs the lock; the caller then calls the list's miss()."""
+        """Sets LEFT_BEHIND on a chunk. The caller holds the lock, and calls the list's miss() afterwards."""
         cdef Chunk* chunk = &self.pool.chunks[handle]
         chunk.state |= LEFT_BEHIND
 

@@ -17,10 +17,10 @@ from bfc.streams import is_queue as _is_queue
 
 
 cdef int refuse_queue(stream, device) except -1:
-    """A queue of OpenCL's is no stream of CUDA's: the driver would take its address for one."""
+    """Refuses an OpenCL queue where a CUDA stream is needed: the driver would take its address for a stream."""
     if device.kind.startswith("cuda") and _is_queue(stream):
-        raise TypeError(f"memory on {device} takes streams of CUDA's, not a {type(stream).__name__}: name one as "
-                        f"stream=, also within bfc.use_stream")
+        raise TypeError(f"memory on {device} takes CUDA streams, not a {type(stream).__name__}: pass a CUDA stream "
+                        f"as stream= (a bfc.use_stream around the call may have set this one)")
     return 0
 
 
@@ -31,7 +31,7 @@ cdef class Ledger(Owner):
 
     def __cinit__(self, *args, **kwargs):
         self.is_closed = True   # until it is set up
-        self.pool = Pool()      # may find no memory, and then this object is finalised without one
+        self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
         self.source = Source()
         self.source.stand_behind(&self.lock, self.pool)
 
@@ -41,7 +41,7 @@ cdef class Ledger(Owner):
         acquire_lock(self.lock)
 
     cdef void give_way(self) noexcept nogil:
-        """Lets others have the lock that the caller holds, if there are any, and takes it again."""
+        """Releases the lock if other threads wait for it, and takes it again. The caller holds it."""
         let_others_on(self.lock)
 
     @cython.final
@@ -78,7 +78,7 @@ cdef class Ledger(Owner):
         return False
 
     cdef Counters start_peaks(self) noexcept:
-        """Lets the peaks of bytes start from now; end_peaks puts back what start_peaks returned."""
+        """Restarts the peaks of bytes. Returns the counters as they were, for end_peaks."""
         self.acquire()
         cdef Counters before = self.pool.totals()
         self.pool.restart_peaks()

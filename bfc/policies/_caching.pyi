@@ -286,7 +286,7 @@ class CachingAllocator(Allocator):
         Raises
         ------
         ValueError
-            If an argument is none of its choices, or `max_entries` is negative.
+            If an argument is not one of the values above, or `max_entries` is negative.
         ClosedError
             If the allocator is closed.
 

@@ -583,7 +583,8 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef int release_some(self, Request* request) except -1 nogil:
-        """Gives back the one region, or the few large ones, whose bytes a new region needs. Whether any went."""
+        """Gives back the one region, or the few large ones, whose bytes a new region needs. Returns whether
+        any went back."""
         cdef vector[ChunkHandle] chunks, chosen
         cdef vector[Region] regions
         cdef uint64_t needed = self.pool.sizes.segment_for(request.rounded), taken
@@ -869,7 +870,7 @@ cdef class CachingAllocator(Allocator):
         Raises
         ------
         ValueError
-            If an argument is none of its choices, or `max_entries` is negative.
+            If an argument is not one of the values above, or `max_entries` is negative.
         ClosedError
             If the allocator is closed.
 

@@ -22,7 +22,8 @@ cdef PoolId id_of(pool) except *:
 
 
 cdef Scope scope_of(pool, streams) except *:
-    """A scope by its name: of this thread ("thread"), every stream ("all"), none ("none"), or one."""
+    """The scope that `streams` names: the requests of this thread ("thread"), of every stream ("all"), of no stream
+    ("none"), or of one stream (its handle)."""
     cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0)
     if streams == "thread":
         scope.kind = ONE_THREAD

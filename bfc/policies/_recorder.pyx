@@ -178,11 +178,12 @@ cdef class Recorder:
     # -- frames --------------------------------------------------------------------------------------------------------
 
     cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
-        """Those of an allocation, or of the one that a region was taken for."""
+        """The Python frames of an allocation, or of the one that a region was taken for."""
         return self.region_frames.get(region, ()) if region else self.frames.get(allocation_id, ())
 
     cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1:
-        """Keeps those of the call that has made an allocation. Without memory for them, it succeeds all the same."""
+        """Keeps the Python frames of the call that made an allocation. If the host has no memory for them, the
+        allocation succeeds all the same."""
         try:
             frames = python_frames()
             self.frames[allocation_id] = frames

@@ -461,7 +461,7 @@ def test_a_queue_of_opencls_is_no_stream_of_cudas(make_cuda) -> None:
         def finish(self) -> None: ...
 
     queue, allocator = CommandQueue(), make_cuda()
-    message = "takes streams of CUDA's, not a CommandQueue"
+    message = "takes CUDA streams, not a CommandQueue"
     with bfc.use_stream(queue):
         for allocate in (allocator.allocate, allocator.allocate_raw):
             with pytest.raises(TypeError, match=message):
