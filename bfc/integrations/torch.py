@@ -10,6 +10,12 @@ then raise errors, `Tensor.record_stream` does nothing, and `torch.compile` cann
 
 PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`. Memory
 that was freed behind a fence is only looked at by calls from Python (`stats()` is one).
+
+Memory is mapped and unmapped with the GIL held. So if a `CachingAllocator` has expandable segments,
+PyTorch's requests use mapped memory that is free, but where there is none they take an ordinary
+segment. `allocator.allocate(nbytes).free()` maps memory for them beforehand. A request of PyTorch's
+that runs out of memory gives back ordinary segments alone: call `allocator.empty_cache()` for the
+rest.
 """
 
 from __future__ import annotations

@@ -487,6 +487,115 @@ def test_threads_that_grow_at_once_keep_to_the_limit(make_cuda, library) -> None
         allocator.close()
 
 
+# -- expandable segments ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def expandable(make_cuda) -> Iterator[bfc.CachingAllocator]:
+    """Memory is mapped with the GIL held, so a request of PyTorch's maps none."""
+    maps = bfc.CUDASubAllocator().supports_virtual_memory
+    if not maps:
+        pytest.skip(str(maps))
+    allocator = make_cuda(settings="expandable_segments:True")
+    _torch.serve_device(allocator, 0)
+    yield allocator
+    _torch.serve_device(None, 0)
+
+
+expandable_segments = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
+
+
+@expandable_segments
+def test_pytorch_gets_an_ordinary_segment(expandable, whole, emulated) -> None:
+    ptr = whole.alloc(3 * MIB)
+    assert (emulated.count("cuMemAlloc"), emulated.count("cuMemCreate")) == (1, 0)
+    (region,) = expandable.snapshot().regions
+    assert (region.reserved, region.size) == (None, 20 * MIB)
+    mapped = expandable.allocate(30 * MIB)
+    assert (emulated.count("cuMemAlloc"), emulated.count("cuMemCreate")) == (1, 2)
+    whole.free(ptr)
+    mapped.free()
+    expandable.check()
+    expandable.empty_cache()
+    assert expandable.sub_allocator.live_bytes == 0
+
+
+@expandable_segments
+def test_pytorch_gets_memory_that_python_has_mapped(expandable, whole, library, emulated) -> None:
+    """What `expandable.allocate(n).free()` maps beforehand serves PyTorch's requests."""
+    expandable.allocate(40 * MIB).free()
+    pool = Harness(library, _torch.serve_pool(expandable))
+    with emulated.counting() as calls:
+        ptrs = [whole.alloc(15 * MIB), whole.alloc(15 * MIB), whole.alloc(10 * MIB)]
+        whole.free(ptrs.pop())
+        ptrs.append(pool.alloc(10 * MIB))
+    assert calls == {}
+    (region,) = expandable.snapshot().regions
+    assert (region.reserved is not None, region.size) == (True, 40 * MIB)
+    assert [expandable.requested_size(ptr) for ptr in ptrs] == [15 * MIB, 15 * MIB, 10 * MIB]
+    for ptr in ptrs:
+        pool.free(ptr)
+    assert expandable.stats().bytes_in_use == 0
+
+
+@expandable_segments
+def test_cached_memory_that_is_mapped_goes_back_from_python(expandable, whole, emulated) -> None:
+    """A request of PyTorch's unmaps nothing, not even where it is refused for that."""
+    expandable.allocate(40 * MIB).free()
+    with pytest.raises(MemoryError, match=r"reserved 41943040 of a limit of 67108864"):
+        whole.alloc(50 * MIB)
+    assert emulated.count("cuMemUnmap") == 0
+    expandable.check()
+    expandable.release_free_regions()
+    assert emulated.count("cuMemUnmap") == 1
+    whole.free(whole.alloc(50 * MIB))
+
+
+@expandable_segments
+def test_a_refused_request_of_pytorchs_gives_ordinary_segments_back(
+    expandable, whole, emulated
+) -> None:
+    kept = expandable.allocate(5 * MIB)
+    whole.free(whole.alloc(30 * MIB))
+    whole.free(whole.alloc(44 * MIB))
+    assert emulated.count("cuMemFree") == 1
+    sizes = {region.size // MIB: region.reserved for region in expandable.snapshot().regions}
+    assert [(size, where is not None) for size, where in sorted(sizes.items())] == [
+        (20, True),
+        (44, False),
+    ]
+    kept.free()
+
+
+@expandable_segments
+def test_native_threads_allocate_while_python_maps_and_unmaps(expandable, whole, emulated) -> None:
+    seed, overwritten = 12, []
+    with raw_cuda.stream() as side, raw_cuda.stream() as other:
+
+        def hammer() -> None:
+            overwritten.append(whole.hammer([0, side, other], rounds=200_000, seed=seed))
+
+        native = threading.Thread(target=hammer)
+        native.start()
+        rounds = 0
+        while native.is_alive():
+            kept = [expandable.allocate(n << 10, rounds % 2 * side) for n in (900, 1500, 30)]
+            rounds += 1
+            kept.pop(rounds % 3).free()
+            expandable.empty_cache()
+            expandable.check()
+            for buffer in kept:
+                buffer.free()
+            if rounds % 5 == 0:
+                expandable.set_settings(f"expandable_segments:{rounds % 10 == 0}")
+        native.join()
+        assert overwritten == [0], f"seed {seed}"
+        assert rounds > 10
+        expandable.empty_cache()
+        assert expandable.stats().bytes_in_use == 0
+        assert expandable.sub_allocator.live_bytes == 0
+
+
 # -- what PyTorch is handed ------------------------------------------------------------------------
 
 
