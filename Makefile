@@ -72,6 +72,7 @@ bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside our
 	$(BIN)/python -m bench.calls
 	$(BIN)/python -m bench.opencl
 	$(BIN)/python -m bench.copies
+	$(BIN)/python -m bench.memory
 
 bench-gpu: $(VENV)/clients $(VENV)/built ## measure a cache hit through each library, beside that library's own pool, on a GPU
 	$(BIN)/python -m bench.integrations
