@@ -21,7 +21,9 @@ import bfc
 ROOT = Path(bfc.__file__).parent
 STUBS = sorted(ROOT.rglob("*.pyi"))
 #: Special methods that are slots of the type: those of Python itself, with docstrings of Python's.
-SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinMethodType)
+SLOTS = (types.WrapperDescriptorType, types.BuiltinMethodType)
+#: What Cython gives every class, so that none can be pickled.
+UNPICKLABLE = ("__reduce__", "__setstate__", "__reduce_cython__", "__setstate_cython__")
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef
 
 
@@ -48,7 +50,7 @@ def docstring(name: str, compiled: object) -> str | None:
     text = getattr(compiled, "__doc__", None)
     if compiled is None or text is None:  # None itself has a docstring, from Python 3.13 on
         return None
-    if isinstance(compiled, SLOTS) and name.startswith("__"):
+    if name in UNPICKLABLE or (isinstance(compiled, SLOTS) and name.startswith("__")):
         return None
     first, _, rest = text.partition("\n")
     if re.match(rf"(\w+\.)*{name}(\(.*\)|: '[^']+')", first):
