@@ -180,13 +180,13 @@ cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil:
 
 cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbool has_gone) noexcept nogil:
     """The first `size` bytes of a leaving chunk `has_gone`, or could not be unmapped and go on leaving. The handle of
-    the rest, or NO_CHUNK: there is none, or the host has no memory for its record, and then all of it goes on leaving.
+    the rest, or NO_CHUNK: there is none. NO_HOST_MEMORY: there is none for its record, and all of it goes on leaving.
     """
     cdef Chunk* chunk = &pool.chunks[handle]
     cdef ChunkHandle rest = NO_CHUNK
     if size < chunk.size:
         if not has_records(pool, 1):
-            return NO_CHUNK
+            return NO_HOST_MEMORY
         rest = cut(pool, handle, size)
         chunk = &pool.chunks[handle]
     if has_gone:

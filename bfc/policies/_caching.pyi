@@ -229,6 +229,42 @@ class CachingAllocator(Allocator):
         (3145728, 20971520)
         """
 
+    def page_stats(self) -> dict[str, int]:
+        """What expandable segments have reserved and mapped, and what did not go back.
+
+        Returns
+        -------
+        dict of str to int
+            All 0 if nothing was ever mapped:
+
+            - `"reservations"` and `"reserved_address_bytes"`: the ranges of addresses.
+            - `"pages"` and `"page_bytes"`: the memory for them, 2 MiB or `large_segment_size_mb` a page.
+              `"lost_bytes"` are part of it.
+            - `"lost_slots"`: pages that the sub-allocator failed to unmap. Nobody is given them.
+              `release_free_regions` and `close` try again.
+            - `"lost_bytes"`: the memory of those, and of pages that it unmapped and failed to release.
+
+        Raises
+        ------
+        ClosedError
+            If the allocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(n) in the pages, no device call. While another thread maps or unmaps, the figures may be
+        those of a moment in between, and `"lost_slots"` does not count.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> device = bfc.SimulatedSubAllocator("1 GiB")
+        >>> allocator = bfc.CachingAllocator(device, settings="expandable_segments:True")
+        >>> address = allocator.allocate_raw(25 << 20)
+        >>> stats = allocator.page_stats()
+        >>> stats["pages"], stats["page_bytes"] >> 20, stats["reserved_address_bytes"] >> 20
+        (2, 40, 1160)
+        """
+
     def memory_summary(self, abbreviated: bool = False) -> str:
         """The counters as a table, laid out as by `torch.cuda.memory_summary()`.
 

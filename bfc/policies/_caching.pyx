@@ -27,7 +27,7 @@ from bfc.policies._private_pools cimport (
 from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
 )
-from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping, raise_faults
+from bfc.policies._expandable cimport ExpandableSegments, Faults, Growing, check_mapping, raise_faults
 from bfc.policies._emptying cimport Emptying
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory
@@ -446,14 +446,14 @@ cdef class CachingAllocator(Allocator):
         if not fits:
             return 0
         if self.expands and not request.asking.without_gil:
-            return self.grow_in_ranges(request, placed)
+            return self.grow_in_ranges(request, placed, size)
         if self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
         return 0
 
-    cdef int grow_in_ranges(self, Request* request, Placement* placed) except -1 with gil:
+    cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil:
         """Maps memory for a request, whose segment is set aside from the limit until then (PyTorch's behaviour, E5)."""
-        cdef uint64_t set_aside = self.pool.sizes.segment_for(request.rounded), changes
+        cdef uint64_t changes
         cdef Growing growing
         try:
             if not self.segments.enter():
@@ -504,7 +504,7 @@ cdef class CachingAllocator(Allocator):
             self.fill(handle, request, placed)
         self.lock.release()
         if closed:
-            self.give_up_ranges()
+            self.segments.must_close = True
             raise ClosedError("this allocator was closed while it asked for memory")
         return handle != NO_CHUNK
 
@@ -620,12 +620,15 @@ cdef class CachingAllocator(Allocator):
         return not (self.strict and self.is_gated())
 
     cdef int give_up_ranges(self) except -1:
-        cdef list faults = []
+        cdef Faults faults = Faults()
         if not self.segments.are_some():
             return 0
         while not self.segments.enter():
             if self.source.is_called_here():
-                return 0        # whoever maps further up notices that the allocator has closed
+                self.segments.must_close = True     # whoever maps does it, this thread further up or another one
+                if self.segments.enter():
+                    break
+                return 0
             time.sleep(_POLL_SECONDS)
         try:
             self.segments.close(faults)
@@ -811,6 +814,45 @@ cdef class CachingAllocator(Allocator):
             raise never_set_up()
         self.catch_up()
         return self.recorder.stats(self.pool, self.lock, self.first_max_split_size)
+
+    def page_stats(self):
+        """What expandable segments have reserved and mapped, and what did not go back.
+
+        Returns
+        -------
+        dict of str to int
+            All 0 if nothing was ever mapped:
+
+            - `"reservations"` and `"reserved_address_bytes"`: the ranges of addresses.
+            - `"pages"` and `"page_bytes"`: the memory for them, 2 MiB or `large_segment_size_mb` a page.
+              `"lost_bytes"` are part of it.
+            - `"lost_slots"`: pages that the sub-allocator failed to unmap. Nobody is given them.
+              `release_free_regions` and `close` try again.
+            - `"lost_bytes"`: the memory of those, and of pages that it unmapped and failed to release.
+
+        Raises
+        ------
+        ClosedError
+            If the allocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(n) in the pages, no device call. While another thread maps or unmaps, the figures may be
+        those of a moment in between, and `"lost_slots"` does not count.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> device = bfc.SimulatedSubAllocator("1 GiB")
+        >>> allocator = bfc.CachingAllocator(device, settings="expandable_segments:True")
+        >>> address = allocator.allocate_raw(25 << 20)
+        >>> stats = allocator.page_stats()
+        >>> stats["pages"], stats["page_bytes"] >> 20, stats["reserved_address_bytes"] >> 20
+        (2, 40, 1160)
+        """
+        if self.pool.usage == NULL:
+            raise never_set_up()
+        return self.segments.figures()
 
     def memory_summary(self, abbreviated=False):
         """The counters as a table, laid out as by `torch.cuda.memory_summary()`.

@@ -6,8 +6,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from bfc._core cimport Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
-from bfc.policies._private_pools cimport PoolId, PrivatePools
-from bfc.policies._expandable cimport ExpandableSegments
+from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools
+from bfc.policies._expandable cimport ExpandableSegments, Faults
 
 
 @cython.final
@@ -22,6 +22,7 @@ cdef class Emptying:
                           ExpandableSegments segments) except -1
     cdef uint64_t empty_all(self, bint with_default, bint strict, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint get_pool(self, size_t i, PrivatePool* pool) noexcept
     cdef uint64_t empty_one(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
-                            list faults) except? 0xFFFFFFFFFFFFFFFF
+                            Faults faults) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF

@@ -2,6 +2,7 @@
 ranges, as PyTorch does (PyTorch's behaviour, 2.13)."""
 
 cimport cython
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -11,7 +12,7 @@ from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool
 from bfc.policies._releasing cimport list_whole
-from bfc.policies._expandable cimport ExpandableSegments, FreePart, list_parts, raise_faults
+from bfc.policies._expandable cimport ExpandableSegments, Faults, FreePart, list_parts, raise_faults
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
@@ -36,35 +37,45 @@ cdef class Emptying:
         """Gives back what is cached: `with_default` of the default pool too, and what the source failed with before.
         Returns the bytes, and counts the regions and pieces that went in `changes`. While another thread maps or
         unmaps, the ranges stay as they are."""
-        cdef vector[PrivatePool] private
         cdef PrivatePool pool
+        cdef size_t i = 0
         cdef uint64_t released
         cdef uint32_t kind
-        cdef list faults = []
+        cdef Faults faults = Faults()
         cdef bint maps = self.segments.enter()
         cdef uint64_t before = self.segments.changes
         try:
-            acquire_lock(self.lock[0])
-            private = self.private_pools.known
-            self.lock.release()
             released = self.segments.try_stuck_again(faults) if maps else 0
             for kind in (LARGE, SMALL) if with_default else ():
                 released += self.empty_one(default_pool(), kind, maps, changes, faults)
-            for pool in private:
+            while self.get_pool(i, &pool):
                 for kind in (SMALL, LARGE) if pool.uses == 0 else ():
                     released += self.empty_one(pool.id, kind, maps, changes, faults)
+                i += 1
             if maps and not strict:
                 self.segments.drop_unused(faults)
         finally:
             if maps:
                 changes[0] += self.segments.changes - before
                 self.segments.leave()
-        released += self.give_unreturned_back(changes)
+        try:
+            released += self.give_unreturned_back(changes)
+        except BaseException as error:
+            faults.add(error)
         raise_faults(self.source.sub_allocator, faults)
         return released
 
+    cdef bint get_pool(self, size_t i, PrivatePool* pool) noexcept:
+        """Reads a private pool by its number. False: there are not so many."""
+        acquire_lock(self.lock[0])
+        cdef bint found = i < self.private_pools.known.size()
+        if found:
+            pool[0] = self.private_pools.known[i]
+        self.lock.release()
+        return found
+
     cdef uint64_t empty_one(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
-                            list faults) except? 0xFFFFFFFFFFFFFFFF:
+                            Faults faults) except? 0xFFFFFFFFFFFFFFFF:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef vector[FreePart] parts
@@ -83,7 +94,7 @@ cdef class Emptying:
         try:
             self.source.give_back(regions, False)
         except BaseException as error:
-            faults.append(error)
+            faults.add(error)
         if maps:
             released += self.segments.give_back(parts, faults)
         return released
@@ -102,7 +113,7 @@ cdef class Emptying:
         return released
 
     cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
-        cdef list faults = []
+        cdef Faults faults = Faults()
         cdef uint64_t released, changes = 0
         cdef bint maps = self.segments.enter()
         try:

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.interpreter._signals cimport Deferral
 from bfc._core cimport ChunkHandle, Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
@@ -25,15 +26,38 @@ cdef struct FreePart:               # a free chunk of a range
 
 
 @cython.final
+cdef class Faults:
+    cdef object first
+    cdef object interrupt               # the first that is no Exception
+    cdef size_t count
+
+    cdef void add(self, error) noexcept
+
+
+@cython.final
+cdef class Page:
+    cdef object number                  # as `create` returned it; None: it is still to be made
+    cdef uint64_t nbytes
+    cdef bint is_mapped
+    cdef Page next                      # in the list of those that the sub-allocator did not take back
+
+
+@cython.final
 cdef class Range:
     cdef uint64_t ptr
     cdef uint64_t nbytes
     cdef uint64_t slot                  # bytes of each of its pages
     cdef uint32_t bin_set
     cdef uint64_t stream
-    cdef dict pages                     # by the address where each is mapped
+    cdef list pages                     # of Page or None, by slot
     cdef vector[ChunkHandle] holes      # its unmapped chunks, in address order
     cdef bint is_known                  # to the pool: until the allocator closes
+    cdef bint must_wait                 # for its stream, before what is leaving is unmapped
+
+    cdef Page page_at(self, uint64_t ptr)
+    cdef int expect_pages(self, uint64_t ptr, uint64_t nbytes) except -1
+    cdef void forget_page(self, uint64_t ptr) noexcept
+    cdef size_t count_mapped(self) noexcept
 
 
 @cython.final
@@ -43,49 +67,61 @@ cdef class ExpandableSegments:
     cdef Source source
     cdef bint strict                    # each slot is unmapped by a call of its own, and has PyTorch's size
     cdef list ranges                    # of Range, by address
-    cdef list unreleased                # (page, bytes) that the sub-allocator did not take back
+    cdef Page unreleased                # the first page that the sub-allocator did not take back
+    cdef Deferral deferral              # of the mapper
     cdef unsigned long mapper           # the thread that maps or unmaps now; 0: none. Guarded by the lock
     cdef size_t count                   # of ranges and unreleased pages
     cdef uint64_t changes               # counts what was mapped and unmapped
+    cdef bint must_close                # as soon as the mapper leaves
     cdef bint some_stuck                # memory that could not be unmapped
 
     cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1
     cdef bint enter(self) except -1
-    cdef int leave(self) except -1
+    cdef void leave(self) noexcept
+    cdef void close_late(self) noexcept
+    cdef void take_over(self) noexcept
+    cdef bint has_pages(self, Range range, ChunkHandle handle) noexcept
+    cdef FreePart part_of(self, ChunkHandle handle) noexcept
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
     cdef cbool are_some(self) noexcept nogil
     cdef ChunkHandle ready(self, Growing* growing) noexcept nogil
     cdef bint map_more(self, Growing* growing) except -1
     cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes)
+    cdef bint is_on_its_way(self, Growing* growing) noexcept
     cdef int choose_start(self, Growing* growing)
     cdef int reserve(self, Growing* growing) except -1
+    cdef void sort_last(self) noexcept
     cdef int take_in(self, Range range, Growing* growing) except -1
     cdef Range range_of(self, uint64_t ptr)
-    cdef bint map_front(self, Range range, ChunkHandle handle, uint64_t nbytes) except -1
-    cdef int give_up_mapping(self, Range range, ChunkHandle handle) except -1
-    cdef int finish_mapping(self, Range range, ChunkHandle handle, uint64_t nbytes) except -1
-    cdef list create_pages(self, Range range, uint64_t nbytes)
-    cdef int put_pages(self, Range range, uint64_t ptr, list pages) except -1
-    cdef int release_pages(self, list pages, uint64_t nbytes) except -1
-    cdef int release_page(self, page, uint64_t nbytes, list faults) except -1
-    cdef uint64_t give_back(self, vector[FreePart]& parts, list faults) except? 0xFFFFFFFFFFFFFFFF
-    cdef uint64_t unmap_part(self, Range range, FreePart* part, list faults) except? 0xFFFFFFFFFFFFFFFF
-    cdef int unmap_pages(self, Range range, uint64_t ptr, uint64_t nbytes, uint64_t step, list faults) except -1
-    cdef uint64_t settle(self, Range range, ChunkHandle handle) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1
+    cdef void give_up_mapping(self, Range range, ChunkHandle handle, bint by_other) noexcept
+    cdef void drop_pages(self, Range range, uint64_t ptr, uint64_t nbytes) noexcept
+    cdef int finish_mapping(self, Range range, ChunkHandle handle) except -1
+    cdef bint create_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1
+    cdef int put_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1
+    cdef void mark_mapped(self, Range range, uint64_t ptr, uint64_t nbytes, runs) noexcept
+    cdef void release_page(self, Page page, Faults faults) noexcept
+    cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept
+    cdef uint64_t unmap_part(self, Range range, FreePart* part, Faults faults) noexcept
+    cdef bint make_room(self, Range range) noexcept
+    cdef bint wait_for(self, Range range, Faults faults) noexcept
+    cdef void unmap_pages(self, Range range, uint64_t ptr, uint64_t nbytes, uint64_t step, Faults faults) noexcept
+    cdef uint64_t settle(self, Range range, ChunkHandle handle) noexcept
     cdef void note_change(self) noexcept nogil
     cdef void note_holes(self, Range range, ChunkHandle added) noexcept nogil
-    cdef uint64_t try_stuck_again(self, list faults) except? 0xFFFFFFFFFFFFFFFF
-    cdef int try_unreleased_again(self, list faults) except -1
-    cdef list leaving(self, Range range)
-    cdef int unmap_again(self, Range range, ChunkHandle handle, list faults) except -1
-    cdef int drop_unused(self, list faults) except -1
-    cdef int drop_if_unused(self, Range range, list faults) except -1
-    cdef int unreserve(self, Range range, list faults) except -1
-    cdef int close(self, list faults) except -1
-    cdef int empty(self, Range range, list faults) except -1
+    cdef uint64_t try_stuck_again(self, Faults faults) noexcept
+    cdef void try_unreleased_again(self, Faults faults) noexcept
+    cdef uint64_t unmap_again(self, Range range, Faults faults) noexcept
+    cdef ChunkHandle leaving_from(self, Range range, uint64_t ptr) noexcept
+    cdef void drop_unused(self, Faults faults) noexcept
+    cdef void drop_if_unused(self, Range range, Faults faults) noexcept
+    cdef void unreserve(self, Range range, Faults faults) noexcept
+    cdef void close(self, Faults faults) noexcept
+    cdef void empty(self, Range range, Faults faults) noexcept
     cdef dict figures(self)
+    cdef uint64_t lost_in(self, Range range) noexcept
 
 
 cdef int check_mapping(sub_allocator) except -1
-cdef int raise_faults(sub_allocator, list faults) except -1
+cdef int raise_faults(sub_allocator, Faults faults) except -1
 cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out) noexcept nogil

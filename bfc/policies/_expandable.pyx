@@ -4,15 +4,14 @@ The sub-allocator is called with the GIL and without the lock. One thread at a t
 `leave`; the others allocate and free meanwhile. Numbers of behaviour are those of docs/behaviour/pytorch.md.
 """
 
-from bisect import bisect_right
-
 cimport cython
 from cpython.number cimport PyNumber_Index
+from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
+from bfc.interpreter._signals cimport defer_handlers, resume_handlers
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._ranges cimport (
@@ -20,6 +19,7 @@ from bfc.allocators._ranges cimport (
     remove_range,
 )
 from bfc.allocators._source cimport Source
+from bfc.allocators._frees cimport report_unraisable
 from bfc.policies._private_pools cimport PoolId
 from bfc.policies._releasing cimport list_in_ranges
 
@@ -36,8 +36,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     SMALL_SLOT = 2 << 20
-
-_POLL_SECONDS = 0.001
 
 
 cdef inline uint64_t round_up_to(uint64_t size, uint64_t step) noexcept nogil:
@@ -61,31 +59,45 @@ cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil
 
 
 cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
-    address = sub_allocator.reserve(nbytes)
-    if address is None:
+    answer = sub_allocator.reserve(nbytes)
+    if answer is None:
         raise SubAllocatorError(
             f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. That is no lack of memory: "
-            f"each stream and private pool reserves so much. Use fewer of them, or expandable_segments:False")
-    address = PyNumber_Index(address)
-    if not 0 < address < 1 << 63 or address % sub_allocator.mapping_granularity:
-        sub_allocator.unreserve(address, nbytes)
-        raise SubAllocatorError(
-            f"{sub_allocator!r}.reserve returned {address:#x}: it must be above 0, a multiple of mapping_granularity")
-    return address
+            f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
+    try:
+        address = PyNumber_Index(answer)
+    except TypeError:
+        address = 0
+    if 0 < address <= (1 << 63) - nbytes and address % sub_allocator.mapping_granularity == 0:
+        return address
+    if address:
+        try:
+            sub_allocator.unreserve(address, nbytes)
+        except Exception:
+            pass    # it was none
+    raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
+                            f"multiple of mapping_granularity")
 
 
 cdef object call_create(sub_allocator, uint64_t nbytes):
+    """The number of a new page; None: there is no memory for it."""
     try:
-        return sub_allocator.create(nbytes)
+        number = sub_allocator.create(nbytes)
     except MemoryError:
         return None
+    if number is None or isinstance(number, int):
+        return number
+    raise SubAllocatorError(f"{sub_allocator!r}.create returned {number!r}: a page is an int, or None")
 
 
-cdef bint lies_in(uint64_t address, runs) except -1:
-    """Whether an address lies in one of these (address, bytes)."""
-    for start, size in runs:
-        if start <= address < start + size:
-            return True
+cdef bint lies_in(uint64_t address, runs) noexcept:
+    """Whether an address lies in one of these (address, bytes). What cannot be read as such may contain it."""
+    try:
+        for start, size in runs:
+            if start <= address < start + size:
+                return True
+    except Exception:
+        return True
     return False
 
 
@@ -98,14 +110,13 @@ cdef int check_mapping(sub_allocator) except -1:
     return 0
 
 
-cdef int raise_faults(sub_allocator, list faults) except -1:
+cdef int raise_faults(sub_allocator, Faults faults) except -1:
     """Raises what the sub-allocator failed with while memory went back: a Ctrl-C as it is."""
-    for fault in faults:
-        if not isinstance(fault, Exception):
-            raise fault
-    if faults:
-        raise SubAllocatorError(f"{sub_allocator!r} failed {len(faults)} time(s) to take memory back, first with "
-                                f"{faults[0]!r}; release_free_regions() and close() try again") from faults[0]
+    if faults.interrupt is not None:
+        raise faults.interrupt
+    if faults.first is not None:
+        raise SubAllocatorError(f"{sub_allocator!r} failed {faults.count} time(s) to take memory back, first with "
+                                f"{faults.first!r}; release_free_regions() and close() try again") from faults.first
     return 0
 
 
@@ -120,15 +131,58 @@ cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out)
 
 
 @cython.final
+cdef class Faults:
+    """What a sub-allocator fails with while memory goes back. Noting it needs no memory of the host."""
+
+    cdef void add(self, error) noexcept:
+        self.count += 1
+        if self.first is None:
+            self.first = error
+        if self.interrupt is None and not isinstance(error, Exception):
+            self.interrupt = error
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Page:
+    """A page, made before the sub-allocator is asked for one: what goes wrong later needs no memory of the host."""
+
+
+@cython.final
 @cython.no_gc_clear
 cdef class Range:
     """Reserved addresses for one stream, one pool, and small or large chunks: slots of one size, each with a page of
     memory or with none."""
 
+    cdef Page page_at(self, uint64_t ptr):
+        cdef size_t slot = (ptr - self.ptr) // self.slot
+        return <Page>self.pages[slot] if slot < <size_t>len(self.pages) else None
 
-def _start_of(Range range not None):
-    """The address that ranges are ordered by."""
-    return range.ptr
+    cdef int expect_pages(self, uint64_t ptr, uint64_t nbytes) except -1:
+        """Enters pages that are to be made and mapped: all, or none."""
+        cdef Py_ssize_t i, first = (ptr - self.ptr) // self.slot, end = first + <Py_ssize_t>(nbytes // self.slot)
+        cdef Page page
+        cdef list expected = []
+        for i in range(first, end):
+            expected.append(Page())
+            page = expected[i - first]
+            page.nbytes = self.slot
+        if len(self.pages) < end:
+            self.pages.extend([None] * (end - len(self.pages)))
+        for i in range(first, end):
+            self.pages[i] = expected[i - first]
+        return 0
+
+    cdef void forget_page(self, uint64_t ptr) noexcept:
+        cdef size_t slot = (ptr - self.ptr) // self.slot
+        self.pages[slot] = None
+
+    cdef size_t count_mapped(self) noexcept:
+        cdef size_t count = 0
+        cdef Page page
+        for page in self.pages:
+            count += page is not None and page.is_mapped
+        return count
 
 
 @cython.final
@@ -138,7 +192,6 @@ cdef class ExpandableSegments:
 
     def __cinit__(self):
         self.ranges = []
-        self.unreleased = []
 
     cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1:
         """Takes the allocator's lock, which must live as long, its pool and its source."""
@@ -148,27 +201,76 @@ cdef class ExpandableSegments:
         return 0
 
     cdef bint enter(self) except -1:
-        """Lets this thread map and unmap. False: another thread does, or this one in a call further up."""
-        cdef cbool entered
+        """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
+        one in a call further up."""
+        cdef cbool entered, others = False
         if not self.source.begin_call(0, 0):
             raise out_of_host_memory()
         acquire_lock(self.lock[0])
         # a thread that is in no call any more did not come through a fork, or the interpreter's shutdown stopped it
         entered = self.mapper == 0 or not self.source.is_listed(self.mapper)
         if entered:
+            others = self.mapper != 0
             self.mapper = PyThread_get_thread_ident()
         self.lock.release()
         if not entered:
             self.source.end_call(True, 0)
-        return entered
+            return False
+        defer_handlers(&self.deferral)
+        if others:
+            self.take_over()
+        return True
 
-    cdef int leave(self) except -1:
+    cdef void leave(self) noexcept:
+        """Also closes, if the allocator was closed in one of the calls meanwhile."""
+        if self.must_close:
+            self.close_late()
+        resume_handlers(&self.deferral)
         acquire_lock(self.lock[0])
         self.mapper = 0
-        self.count = len(self.ranges) + len(self.unreleased)
+        self.count = len(self.ranges) + (self.unreleased is not None)
         self.lock.release()
         self.source.end_call(True, 0)
-        return 0
+
+    cdef void close_late(self) noexcept:
+        cdef Faults faults = Faults()
+        self.must_close = False
+        self.close(faults)
+        if faults.first is not None:
+            report_unraisable(faults.first, self.source.sub_allocator)
+
+    cdef void take_over(self) noexcept:
+        """Tidies up behind a thread that stopped for ever while it mapped or unmapped. What may have memory leaves."""
+        cdef Range range
+        cdef ChunkHandle handle
+        cdef bint some = False
+        for range in self.ranges:
+            acquire_lock(self.lock[0])
+            handle = self.pool.regions[range.ptr + range.nbytes].first if range.is_known else NO_CHUNK
+            while handle != NO_CHUNK and not some:
+                some = self.pool.chunks[handle].state == UNMAPPED and self.has_pages(range, handle)
+                if not some:
+                    self.some_stuck = self.some_stuck or self.pool.chunks[handle].state == LEAVING
+                    handle = self.pool.chunks[handle].next
+            self.lock.release()
+            if some:
+                self.give_up_mapping(range, handle, True)
+
+    cdef bint has_pages(self, Range range, ChunkHandle handle) noexcept:
+        """Whether pages are entered at the addresses of a chunk. Needs the lock."""
+        cdef uint64_t ptr = self.pool.chunks[handle].ptr, end = ptr + self.pool.chunks[handle].size
+        cdef size_t slot = (ptr - range.ptr) // range.slot
+        while slot < <size_t>len(range.pages) and range.ptr + slot * range.slot < end:
+            if range.pages[slot] is not None:
+                return True
+            slot += 1
+        return False
+
+    cdef FreePart part_of(self, ChunkHandle handle) noexcept:
+        acquire_lock(self.lock[0])
+        cdef FreePart part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
+        self.lock.release()
+        return part
 
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil:
         """The bytes of a page in a range of that kind."""
@@ -181,7 +283,7 @@ cdef class ExpandableSegments:
 
     cdef cbool are_some(self) noexcept nogil:
         """Whether there are any, or pages to be given back."""
-        return self.count > 0
+        return self.count > 0 or self.mapper != 0
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +307,7 @@ cdef class ExpandableSegments:
         if is_ready:
             return True         # cached memory that a search passes over, for max_split_size (EX-24)
         if handle != NO_CHUNK:
-            return self.map_front(self.range_of(self.pool.chunks[handle].ptr), handle, nbytes)
+            return self.map_front(handle, nbytes)
         if growing.has_reserved:
             return False    # the device says that it has less memory than it has given
         self.reserve(growing)
@@ -216,8 +318,7 @@ cdef class ExpandableSegments:
         """The unmapped chunk whose first `nbytes` come next, or NO_CHUNK. Needs the lock."""
         cdef ChunkHandle handle
         cdef Chunk* chunk
-        if growing.start == NO_CHUNK or not (is_start(self.pool, growing, FREE)
-                                             or is_start(self.pool, growing, UNMAPPED)):
+        if not self.is_on_its_way(growing):
             self.choose_start(growing)
         if growing.start == NO_CHUNK:
             return NO_CHUNK
@@ -229,11 +330,20 @@ cdef class ExpandableSegments:
         if chunk.state == FREE:
             nbytes[0] -= chunk.size
             handle = chunk.next
-        if handle == NO_CHUNK or self.pool.chunks[handle].state != UNMAPPED:
-            growing.start = NO_CHUNK    # the range ends here, or another thread was faster
-            return NO_CHUNK
         nbytes[0] = min(nbytes[0], self.pool.chunks[handle].size)
         return handle
+
+    cdef bint is_on_its_way(self, Growing* growing) noexcept:
+        """Whether the chosen chunk is there still and large enough, or has unmapped memory behind it. Needs the lock.
+        """
+        cdef Chunk* chunk
+        if growing.start == NO_CHUNK or is_start(self.pool, growing, UNMAPPED):
+            return growing.start != NO_CHUNK
+        if not is_start(self.pool, growing, FREE):
+            return False
+        chunk = &self.pool.chunks[growing.start]
+        return chunk.size >= growing.size or (chunk.next != NO_CHUNK
+                                              and self.pool.chunks[chunk.next].state == UNMAPPED)
 
     cdef int choose_start(self, Growing* growing):
         """Chooses the first run of free and unmapped chunks, by address, that is large enough (PyTorch's behaviour,
@@ -265,23 +375,29 @@ cdef class ExpandableSegments:
         self.lock.release()
         range.nbytes = round_up_to(total + total // 8, range.slot)
         range.bin_set = growing.bin_set
-        range.pages = {}
+        range.pages = []
         range.holes.reserve(2)
-        self.ranges.append(None)    # room, before there is something to put there
-        self.ranges.pop()
-        address = call_reserve(sub_allocator, range.nbytes)
+        self.ranges.append(range)       # room, before there are addresses
         try:
-            range.ptr = address
-            self.take_in(range, growing)
+            range.ptr = call_reserve(sub_allocator, range.nbytes)
         except BaseException:
-            sub_allocator.unreserve(address, range.nbytes)
+            self.ranges.pop()
             raise
-        return 0
+        self.sort_last()
+        return self.take_in(range, growing)
+
+    cdef void sort_last(self) noexcept:
+        """Puts the last range where it belongs by address."""
+        cdef Py_ssize_t i = len(self.ranges) - 1
+        cdef Range last = self.ranges[i]
+        while i > 0 and (<Range>self.ranges[i - 1]).ptr > last.ptr:
+            self.ranges[i] = self.ranges[i - 1]
+            i -= 1
+        self.ranges[i] = last
 
     cdef int take_in(self, Range range, Growing* growing) except -1:
         cdef ChunkHandle handle = NO_HOST_MEMORY
         cdef cbool overlaps
-        place = bisect_right(self.ranges, range.ptr, key=_start_of)
         acquire_lock(self.lock[0])
         overlaps = self.pool.overlaps_region(range.ptr, range.nbytes)
         if not overlaps:
@@ -293,153 +409,168 @@ cdef class ExpandableSegments:
             growing.ptr = range.ptr
         self.lock.release()
         if overlaps:
+            self.ranges.remove(range)       # and it is not ours to give back
             raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {range.ptr:#x}, which is in use")
         if handle == NO_HOST_MEMORY:
+            self.unreserve(range, None)
             raise out_of_host_memory()
-        self.ranges.insert(place, range)
         return 0
 
     cdef Range range_of(self, uint64_t ptr):
-        return self.ranges[bisect_right(self.ranges, ptr, key=_start_of) - 1]
+        """The range that an address lies in."""
+        cdef Py_ssize_t low = 0, high = len(self.ranges), middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (<Range>self.ranges[middle]).ptr <= ptr:
+                low = middle
+            else:
+                high = middle
+        return <Range>self.ranges[low]
 
-    cdef bint map_front(self, Range range, ChunkHandle handle, uint64_t nbytes) except -1:
+    cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1:
         """Maps memory to the first bytes of an unmapped chunk, rounded up to whole slots. False: there is none."""
-        cdef uint64_t ptr = self.pool.chunks[handle].ptr
-        cdef cbool done
-        cdef Deferral deferral
+        cdef uint64_t ptr = self.part_of(handle).ptr
+        cdef Range range = self.range_of(ptr)
+        cdef cbool begun
+        cdef bint done = False
         nbytes = round_up_to(nbytes, range.slot)
         range.holes.reserve(range.holes.size() + 2)
+        range.expect_pages(ptr, nbytes)
         acquire_lock(self.lock[0])
-        done = begin_mapping(self.pool, handle, nbytes)
-        if done:
+        begun = begin_mapping(self.pool, handle, nbytes)
+        if begun:
             self.note_holes(range, self.pool.chunks[handle].next)
         self.lock.release()
-        if not done:
-            raise out_of_host_memory()
-        defer_handlers(&deferral)
-        done = False
         try:
-            pages = self.create_pages(range, nbytes)
-            if pages is not None:
-                self.put_pages(range, ptr, pages)
-                done = True
+            if not begun:
+                raise out_of_host_memory()
+            done = self.create_pages(range, ptr, nbytes)
+            if done:
+                self.put_pages(range, ptr, nbytes)
+                self.finish_mapping(range, handle)
+        except BaseException:
+            done = False
+            raise
         finally:
-            resume_handlers(&deferral)
-            if not done:
-                self.give_up_mapping(range, handle)
-        if done:
-            self.finish_mapping(range, handle, nbytes)
+            if not begun:
+                self.drop_pages(range, ptr, nbytes)
+            elif not done:
+                self.give_up_mapping(range, handle, False)
         return done
 
-    cdef int give_up_mapping(self, Range range, ChunkHandle handle) except -1:
-        cdef Chunk* chunk = &self.pool.chunks[handle]   # nobody else touches an unmapped one
-        cdef uint64_t ptr = chunk.ptr, end = chunk.ptr + chunk.size
+    cdef void give_up_mapping(self, Range range, ChunkHandle handle, bint by_other) noexcept:
+        """Takes back what was made and is not mapped. `by_other`: a thread that has stopped may have mapped it."""
+        cdef FreePart part = self.part_of(handle)
+        cdef uint64_t ptr = part.ptr
+        cdef Page page
         cdef bint is_mapped = False
-        while ptr < end and not is_mapped:
-            is_mapped = ptr in range.pages
+        while ptr < part.ptr + part.size:
+            page = range.page_at(ptr)
+            if page is not None and by_other:
+                page.is_mapped = page.number is not None
+            is_mapped = is_mapped or (page is not None and page.is_mapped)
             ptr += range.slot
+        self.drop_pages(range, part.ptr, part.size)
         acquire_lock(self.lock[0])
         cancel_mapping(self.pool, handle, is_mapped)
         self.note_holes(range, NO_CHUNK)
         self.lock.release()
         if is_mapped:
             self.settle(range, handle)
-        return 0
 
-    cdef int finish_mapping(self, Range range, ChunkHandle handle, uint64_t nbytes) except -1:
-        cdef uint64_t ptr = self.pool.chunks[handle].ptr
+    cdef void drop_pages(self, Range range, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Releases the pages that were made for addresses and are not mapped, the first first."""
+        cdef uint64_t end = min(ptr + nbytes, range.ptr + <uint64_t>len(range.pages) * range.slot)
+        cdef Page page
+        while ptr < end:
+            page = range.page_at(ptr)
+            if page is not None and not page.is_mapped:
+                range.forget_page(ptr)
+                if page.number is not None:
+                    self.release_page(page, None)
+            ptr += range.slot
+
+    cdef int finish_mapping(self, Range range, ChunkHandle handle) except -1:
+        cdef FreePart part = self.part_of(handle)
         acquire_lock(self.lock[0])
         cdef cbool done = end_mapping(self.pool, handle)
         self.note_holes(range, NO_CHUNK)
         self.lock.release()
         if not done:
-            self.unmap_pages(range, ptr, nbytes, nbytes, [])
-            self.give_up_mapping(range, handle)
+            self.unmap_pages(range, part.ptr, part.size, part.size, None)
             raise out_of_host_memory()
         self.note_change()
         return 0
 
-    cdef list create_pages(self, Range range, uint64_t nbytes):
-        """So many bytes of new pages, or None: there is no memory for all of them."""
-        pages = []
-        try:
-            while len(pages) * range.slot < nbytes:
-                page = call_create(self.source.sub_allocator, range.slot)
-                if page is None:
-                    break
-                pages.append(page)
-        except BaseException:
-            self.release_pages(pages, range.slot)
-            raise
-        if len(pages) * range.slot == nbytes:
-            return pages
-        self.release_pages(pages, range.slot)
-        return None
+    cdef bint create_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1:
+        """Makes the pages that are entered there. False: there is no memory for all of them."""
+        cdef uint64_t end = ptr + nbytes
+        cdef Page page
+        while ptr < end:
+            page = range.page_at(ptr)
+            page.number = call_create(self.source.sub_allocator, page.nbytes)
+            if page.number is None:
+                return False
+            ptr += range.slot
+        return True
 
-    cdef int put_pages(self, Range range, uint64_t ptr, list pages) except -1:
-        """Maps pages, all or none. On an error those that are mapped all the same stay in the range's table."""
+    cdef int put_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1:
+        """Maps pages, all or none. On an error those that are mapped all the same are marked so."""
         cdef object sub_allocator = self.source.sub_allocator
-        mapped = {}
-        for page in pages:
-            mapped[ptr + len(mapped) * range.slot] = page
-        range.pages.update(mapped)
+        cdef uint64_t at = ptr
+        cdef list numbers = []
+        while at < ptr + nbytes:
+            numbers.append(range.page_at(at).number)
+            at += range.slot
         try:
-            sub_allocator.map(ptr, pages)
+            sub_allocator.map(ptr, numbers)
         except BaseException as error:
-            lost = getattr(error, "lost", ())
-            for address, page in mapped.items():
-                if not lies_in(address, lost):
-                    del range.pages[address]
-                    self.release_page(page, range.slot, None)
+            self.mark_mapped(range, ptr, nbytes, getattr(error, "lost", ()))
             raise
+        self.mark_mapped(range, ptr, nbytes, None)
         try:
-            sub_allocator.set_access(ptr, len(pages) * range.slot)
+            sub_allocator.set_access(ptr, nbytes)
         except BaseException:
-            self.unmap_pages(range, ptr, len(pages) * range.slot, len(pages) * range.slot, [])
+            self.unmap_pages(range, ptr, nbytes, nbytes, None)
             raise
         return 0
 
-    cdef int release_pages(self, list pages, uint64_t nbytes) except -1:
-        """Releases pages that are mapped nowhere, the first first."""
-        for page in pages:
-            self.release_page(page, nbytes, None)
-        return 0
+    cdef void mark_mapped(self, Range range, uint64_t ptr, uint64_t nbytes, runs) noexcept:
+        """Pages are mapped now: those in some runs of addresses, or all (None)."""
+        cdef uint64_t end = ptr + nbytes
+        while ptr < end:
+            range.page_at(ptr).is_mapped = runs is None or lies_in(ptr, runs)
+            ptr += range.slot
 
-    cdef int release_page(self, page, uint64_t nbytes, list faults) except -1:
+    cdef void release_page(self, Page page, Faults faults) noexcept:
         """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
         try:
-            self.source.sub_allocator.release(page)
+            self.source.sub_allocator.release(page.number)
         except BaseException as error:
-            self.unreleased.append((page, nbytes))
-            self.source.keep_bytes(nbytes)
+            page.next = self.unreleased
+            self.unreleased = page
+            self.source.keep_bytes(page.nbytes)
             if faults is not None:
-                faults.append(error)
-        return 0
+                faults.add(error)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
-    cdef uint64_t give_back(self, vector[FreePart]& parts, list faults) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept:
         """Unmaps the whole slots inside of free chunks (PyTorch's behaviour, E7). Returns the bytes; what the
         sub-allocator fails with goes to `faults`."""
         cdef uint64_t released = 0
         cdef FreePart part
-        cdef Deferral deferral
-        defer_handlers(&deferral)
-        try:
-            for part in parts:
-                released += self.unmap_part(self.range_of(part.ptr), &part, faults)
-        finally:
-            resume_handlers(&deferral)
+        for part in parts:
+            released += self.unmap_part(self.range_of(part.ptr), &part, faults)
         return released
 
-    cdef uint64_t unmap_part(self, Range range, FreePart* part, list faults) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t unmap_part(self, Range range, FreePart* part, Faults faults) noexcept:
         cdef uint64_t start = range.ptr + round_up_to(part.ptr - range.ptr, range.slot)
         cdef uint64_t end = range.ptr + (part.ptr + part.size - range.ptr) // range.slot * range.slot
         cdef Chunk* chunk
         cdef ChunkHandle handle = NO_CHUNK
-        if start >= end:
+        if start >= end or not self.make_room(range):
             return 0
-        range.holes.reserve(range.holes.size() + 2)
         acquire_lock(self.lock[0])
         chunk = &self.pool.chunks[part.handle]
         if chunk.state == FREE and chunk.ptr == part.ptr and chunk.size == part.size:
@@ -447,12 +578,10 @@ cdef class ExpandableSegments:
         self.lock.release()
         if handle >= NO_HOST_MEMORY:
             return 0        # another thread has taken it, or the host has no memory for the records
-        try:
-            self.source.sub_allocator.wait(range.stream)
-        except BaseException as error:
-            faults.append(error)
+        if not self.wait_for(range, faults):
             acquire_lock(self.lock[0])
-            self.some_stuck = not cancel_unmapping(self.pool, handle) or self.some_stuck
+            range.must_wait = not cancel_unmapping(self.pool, handle)
+            self.some_stuck = self.some_stuck or range.must_wait
             self.lock.release()
             return 0
         self.unmap_pages(range, start, end - start, range.slot if self.strict else end - start, faults)
@@ -460,34 +589,56 @@ cdef class ExpandableSegments:
         self.drop_if_unused(range, faults)
         return start
 
-    cdef int unmap_pages(self, Range range, uint64_t ptr, uint64_t nbytes, uint64_t step, list faults) except -1:
+    cdef bint make_room(self, Range range) noexcept:
+        """Makes room in the list of what is unmapped."""
+        try:
+            range.holes.reserve(range.holes.size() + 2)
+            return True
+        except MemoryError:
+            return False
+
+    cdef bint wait_for(self, Range range, Faults faults) noexcept:
+        """Waits for the work of a range's stream. False: that failed."""
+        try:
+            self.source.sub_allocator.wait(range.stream)
+            return True
+        except BaseException as error:
+            faults.add(error)
+            return False
+
+    cdef void unmap_pages(self, Range range, uint64_t ptr, uint64_t nbytes, uint64_t step, Faults faults) noexcept:
         """Unmaps and releases the pages at these addresses, `step` bytes in each call. Those that cannot be unmapped
         stay in the range's table."""
         cdef uint64_t at = ptr, slot
+        cdef Page page
         while at < ptr + nbytes:
             try:
                 self.source.sub_allocator.unmap(at, step)
             except BaseException as error:
-                faults.append(error)
+                if faults is not None:
+                    faults.add(error)
             else:
                 slot = at
                 while slot < at + step:
-                    self.release_page(range.pages.pop(slot), range.slot, faults)
+                    page = range.page_at(slot)
+                    page.is_mapped = False
+                    range.forget_page(slot)
+                    self.release_page(page, faults)
                     slot += range.slot
             at += step
-        return 0
 
-    cdef uint64_t settle(self, Range range, ChunkHandle handle) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t settle(self, Range range, ChunkHandle handle) noexcept:
         """Tells the pool which slots of a leaving chunk have gone. Returns the bytes that have."""
-        cdef uint64_t gone = 0, size, ptr, end
+        cdef uint64_t gone = 0, size, end
+        cdef FreePart part
         cdef ChunkHandle rest
         cdef bint has_gone
         while handle < NO_HOST_MEMORY:
-            ptr = self.pool.chunks[handle].ptr
-            end = ptr + self.pool.chunks[handle].size
-            has_gone = ptr not in range.pages
+            part = self.part_of(handle)
+            end = part.ptr + part.size
+            has_gone = range.page_at(part.ptr) is None
             size = range.slot
-            while ptr + size < end and (ptr + size not in range.pages) == has_gone:
+            while part.ptr + size < end and (range.page_at(part.ptr + size) is None) == has_gone:
                 size += range.slot
             acquire_lock(self.lock[0])
             rest = end_unmapping(self.pool, handle, size, has_gone)
@@ -495,7 +646,7 @@ cdef class ExpandableSegments:
             self.lock.release()
             gone += size if has_gone and rest != NO_HOST_MEMORY else 0
             handle = rest
-            self.some_stuck = self.some_stuck or not has_gone
+            self.some_stuck = self.some_stuck or not has_gone or rest == NO_HOST_MEMORY
         self.note_change()
         return gone
 
@@ -522,115 +673,158 @@ cdef class ExpandableSegments:
                 i -= 1
             range.holes[i] = added
 
-    cdef uint64_t try_stuck_again(self, list faults) except? 0xFFFFFFFFFFFFFFFF:
-        """Tries again to unmap and to release what the sub-allocator failed with. Returns the bytes that went."""
+    cdef uint64_t try_stuck_again(self, Faults faults) noexcept:
+        """Tries again to unmap, to release and to unreserve what the sub-allocator failed with. Returns the bytes that
+        went."""
         cdef Range range
-        cdef ChunkHandle handle
+        cdef Py_ssize_t i = len(self.ranges)
+        cdef bint some_stuck = self.some_stuck
         cdef uint64_t released = 0
         self.try_unreleased_again(faults)
-        if not self.some_stuck:
-            return 0
         self.some_stuck = False
-        for range in list(self.ranges):
-            for handle in self.leaving(range) if range.is_known else ():
-                self.unmap_again(range, handle, faults)
-                released += self.settle(range, handle)
-            self.drop_if_unused(range, faults)
+        while i > 0:
+            i -= 1
+            range = self.ranges[i]
+            if some_stuck and range.is_known:
+                released += self.unmap_again(range, faults)
+            if some_stuck or not range.is_known:
+                self.drop_if_unused(range, faults)
         return released
 
-    cdef int try_unreleased_again(self, list faults) except -1:
-        pages, self.unreleased = self.unreleased, []
-        for page, nbytes in pages:
-            self.source.keep_bytes(-<int64_t>nbytes)
-            self.release_page(page, nbytes, faults)
-        return 0
+    cdef void try_unreleased_again(self, Faults faults) noexcept:
+        cdef Page page = self.unreleased, following
+        self.unreleased = None
+        while page is not None:
+            following, page.next = page.next, None
+            self.source.keep_bytes(-<int64_t>page.nbytes)
+            self.release_page(page, faults)
+            page = following
 
-    cdef list leaving(self, Range range):
-        cdef vector[ChunkHandle] found
-        cdef ChunkHandle handle
-        acquire_lock(self.lock[0])
-        handle = self.pool.regions[range.ptr + range.nbytes].first
+    cdef uint64_t unmap_again(self, Range range, Faults faults) noexcept:
+        """Tries to unmap what should have left a range. Returns the bytes that went."""
+        cdef uint64_t ptr, end = range.ptr, released = 0
+        cdef ChunkHandle handle = self.leaving_from(range, end)
+        if handle == NO_CHUNK:
+            return 0
+        if not self.make_room(range) or (range.must_wait and not self.wait_for(range, faults)):
+            self.some_stuck = True
+            return 0
+        range.must_wait = False
         while handle != NO_CHUNK:
-            if self.pool.chunks[handle].state == LEAVING:
-                try_push_handle(found, handle)
+            ptr = self.part_of(handle).ptr
+            end = ptr + self.part_of(handle).size
+            while ptr < end:
+                if range.page_at(ptr) is not None:
+                    self.unmap_pages(range, ptr, range.slot, range.slot, faults)
+                ptr += range.slot
+            released += self.settle(range, handle)
+            handle = self.leaving_from(range, end)
+        return released
+
+    cdef ChunkHandle leaving_from(self, Range range, uint64_t ptr) noexcept:
+        """The first chunk that is to leave a range, from this address on; or NO_CHUNK."""
+        cdef ChunkHandle handle = NO_CHUNK
+        acquire_lock(self.lock[0])
+        if range.is_known:
+            handle = self.pool.regions[range.ptr + range.nbytes].first
+        while handle != NO_CHUNK and (self.pool.chunks[handle].ptr < ptr or self.pool.chunks[handle].state != LEAVING):
             handle = self.pool.chunks[handle].next
         self.lock.release()
-        return list(found)
+        return handle
 
-    cdef int unmap_again(self, Range range, ChunkHandle handle, list faults) except -1:
-        cdef uint64_t ptr = self.pool.chunks[handle].ptr
-        cdef uint64_t end = ptr + self.pool.chunks[handle].size
-        while ptr < end:
-            if ptr in range.pages:
-                self.unmap_pages(range, ptr, range.slot, range.slot, faults)
-            ptr += range.slot
-        return 0
-
-    cdef int drop_unused(self, list faults) except -1:
+    cdef void drop_unused(self, Faults faults) noexcept:
         """Gives the addresses of ranges back that have never held memory, which PyTorch keeps."""
-        for range in list(self.ranges):
-            self.drop_if_unused(range, faults)
-        return 0
+        cdef Py_ssize_t i = len(self.ranges)
+        while i > 0:
+            i -= 1
+            self.drop_if_unused(self.ranges[i], faults)
 
-    cdef int drop_if_unused(self, Range range, list faults) except -1:
-        cdef bint unused
+    cdef void drop_if_unused(self, Range range, Faults faults) noexcept:
+        """Gives the addresses of a range back if it is one unmapped chunk, or the pool has forgotten it."""
         acquire_lock(self.lock[0])
-        unused = range.is_known and range.holes.size() == 1 and self.pool.chunks[range.holes[0]].size == range.nbytes
-        if unused:
+        if range.is_known and range.holes.size() == 1 and self.pool.chunks[range.holes[0]].size == range.nbytes:
             remove_range(self.pool, range.ptr, range.nbytes)
             range.is_known = False
         self.lock.release()
-        return 0 if range.is_known else self.unreserve(range, faults)
+        if not range.is_known:
+            self.unreserve(range, faults)
 
-    cdef int unreserve(self, Range range, list faults) except -1:
+    cdef void unreserve(self, Range range, Faults faults) noexcept:
         """Of a range that the pool has forgotten. If that fails, it stays in the list, for another try."""
-        if range.pages:
-            return 0
+        if range.count_mapped():
+            return
         try:
             self.source.sub_allocator.unreserve(range.ptr, range.nbytes)
-            self.ranges.remove(range)
         except BaseException as error:
-            faults.append(error)
-        return 0
+            if faults is not None:
+                faults.add(error)
+        else:
+            self.ranges.remove(range)
 
-    cdef int close(self, list faults) except -1:
+    cdef void close(self, Faults faults) noexcept:
         """Gives all memory and all addresses back. The next call tries what the sub-allocator fails with again."""
         cdef Range range
+        cdef Py_ssize_t i = 0, before
         acquire_lock(self.lock[0])
         for range in self.ranges:
             if range.is_known:
                 remove_range(self.pool, range.ptr, range.nbytes)
                 range.is_known = False
         self.lock.release()
-        for range in list(self.ranges):
-            self.empty(range, faults)
-            self.unreserve(range, faults)
-        return self.try_unreleased_again(faults)
+        self.try_unreleased_again(faults)
+        while i < len(self.ranges):
+            before = len(self.ranges)
+            self.empty(self.ranges[i], faults)
+            self.unreserve(self.ranges[i], faults)
+            i += len(self.ranges) == before
 
-    cdef int empty(self, Range range, list faults) except -1:
+    cdef void empty(self, Range range, Faults faults) noexcept:
         """Unmaps all that is mapped, in runs as long as they can be."""
-        cdef uint64_t start = 0, end = 0, ptr
-        if not range.pages:
-            return 0
-        try:
-            self.source.sub_allocator.wait(range.stream)
-        except BaseException as error:
-            faults.append(error)    # a device that fails gets its memory back all the same
-        for ptr in sorted(range.pages):
-            if ptr != end and end:
+        cdef uint64_t start = range.ptr, end, last = range.ptr + <uint64_t>len(range.pages) * range.slot
+        if not range.count_mapped():
+            return
+        self.wait_for(range, faults)    # a device that fails gets its memory back all the same
+        while start < last:
+            end = start
+            while end < last and range.page_at(end) is not None:
+                end += range.slot
+            if end > start:
                 self.unmap_pages(range, start, end - start, end - start, faults)
-            start = start if ptr == end else ptr
-            end = ptr + range.slot
-        return self.unmap_pages(range, start, end - start, end - start, faults)
+            start = max(end, start + range.slot)
 
     cdef dict figures(self):
         """How much there is of everything, for `page_stats`."""
         cdef Range range
-        cdef uint64_t reserved = 0, mapped = 0, lost = 0
-        for range in self.ranges:
+        cdef Page page
+        cdef uint64_t reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
+        for range in list(self.ranges):
             reserved += range.nbytes
-            mapped += len(range.pages)
-            for handle in self.leaving(range) if range.is_known and not self.mapper else ():
-                lost += self.pool.chunks[<ChunkHandle>handle].size // range.slot
-        return {"reservations": len(self.ranges), "reserved_address_bytes": reserved, "pages": mapped,
-                "lost_slots": lost}
+            pages += range.count_mapped()
+            bytes += range.count_mapped() * range.slot
+            leaving = self.lost_in(range)
+            lost += leaving
+            lost_bytes += leaving * range.slot
+        page = self.unreleased
+        while page is not None:
+            pages += 1
+            bytes += page.nbytes
+            lost_bytes += page.nbytes
+            page = page.next
+        return {"reservations": len(self.ranges), "reserved_address_bytes": reserved, "pages": pages,
+                "page_bytes": bytes, "lost_slots": lost, "lost_bytes": lost_bytes}
+
+    cdef uint64_t lost_in(self, Range range) noexcept:
+        """The slots of a range that could not be unmapped; while a thread maps or unmaps, 0."""
+        cdef uint64_t lost = 0
+        cdef ChunkHandle handle
+        cdef FreePart part
+        if self.mapper:
+            return 0
+        if not range.is_known:
+            return range.count_mapped()
+        handle = self.leaving_from(range, range.ptr)
+        while handle != NO_CHUNK:
+            part = self.part_of(handle)
+            lost += part.size // range.slot
+            handle = self.leaving_from(range, part.ptr + part.size)
+        return lost
