@@ -74,8 +74,9 @@ bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside our
 	$(BIN)/python -m bench.copies
 	$(BIN)/python -m bench.memory
 
-bench-gpu: $(VENV)/clients $(VENV)/built ## measure a cache hit through each library, beside that library's own pool, on a GPU
+bench-gpu: $(VENV)/clients $(VENV)/built ## measure on a GPU: a cache hit through each library, beside that library's own pool, and the calls that map memory
 	$(BIN)/python -m bench.integrations
+	$(BIN)/python -m bench.gpu_mapping
 
 stubs: $(VENV)/linters $(VENV)/built ## copy the docstrings of the compiled modules into their stubs
 	$(BIN)/python tests/helpers/stub_docstrings.py

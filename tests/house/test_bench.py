@@ -3,6 +3,10 @@ original is not to be had. Of the times, nothing."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,9 +16,10 @@ import numpy as np
 import pytest
 
 import bfc
-from bench import calls
+from bench import calls, gpu_mapping
 from bench import replay as bench
 from bench.peers.tensorflow import PeerUnavailable
+from bfc.drivers.cuda import nvrtc
 
 TRACE = bfc.Trace(
     op=[0, 0, 1, 0, 0],
@@ -137,3 +142,72 @@ def test_the_originals_place_a_trace_as_ours_do(capsys):
     bench.main([])
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("geometric mean: ratio ") for line in lines) == 2
+
+
+# -- mapped memory ---------------------------------------------------------------------------------
+
+
+def run_mapping(code: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which sees no GPU."""
+    return subprocess.run(
+        [sys.executable, "-c", f"from bench import gpu_mapping\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_mapping_is_timed_by_size_beside_a_kernel_and_until_it_is_refused():
+    pytest.importorskip("cuda.bindings")
+    done = run_mapping("gpu_mapping.main(['--emulated', '--most', '100'])")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "not a measure of a GPU" in lines[1]
+    heads = [line.rpartition("  ")[0].strip() for line in lines if line.endswith("median / max")]
+    assert [head for head in heads if head.startswith("one page of")] == [
+        f"one page of {size}.00 MiB" for size in (2, 4, 8, 16, 20, 32, 64)
+    ]
+    assert sum(head.startswith("60 MiB as") for head in heads) == 3
+    verbs = Counter(line.split()[0] for line in lines if line.count("/") >= 2)
+    for verb in ("reserve", "create", "map", "set_access", "unmap", "release", "unreserve"):
+        assert verbs[verb] == 7 + 3 + 1, verb
+    assert verbs["cuMemAlloc"] == verbs["cuMemFree"] == 7 + 1
+    for what in ("handles", "mappings of one handle", "reservations"):
+        assert any(line.startswith(f"100 {what}") for line in lines), what
+
+
+def test_the_kernel_that_watches_compiles():
+    pytest.importorskip("cuda.bindings")
+    try:
+        assert nvrtc.compiled(gpu_mapping.KERNEL, 90)[:4] == b"\x7fELF"
+    except bfc.DeviceUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_mapping_is_refused_in_words_where_there_is_nothing_to_measure():
+    pytest.importorskip("cuda.bindings")
+    nowhere = run_mapping("gpu_mapping.main([])")
+    assert nowhere.returncode == 1
+    assert "try: python -m bench.gpu_mapping --emulated" in nowhere.stderr
+    cannot = run_mapping(
+        "from bfc.testing import cuda_emulator\n"
+        "cuda_emulator.load().set_attribute(0, 102, 0)\n"
+        "gpu_mapping.main(['--emulated'])"
+    )
+    assert cannot.returncode == 1
+    assert "there is nothing to measure: device 0" in cannot.stderr
+
+
+def test_a_count_ends_with_the_drivers_refusal(monkeypatch, capsys):
+    """By None, which is no memory, and by an error."""
+    source = bfc.SimulatedSubAllocator("16 MiB")
+    monkeypatch.setattr(bfc.SimulatedSubAllocator, "handle_type", "none", raising=False)
+    gpu_mapping.report_handles(source, 100)
+    assert capsys.readouterr().out.startswith("8 handles of 2.00 MiB (none): the driver has no")
+    assert source.live_bytes == 0
+    source.fail_at(4, "map")
+    gpu_mapping.report_mappings(source, 100)
+    assert capsys.readouterr().out.startswith("3 mappings of one handle: ")
+    assert source.live_bytes == 0
