@@ -370,6 +370,7 @@ class Snapshot:
                     "stream": region.stream,
                     "kind": region.kind,
                     "pool_id": list(region.pool_id),
+                    "reserved": None if region.reserved is None else list(region.reserved),
                     "chunks": [
                         {**asdict(chunk), "frames": [list(frame) for frame in chunk.frames]}
                         for chunk in region.chunks
@@ -441,7 +442,7 @@ class Snapshot:
         dump(self, path)
 
     def occupancy(self, width: int = 100) -> str:
-        """Draw all regions in one line: `*` requested, `x` slack, `_` free.
+        """Draw all regions in one line: `*` requested, `x` slack, `_` free, `~` on its way back.
 
         Parameters
         ----------

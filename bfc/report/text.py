@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from bfc.units import format_bytes
 
@@ -11,9 +11,32 @@ if TYPE_CHECKING:
     from bfc.report.snapshot import RegionInfo, Snapshot
 
 FREE, SLACK, ASKED = "_", "x", "*"
+UNMAPPED, LEAVING = ".", "~"
 ROWS = 16
 WIDTH = 72
 CHUNKS_A_ROW = 8
+
+
+class Extent(NamedTuple):
+    """What is drawn end to end: a region, or all that is mapped in one reservation, with what lies
+    unmapped before it and in between."""
+
+    start: int
+    size: int
+    regions: tuple[RegionInfo, ...]
+
+    @property
+    def bytes_reserved(self) -> int:
+        return sum(region.size for region in self.regions)
+
+    @property
+    def bytes_in_use(self) -> int:
+        chunks = (chunk for region in self.regions for chunk in region.chunks)
+        return sum(chunk.size for chunk in chunks if chunk.in_use)
+
+    @property
+    def piece_count(self) -> int:
+        return sum(1 + len(region.chunks) for region in self.regions)
 
 
 def occupancy(snapshot: Snapshot, width: int = 100) -> str:
@@ -21,35 +44,46 @@ def occupancy(snapshot: Snapshot, width: int = 100) -> str:
     free memory.
 
     Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (TensorFlow's behaviour, 2.13).
+    Unmapped addresses are left out.
     """
-    return _cells(snapshot.regions, width) or "The allocator contains no memory."
+    extents = [Extent(region.ptr, region.size, (region,)) for region in snapshot.regions]
+    return _cells(extents, width) or "The allocator contains no memory."
 
 
-def _cells(regions: tuple[RegionInfo, ...], width: int) -> str:
-    total = sum(region.size for region in regions)
+def _cells(extents: Sequence[Extent], width: int) -> str:
+    total = sum(extent.size for extent in extents)
     if not total:
         return ""
-    cells = [FREE] * width
+    cells = [UNMAPPED] * width
 
     def draw(mark: str, offset: int, size: int) -> None:
         if size:
             first, last = offset * width // total, (offset + size - 1) * width // total
             cells[first : last + 1] = mark * (last + 1 - first)
 
+    placed = []
     start = 0
-    for region in regions:
-        for chunk in region.chunks:
-            if chunk.in_use:
-                offset = start + chunk.ptr - region.ptr
-                draw(SLACK, offset + chunk.requested_size, chunk.size - chunk.requested_size)
-                draw(ASKED, offset, chunk.requested_size)
-        start += region.size
+    for extent in extents:
+        placed += [(start + region.ptr - extent.start, region) for region in extent.regions]
+        start += extent.size
+    for offset, region in placed:
+        draw(FREE, offset, region.size)
+    for mark in (LEAVING, ASKED):
+        for offset, region in placed:
+            for chunk in region.chunks:
+                at = offset + chunk.ptr - region.ptr
+                if mark == LEAVING and chunk.state == "leaving":
+                    draw(LEAVING, at, chunk.size)
+                elif mark == ASKED and chunk.in_use:
+                    draw(SLACK, at + chunk.requested_size, chunk.size - chunk.requested_size)
+                    draw(ASKED, at, chunk.requested_size)
     return "".join(cells)
 
 
 def picture(snapshot: Snapshot) -> str:
     """The figures, then the regions; where there are many, those with most in use, and what is in
-    use in the others as one line. A large region takes several lines.
+    use in the others as one line. A large region takes several lines. What is mapped in one
+    reservation is drawn together, with the unmapped addresses in between.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
@@ -63,57 +97,84 @@ def picture(snapshot: Snapshot) -> str:
     stats = snapshot.stats
     live, free = snapshot.live_chunks(), snapshot.free_chunks()
     free_bytes = sum(chunk.size for chunk in free)
-    lines = [
-        (
-            f"{snapshot.device}  {format_bytes(stats.bytes_in_use)} in use "
-            f"({_count(len(live), 'chunk')}), {format_bytes(stats.pool_bytes)} reserved, "
-            f"limit {format_bytes(stats.bytes_limit)}"
-        )
-    ]
+    lines = [_figures(snapshot, len(live))]
     if free:
         lines.append(
             f"free {format_bytes(free_bytes)} in {_count(len(free), 'chunk')}, the largest "
             f"{format_bytes(max(chunk.size for chunk in free))}, "
             f"fragmentation {stats.fragmentation:.1%}"
         )
-    ranked = sorted(snapshot.regions, key=lambda region: (-_in_use(region), -region.size))
+    extents = _extents(snapshot.regions)
+    ranked = sorted(extents, key=lambda extent: (-extent.bytes_in_use, -extent.bytes_reserved))
     lines += _drawn(ranked[:ROWS])
-    others = [region for region in ranked[ROWS:] if _in_use(region)]
+    others = [extent for extent in ranked[ROWS:] if extent.bytes_in_use]
     idle = ranked[ROWS + len(others) :]
     if others:
-        lines.append(_others(sorted(others, key=lambda region: region.ptr)))
+        lines.append(_others(sorted(others, key=lambda extent: extent.start)))
     if idle:
-        size = format_bytes(sum(region.size for region in idle))
+        size = format_bytes(sum(extent.bytes_reserved for extent in idle))
         lines.append(f"and {size} in {_count(len(idle), 'region')} with nothing in use")
     if ranked:
-        lines.append(f"{'':25} {ASKED} asked for   {SLACK} slack   {FREE} free")
+        lines.append(_legend(snapshot))
     return "\n".join(lines)
 
 
-def _in_use(region: RegionInfo) -> int:
-    return sum(chunk.size for chunk in region.chunks if chunk.in_use)
+def _figures(snapshot: Snapshot, live: int) -> str:
+    stats = snapshot.stats
+    figures = (
+        f"{snapshot.device}  {format_bytes(stats.bytes_in_use)} in use "
+        f"({_count(live, 'chunk')}), {format_bytes(stats.pool_bytes)} reserved, "
+        f"limit {format_bytes(stats.bytes_limit)}"
+    )
+    ranges = {region.reserved for region in snapshot.regions if region.reserved is not None}
+    if ranges:
+        figures += f", {format_bytes(sum(nbytes for _, nbytes in ranges))} of addresses reserved"
+    return figures
 
 
-def _drawn(regions: list[RegionInfo]) -> Iterator[str]:
-    total = sum(region.size for region in regions)
-    for region in sorted(regions, key=lambda region: region.ptr):
-        share, detail = ROWS * region.size // total, len(region.chunks) // CHUNKS_A_ROW
-        yield from _rows(region, min(share, detail) or 1)
+def _legend(snapshot: Snapshot) -> str:
+    legend = f"{'':25} {ASKED} asked for   {SLACK} slack   {FREE} free"
+    if any(region.reserved is not None for region in snapshot.regions):
+        legend += f"   {UNMAPPED} unmapped"
+    if any(chunk.state == "leaving" for chunk in snapshot.chunks()):
+        legend += f"   {LEAVING} on its way back"
+    return legend
 
 
-def _others(regions: list[RegionInfo]) -> str:
+def _extents(regions: Iterable[RegionInfo]) -> list[Extent]:
+    """In address order. Of a reservation all up to the last memory in it."""
+    joined: dict[object, list[RegionInfo]] = {}
+    for region in regions:
+        joined.setdefault(region.reserved or region.ptr, []).append(region)
+    extents = []
+    for runs in joined.values():
+        reserved = runs[0].reserved
+        start = runs[0].ptr if reserved is None else reserved[0]
+        extents.append(Extent(start, runs[-1].end - start, tuple(runs)))
+    return extents
+
+
+def _drawn(extents: list[Extent]) -> Iterator[str]:
+    total = sum(extent.size for extent in extents)
+    for extent in sorted(extents, key=lambda extent: extent.start):
+        share, detail = ROWS * extent.size // total, extent.piece_count // CHUNKS_A_ROW
+        yield from _rows(extent, min(share, detail) or 1)
+
+
+def _others(extents: list[Extent]) -> str:
     """Regions end to end on one line."""
-    size = format_bytes(sum(region.size for region in regions))
-    return f"{f'{len(regions)} more':>13} {size:>11} |{_cells(tuple(regions), WIDTH)}|"
+    size = format_bytes(sum(extent.bytes_reserved for extent in extents))
+    return f"{f'{len(extents)} more':>13} {size:>11} |{_cells(extents, WIDTH)}|"
 
 
-def _rows(region: RegionInfo, rows: int) -> list[str]:
-    """A region over one or more lines of equal bytes; the first bears its size."""
-    cells = _cells((region,), rows * WIDTH)
+def _rows(extent: Extent, rows: int) -> list[str]:
+    """An extent over one or more lines of equal bytes; the first bears the bytes that have
+    memory."""
+    cells = _cells([extent], rows * WIDTH)
     lines = []
     for row in range(rows):
-        address = region.ptr + region.size * row // rows
-        size = format_bytes(region.size) if row == 0 else ""
+        address = extent.start + extent.size * row // rows
+        size = format_bytes(extent.bytes_reserved) if row == 0 else ""
         lines.append(f"{address:#013x} {size:>11} |{cells[row * WIDTH : (row + 1) * WIDTH]}|")
     return lines
 
