@@ -170,10 +170,11 @@ def test_mapping_is_timed_by_size_beside_a_kernel_and_until_it_is_refused():
         f"one page of {size}.00 MiB" for size in (2, 4, 8, 16, 20, 32, 64)
     ]
     assert sum(head.startswith("60 MiB as") for head in heads) == 3
-    verbs = Counter(line.split()[0] for line in lines if line.count("/") >= 2)
+    watched = "beside a kernel: left out" not in done.stdout  # there is no NVRTC
+    verbs = Counter(line.split()[0] for line in lines if line.startswith("  "))
     for verb in ("reserve", "create", "map", "set_access", "unmap", "release", "unreserve"):
-        assert verbs[verb] == 7 + 3 + 1, verb
-    assert verbs["cuMemAlloc"] == verbs["cuMemFree"] == 7 + 1
+        assert verbs[verb] == 7 + 3 + watched, verb
+    assert verbs["cuMemAlloc"] == verbs["cuMemFree"] == 7 + watched
     for what in ("handles", "mappings of one handle", "reservations"):
         assert any(line.startswith(f"100 {what}") for line in lines), what
 
