@@ -22,6 +22,8 @@ from bfc.pytorch.words import (
     OOM,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
     STATES,
 )
 
@@ -173,11 +175,15 @@ def _consistent(
 
 
 class _Past:
-    """The segments and live blocks, run backwards. O(log n) an entry, O(n) one of a segment."""
+    """The segments and live blocks, run backwards. O(log n) an entry, O(n) one of a segment.
+
+    As in the viewer, what is mapped is joined to what lies next to it on the same stream.
+    """
 
     def __init__(self, regions: tuple[RegionInfo, ...]) -> None:
         self.starts = sorted(region.ptr for region in regions)
         self.ends = {region.ptr: region.end for region in regions}
+        self.streams = {region.ptr: region.stream for region in regions}
         self.live = {chunk.ptr for region in regions for chunk in region.chunks if chunk.in_use}
         self.inside = {
             region.ptr: sum(chunk.in_use for chunk in region.chunks) for region in regions
@@ -196,8 +202,10 @@ class _Past:
             return self._undo_of_a_block(entry.action, entry.addr)
         if entry.action == SEGMENT_ALLOC:
             return self._undo_segment_alloc(entry.addr, entry.size)
-        if entry.action == SEGMENT_FREE:
-            return self._undo_segment_free(entry.addr, entry.size)
+        if entry.action == SEGMENT_MAP:
+            return self._undo_segment_map(entry.addr, entry.addr + entry.size)
+        if entry.action in (SEGMENT_FREE, SEGMENT_UNMAP):
+            return self._undo_segment_free(entry)
         return True
 
     def _undo_of_a_block(self, action: str, address: int) -> bool | None:
@@ -223,14 +231,52 @@ class _Past:
             return False
         if self.inside[address]:
             return None
-        del self.starts[bisect_left(self.starts, address)], self.ends[address], self.inside[address]
+        self._remove(address)
         return True
 
-    def _undo_segment_free(self, address: int, size: int) -> bool | None:
-        end = address + size
-        above = bisect_left(self.starts, end)
-        if above and self.ends[self.starts[above - 1]] > address:
+    def _undo_segment_map(self, address: int, end: int) -> bool | None:
+        segment = self.segment_of(address)
+        if segment is None or self.ends[segment] < end:
+            return False
+        if self._count_live(segment, address, end):
             return None
-        insort(self.starts, address)
-        self.ends[address], self.inside[address] = end, 0
+        last, stream, inside = self.ends[segment], self.streams[segment], self.inside[segment]
+        before = self._count_live(segment, segment, address)
+        self._remove(segment)
+        if segment < address:
+            self._insert(segment, address, stream, before)
+        if end < last:
+            self._insert(end, last, stream, inside - before)
         return True
+
+    def _undo_segment_free(self, entry: HistoryEntry) -> bool | None:
+        address, end, stream = entry.addr, entry.addr + entry.size, entry.stream
+        inside = 0
+        above = bisect_left(self.starts, end)
+        before = self.starts[above - 1] if above else end
+        if above and self.ends[before] > address:
+            return None
+        if entry.action == SEGMENT_UNMAP:
+            if self.streams.get(end) == stream:
+                last, inside = self.ends[end], self.inside[end]
+                self._remove(end)
+                end = last
+            if above and self.ends[before] == address and self.streams[before] == stream:
+                address, inside = before, inside + self.inside[before]
+                self._remove(before)
+        self._insert(address, end, stream, inside)
+        return True
+
+    def _count_live(self, segment: int, start: int, end: int) -> int:
+        """The live blocks that begin in a part of a segment."""
+        if not self.inside[segment] or start == end:
+            return 0
+        return sum(start <= address < end for address in self.live)
+
+    def _insert(self, start: int, end: int, stream: int, inside: int) -> None:
+        insort(self.starts, start)
+        self.ends[start], self.streams[start], self.inside[start] = end, stream, inside
+
+    def _remove(self, start: int) -> None:
+        del self.starts[bisect_left(self.starts, start)], self.ends[start]
+        del self.streams[start], self.inside[start]

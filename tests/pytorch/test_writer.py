@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -271,6 +272,7 @@ def run_backwards(content: dict[str, Any]) -> None:
     """What the page does when its user steps back through the history; an assertion stands where
     it would meet a null."""
     segments = {s["address"]: s["address"] + s["total_size"] for s in content["segments"]}
+    streams = {s["address"]: s["stream"] for s in content["segments"]}
     blocks = {
         block["address"]: block["state"]
         for segment in content["segments"]
@@ -294,12 +296,38 @@ def run_backwards(content: dict[str, Any]) -> None:
             blocks[address] = "active_pending_free"
         elif action == "segment_alloc":
             assert segments.pop(address) == address + step["size"]
-        elif action == "segment_free":
+        elif action == "segment_map":
+            unmap(segments, streams, address, address + step["size"])
+        elif action in ("segment_free", "segment_unmap"):
             assert all(
                 end <= address or start >= address + step["size"] for start, end in segments.items()
             )
             segments[address] = address + step["size"]
+            streams[address] = step["stream"]
+            if action == "segment_unmap":
+                join(segments, streams, address)
         draw()
+
+
+def unmap(segments: dict[int, int], streams: dict[int, int], start: int, end: int) -> None:
+    """Takes a part of a segment away, which has to lie in one."""
+    (around,) = (at for at, last in segments.items() if at <= start and end <= last)
+    last = segments.pop(around)
+    if around < start:
+        segments[around] = start
+    if end < last:
+        segments[end], streams[end] = last, streams[around]
+
+
+def join(segments: dict[int, int], streams: dict[int, int], address: int) -> None:
+    """Joins a segment to those of its stream that lie next to it."""
+    end = segments[address]
+    if end in segments and streams[end] == streams[address]:
+        segments[address] = segments.pop(end)
+    for before, its_end in segments.items():
+        if its_end == address and streams[before] == streams[address]:
+            segments[before] = segments.pop(address)
+            break
 
 
 def as_snapshot(content: dict[str, Any]) -> Snapshot:
@@ -382,6 +410,56 @@ def test_what_comes_before_a_contradiction_is_left_out():
     assert [e["action"] for e in made] == ["free_requested"]
 
 
+def an_expandable_run(
+    seed: int, steps: int = 200, max_entries: int = 1 << 20, **options: Any
+) -> bfc.CachingAllocator:
+    """A run of ours that maps and unmaps; the option is turned off now and then."""
+    dice = random.Random(seed)
+    source = bfc.SimulatedSubAllocator("400 MiB")
+    made = bfc.CachingAllocator(source, settings="expandable_segments:True")
+    made.record_history(max_entries=max_entries, **options)
+    live = []
+    for _ in range(steps):
+        choice = dice.random()
+        if choice < 0.05:
+            made.release_free_regions()
+        elif choice < 0.07:
+            made.set_settings(f"expandable_segments:{dice.random() < 0.6}")
+        elif live and choice < 0.5:
+            made.deallocate_raw(live.pop(dice.randrange(len(live))))
+        else:
+            size = torch_recorder.random_size(dice)
+            with contextlib.suppress(bfc.OutOfMemoryError):
+                live.append(made.allocate_raw(size, stream=2 * dice.randrange(2)))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("max_entries", [1 << 20, 40])
+def test_a_run_that_maps_is_exported_whole(seed: int, max_entries: int):
+    with an_expandable_run(seed, max_entries=max_entries) as allocator:
+        snapshot = allocator.snapshot()
+        made = snapshot.to_torch()
+    assert len(made["device_traces"][0]) == len(snapshot.history)
+    actions = {entry["action"] for entry in made["device_traces"][0]}
+    assert max_entries == 40 or actions >= {"segment_map", "segment_unmap"}
+    run_backwards(made)
+
+
+@given(st.integers(0, 1 << 30), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_run_that_maps_is_cut_to_what_the_page_can_follow(seed: int, data: st.DataObject):
+    with an_expandable_run(seed, 120) as allocator:
+        taken = allocator.snapshot()
+    gone = data.draw(st.sets(st.sampled_from(sorted({e.action for e in taken.history}))))
+    lost = data.draw(st.sets(st.integers(0, len(taken.history) - 1), max_size=3))
+    history = tuple(
+        e for n, e in enumerate(taken.history) if e.action not in gone and n not in lost
+    )
+    regions = tuple(r for r in taken.regions if data.draw(st.integers(0, 5)))
+    run_backwards(dataclasses.replace(taken, history=history, regions=regions).to_torch())
+
+
 # Upstream's own viewer -----------------------------------------------------------------------
 
 
@@ -416,6 +494,14 @@ def assert_viewable(viewer: ModuleType, content: bytes) -> None:
     for options in ({}, {"plot_segments": True}, {"filter_freed": True}):
         assert "MemoryViz.js" in viewer.trace_plot(pickle.loads(content), **options)
     assert "Allocator State History" in viewer.segment_plot(data)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("seed", range(4))
+def test_upstreams_viewer_takes_a_run_that_maps(viewer, tmp_path: Path, seed: int):
+    with an_expandable_run(seed) as allocator:
+        allocator.dump(tmp_path / "memory.pickle")
+    assert_viewable(viewer, (tmp_path / "memory.pickle").read_bytes())
 
 
 @pytest.mark.peers
