@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -107,6 +108,11 @@ class Span:
     @property
     def size(self) -> int:
         return self.end - self.start
+
+    @property
+    def owner(self) -> tuple[int, bool, bool]:
+        """What reservations are made for. Private pools are taken for one."""
+        return self.stream, self.is_small, self.is_private
 
 
 class Spans:
@@ -247,7 +253,7 @@ def _divisions(value: Any) -> int:
 def _large_segment(settings: dict[str, Any]) -> int:
     """The large segment size that the text of the settings names; the default where it does not."""
     text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-    # Only this part is read: other parts may be what bfc refuses, such as expandable segments.
+    # Only this part is read: other parts may be what bfc refuses.
     found = _LARGE.findall("".join(text.split())) if isinstance(text, str) else []
     try:
         return CachingSettings().apply(found[-1] if found else "", strict=True).large_segment_size
@@ -281,17 +287,20 @@ def lay_out(
     """Writes the events that make segments and blocks as they were before a history.
 
     Segment by segment, every block and every hole is allocated by address; then the holes are
-    freed. So each request finds nothing free but the rest of its own segment.
+    freed. So each request finds nothing free but the rest of its own segment. With expandable
+    segments the parts of one reservation are filled end to end, which leaves out the addresses
+    between them: it is exact where there is one part.
     """
     layout = Layout()
     placed, homeless = _placed(spans, live)
     layout.unsure = _find_sizes(spans, placed, history, sizes)
     holes: list[int] = []
+    parts = Counter(span.owner for span in spans if span.is_expandable)
     for span in spans:
         blocks = placed[span.start]
         layout.filled += [span] * len(blocks)
         layout.segments.append([len(columns), span.start, span.size])
-        filler = _Filler(span, sizes, columns)
+        filler = _Filler(span, sizes, columns, parts[span.owner] <= 1)
         holes += filler.fill(blocks)
         layout.inexact += not filler.is_exact
     for block in homeless:
@@ -379,20 +388,23 @@ def _watch(
 class _Filler:
     """Fills one segment."""
 
-    def __init__(self, span: Span, sizes: Sizes, columns: Columns) -> None:
+    def __init__(self, span: Span, sizes: Sizes, columns: Columns, is_alone: bool) -> None:
         self.span, self.sizes, self.columns = span, sizes, columns
-        self.is_exact = not span.is_expandable
+        self.is_exact = is_alone
 
     def fill(self, blocks: list[Block]) -> list[int]:
         """Returns the addresses of what is to be freed once every segment is full."""
         tiles = self._tiles(blocks)
-        self._take_segment(tiles)
+        if not self.span.is_expandable:
+            self._take_segment(tiles)
+        elif not self.span.is_small:
+            tiles = self._without_small_holes(tiles)
         holes: list[int] = []
         loose: list[tuple[Block, list[int]]] = []
         for address, size, block in tiles:
             if block is None:
                 holes += self._fill_up(address, size)
-            elif self._fits(block):
+            elif size == block.size and self._fits(block):
                 self._allocate(address, block.requested)
             else:
                 loose.append((block, self._fill_up(address, size)))
@@ -414,6 +426,20 @@ class _Filler:
         if at < self.span.end:
             tiles.append((at, self.span.end - at, None))
         return tiles
+
+    def _without_small_holes(
+        self, tiles: list[tuple[int, int, Block | None]]
+    ) -> list[tuple[int, int, Block | None]]:
+        """With holes added to the block before them which no request fills, as it would be served
+        from another segment. They come back when the block is cut off."""
+        joined: list[tuple[int, int, Block | None]] = []
+        for address, size, block in tiles:
+            if block is None and size <= MOST_SMALL and joined and joined[-1][2] is not None:
+                before, its_size, its_block = joined.pop()
+                joined.append((before, its_size + size, its_block))
+            else:
+                joined.append((address, size, block))
+        return joined
 
     def _fits(self, block: Block) -> bool:
         """Whether its own request makes a block of its size, of those that follow."""
@@ -449,4 +475,6 @@ class _Filler:
         return made
 
     def _allocate(self, address: int, size: int) -> None:
+        if self.span.is_expandable:
+            self.is_exact &= (self.sizes.rounded(size) <= MOST_SMALL) == self.span.is_small
         self.columns.allocate(address, size, self.span.stream)

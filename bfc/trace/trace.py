@@ -298,7 +298,8 @@ class Trace:
 
         - "device": its number.
         - "streams": the handles of the streams, by their number.
-        - "settings": the allocator's.
+        - "settings": the allocator's. The text under "PYTORCH_CUDA_ALLOC_CONF" can be given to a
+          `CachingAllocator`, to replay under the settings of the recorded run.
         - "first_recorded_event": how many events rebuild the start.
         - "addresses": where the recorded run placed each allocation; 0 for a free.
         - "segments": [event, address, size] of each segment that was taken.
