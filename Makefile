@@ -29,6 +29,8 @@ demo: $(VENV)/built ## replay the recorded training runs: the main job, in secon
 	$(BIN)/bfc replay bench/traces/unet_buckets.npz --device simulated:26GiB
 	@echo
 	$(BIN)/bfc replay bench/traces --no-picture
+	@echo
+	$(BIN)/python examples/expandable_segments.py
 
 test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
 	$(BIN)/python -m pytest $(PARALLEL) -m "not peers"

@@ -315,6 +315,30 @@ def test_expandable_segments_are_refused_where_memory_cannot_be_mapped(strict):
 
 
 @HOW
+def test_case_ex_19_ranges_that_never_held_memory_go_back(strict):
+    source = bfc.SimulatedSubAllocator("100 MiB")
+    settings = "expandable_segments:True"
+    with bfc.CachingAllocator(source, strict=strict, settings=settings) as allocator:
+        for _ in range(2):
+            with pytest.raises(bfc.OutOfMemoryError):
+                allocator.allocate_raw(200 * MIB)
+        allocator.release_free_regions()
+        assert len(source.reservations) == (4 if strict else 0)
+    assert source.reservations == {}
+
+
+@HOW
+def test_chunks_end_to_end_are_unmapped_one_by_one_as_upstream_does_or_at_once(strict):
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    settings = "expandable_segments:True"
+    with bfc.CachingAllocator(source, strict=strict, settings=settings) as allocator:
+        allocator.deallocate_raw(allocator.allocate_raw(50 * MIB))
+        assert allocator.release_free_regions() == 60 * MIB
+    unmapped = [nbytes for kind, nbytes, _ in source.calls if kind == "unmap"]
+    assert unmapped == ([20 * MIB] * 3 if strict else [60 * MIB])
+
+
+@HOW
 def test_row_55_a_released_pool_of_ours(make, strict):
     allocator = make(strict=strict)
     pool = bfc.MemPool(allocator)
