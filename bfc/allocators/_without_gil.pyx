@@ -23,9 +23,11 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     """
     cdef Placement placed
     cdef Request request
-    allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
     cdef int _poll
     cdef cbool closed = False
+    allocator.acquire()     # a thread with the GIL may be changing the settings that round it
+    allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
+    allocator.lock.release()
     if request.refused:
         allocator.last_fault.set(0)
         return False

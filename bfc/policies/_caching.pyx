@@ -428,11 +428,12 @@ cdef class CachingAllocator(Allocator):
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
         """Adds a region, if the limit and the sub-allocator let it, and places the request there (PyTorch's
         behaviour, 2.9)."""
-        cdef uint64_t size = self.pool.sizes.segment_for(request.rounded)
-        cdef uint64_t taken, lasting
+        cdef uint64_t size, taken, lasting
         cdef Region block
-        cdef cbool fits
+        cdef cbool fits, maps
         self.acquire()
+        size = self.pool.sizes.segment_for(request.rounded)     # settings change under the lock
+        maps = self.expands and not request.asking.without_gil
         self.recorder.num_alloc_retries += retry
         taken = self.source.taken()
         lasting = self.source.lasting()     # without other threads' calls under way
@@ -445,7 +446,7 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         if not fits:
             return 0
-        if self.expands and not request.asking.without_gil:
+        if maps:
             return self.grow_in_ranges(request, placed, size)
         if self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
@@ -587,8 +588,9 @@ cdef class CachingAllocator(Allocator):
         any went back."""
         cdef vector[ChunkHandle] chunks, chosen
         cdef vector[Region] regions
-        cdef uint64_t needed = self.pool.sizes.segment_for(request.rounded), taken
+        cdef uint64_t needed, taken
         self.acquire()
+        needed = self.pool.sizes.segment_for(request.rounded)
         taken = self.source.taken()
         if self.allowed != UNLIMITED and needed <= self.allowed and taken > self.allowed - needed:
             needed = taken - (self.allowed - needed)
@@ -602,7 +604,7 @@ cdef class CachingAllocator(Allocator):
     cdef int release_all(self, Request* request) except -1 nogil:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
-        if self.segments.are_some() and not request.asking.without_gil:
+        if not request.asking.without_gil and self.segments.are_some():
             self.empty_in_turn(&request.asking.changes)
             return 0
         self.acquire()

@@ -496,7 +496,8 @@ def expandable(make_cuda) -> Iterator[bfc.CachingAllocator]:
     maps = bfc.CUDASubAllocator().supports_virtual_memory
     if not maps:
         pytest.skip(str(maps))
-    allocator = make_cuda(settings="expandable_segments:True")
+    # One of 1 GiB, and so are its reservations: under a sanitizer addresses are scarce.
+    allocator = make_cuda(2 if not ON_GPU else 0, settings="expandable_segments:True")
     _torch.serve_device(allocator, 0)
     yield allocator
     _torch.serve_device(None, 0)
@@ -570,7 +571,7 @@ def test_a_refused_request_of_pytorchs_gives_ordinary_segments_back(
 @expandable_segments
 def test_native_threads_allocate_while_python_maps_and_unmaps(expandable, whole, emulated) -> None:
     seed, overwritten = 12, []
-    with raw_cuda.stream() as side, raw_cuda.stream() as other:
+    with raw_cuda.stream(2) as side, raw_cuda.stream(2) as other:
 
         def hammer() -> None:
             overwritten.append(whole.hammer([0, side, other], rounds=200_000, seed=seed))
@@ -587,7 +588,11 @@ def test_native_threads_allocate_while_python_maps_and_unmaps(expandable, whole,
             for buffer in kept:
                 buffer.free()
             if rounds % 5 == 0:
-                expandable.set_settings(f"expandable_segments:{rounds % 10 == 0}")
+                expandable.set_settings(
+                    f"expandable_segments:{rounds % 10 == 0},"
+                    f"large_segment_size_mb:{20 + rounds % 4},"
+                    f"roundup_power2_divisions:{4 if rounds % 3 else 1}"
+                )
         native.join()
         assert overwritten == [0], f"seed {seed}"
         assert rounds > 10
