@@ -622,7 +622,7 @@ cdef class CachingAllocator(Allocator):
         return not (self.strict and self.is_gated())
 
     cdef int give_up_ranges(self) except -1:
-        cdef Faults faults = Faults()
+        cdef Faults faults = self.segments.closing
         if not self.segments.are_some():
             return 0
         while not self.segments.enter():
@@ -633,7 +633,9 @@ cdef class CachingAllocator(Allocator):
                 return 0
             time.sleep(_POLL_SECONDS)
         try:
-            self.segments.close(faults)
+            self.segments.close(faults.restart())
+            if isinstance(faults.first, MemoryError):   # the host may have memory now, and nobody may ask again
+                self.segments.close(faults.restart())
         finally:
             self.segments.leave()
         raise_faults(self.sub_allocator, faults)

@@ -31,6 +31,7 @@ cdef class Faults:
     cdef object interrupt               # the first that is no Exception
     cdef size_t count
 
+    cdef Faults restart(self)
     cdef void add(self, error) noexcept
 
 
@@ -52,6 +53,7 @@ cdef class Range:
     cdef list pages                     # of Page or None, by slot
     cdef vector[ChunkHandle] holes      # its unmapped chunks, in address order
     cdef bint is_known                  # to the pool: until the allocator closes
+    cdef bint is_gone                   # its addresses are given back, or were never had
     cdef bint must_wait                 # for its stream, before what is leaving is unmapped
 
     cdef Page page_at(self, uint64_t ptr)
@@ -68,6 +70,7 @@ cdef class ExpandableSegments:
     cdef bint strict                    # each slot is unmapped by a call of its own, and has PyTorch's size
     cdef list ranges                    # of Range, by address
     cdef Page unreleased                # the first page that the sub-allocator did not take back
+    cdef Faults closing                 # made beforehand: whoever drops an allocator closes it once
     cdef Deferral deferral              # of the mapper
     cdef unsigned long mapper           # the thread that maps or unmaps now; 0: none. Guarded by the lock
     cdef size_t count                   # of ranges and unreleased pages
@@ -116,6 +119,7 @@ cdef class ExpandableSegments:
     cdef void drop_unused(self, Faults faults) noexcept
     cdef void drop_if_unused(self, Range range, Faults faults) noexcept
     cdef void unreserve(self, Range range, Faults faults) noexcept
+    cdef void remove(self, Range range) noexcept
     cdef void close(self, Faults faults) noexcept
     cdef void empty(self, Range range, Faults faults) noexcept
     cdef dict figures(self)

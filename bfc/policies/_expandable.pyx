@@ -59,20 +59,21 @@ cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil
 
 
 cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
+    cdef uint64_t place = 0, granularity = sub_allocator.mapping_granularity
     answer = sub_allocator.reserve(nbytes)
     if answer is None:
         raise SubAllocatorError(
             f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. That is no lack of memory: "
             f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
     try:
-        address = PyNumber_Index(answer)
-    except TypeError:
-        address = 0
-    if 0 < address <= (1 << 63) - nbytes and address % sub_allocator.mapping_granularity == 0:
-        return address
-    if address:
+        place = PyNumber_Index(answer)      # nothing here needs memory of the host: the addresses would be lost
+    except (TypeError, OverflowError):
+        pass
+    if 0 < place <= (<uint64_t>1 << 63) - nbytes and place % granularity == 0:
+        return place
+    if place:
         try:
-            sub_allocator.unreserve(address, nbytes)
+            sub_allocator.unreserve(place, nbytes)
         except Exception:
             pass    # it was none
     raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
@@ -134,6 +135,11 @@ cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out)
 cdef class Faults:
     """What a sub-allocator fails with while memory goes back. Noting it needs no memory of the host."""
 
+    cdef Faults restart(self):
+        self.first = self.interrupt = None
+        self.count = 0
+        return self
+
     cdef void add(self, error) noexcept:
         self.count += 1
         if self.first is None:
@@ -192,6 +198,7 @@ cdef class ExpandableSegments:
 
     def __cinit__(self):
         self.ranges = []
+        self.closing = Faults()
 
     cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1:
         """Takes the allocator's lock, which must live as long, its pool and its source."""
@@ -233,11 +240,10 @@ cdef class ExpandableSegments:
         self.source.end_call(True, 0)
 
     cdef void close_late(self) noexcept:
-        cdef Faults faults = Faults()
         self.must_close = False
-        self.close(faults)
-        if faults.first is not None:
-            report_unraisable(faults.first, self.source.sub_allocator)
+        self.close(self.closing.restart())
+        if self.closing.first is not None:
+            report_unraisable(self.closing.first, self.source.sub_allocator)
 
     cdef void take_over(self) noexcept:
         """Tidies up behind a thread that stopped for ever while it mapped or unmapped. What may have memory leaves."""
@@ -377,11 +383,12 @@ cdef class ExpandableSegments:
         range.bin_set = growing.bin_set
         range.pages = []
         range.holes.reserve(2)
+        range.ptr = ~<uint64_t>0
         self.ranges.append(range)       # room, before there are addresses
         try:
             range.ptr = call_reserve(sub_allocator, range.nbytes)
         except BaseException:
-            self.ranges.pop()
+            self.remove(range)
             raise
         self.sort_last()
         return self.take_in(range, growing)
@@ -409,7 +416,7 @@ cdef class ExpandableSegments:
             growing.ptr = range.ptr
         self.lock.release()
         if overlaps:
-            self.ranges.remove(range)       # and it is not ours to give back
+            self.remove(range)      # and it is not ours to give back
             raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {range.ptr:#x}, which is in use")
         if handle == NO_HOST_MEMORY:
             self.unreserve(range, None)
@@ -754,12 +761,20 @@ cdef class ExpandableSegments:
         if range.count_mapped():
             return
         try:
-            self.source.sub_allocator.unreserve(range.ptr, range.nbytes)
+            if not range.is_gone:
+                self.source.sub_allocator.unreserve(range.ptr, range.nbytes)
+            self.remove(range)
         except BaseException as error:
             if faults is not None:
                 faults.add(error)
-        else:
+
+    cdef void remove(self, Range range) noexcept:
+        """Of a range that has no addresses, or not any more. Where the host has no memory, the next release does it."""
+        range.is_gone = True
+        try:
             self.ranges.remove(range)
+        except MemoryError:
+            pass
 
     cdef void close(self, Faults faults) noexcept:
         """Gives all memory and all addresses back. The next call tries what the sub-allocator fails with again."""
@@ -796,8 +811,9 @@ cdef class ExpandableSegments:
         """How much there is of everything, for `page_stats`."""
         cdef Range range
         cdef Page page
-        cdef uint64_t reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
-        for range in list(self.ranges):
+        cdef uint64_t reservations = 0, reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
+        for range in [it for it in self.ranges if not (<Range>it).is_gone]:
+            reservations += 1
             reserved += range.nbytes
             pages += range.count_mapped()
             bytes += range.count_mapped() * range.slot
@@ -810,7 +826,7 @@ cdef class ExpandableSegments:
             bytes += page.nbytes
             lost_bytes += page.nbytes
             page = page.next
-        return {"reservations": len(self.ranges), "reserved_address_bytes": reserved, "pages": pages,
+        return {"reservations": reservations, "reserved_address_bytes": reserved, "pages": pages,
                 "page_bytes": bytes, "lost_slots": lost, "lost_bytes": lost_bytes}
 
     cdef uint64_t lost_in(self, Range range) noexcept:

@@ -176,10 +176,10 @@ class MappingBooks:
 
     def unreserved(self, address: int) -> None:
         """Strike a reservation out; what is struck out already is no error."""
-        self.reservations.pop(address, None)
         index = bisect_left(self._order, address)
         if index < len(self._order) and self._order[index] == address:
             del self._order[index]
+        self.reservations.pop(address, None)
 
     def find(self, address: int) -> Reservation | None:
         """The reservation that an address lies in."""

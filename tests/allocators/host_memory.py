@@ -66,7 +66,8 @@ class World:
         self.source = make("64 MiB")
         self.make = lambda: allocator(self.source, **options)
         self.pinned = allocator is bfc.PinnedAllocator
-        self.reserve = MIB if "settings" in options else 0  # goes back when the allocator closes
+        # what goes back when the allocator closes
+        self.reserve = MIB if "pinned_reserve" in str(options.get("settings")) else 0
         self.allocator = self.make()
         self.kept: list[object] = []
         self.ptrs: list[int] = []
@@ -126,6 +127,8 @@ class World:
         self.allocator.close()
         if self.source.live_bytes:
             yield f"{self.source.live_bytes} bytes of the source are live after close"
+        if self.simulated and self.source.reservations:
+            yield f"{len(self.source.reservations)} reservations are left after close"
 
 
 def bfc_world() -> World:
@@ -165,6 +168,23 @@ def strict_world() -> World:
     return world
 
 
+def expandable_world() -> World:
+    return World(
+        bfc.SimulatedSubAllocator, bfc.CachingAllocator, settings="expandable_segments:True"
+    )
+
+
+def strict_expandable_world() -> World:
+    world = World(
+        bfc.SimulatedSubAllocator,
+        bfc.CachingAllocator,
+        settings="expandable_segments:True",
+        strict=True,
+    )
+    world.allocator.record_history()
+    return world
+
+
 def pinned_world() -> World:
     return World(bfc.SimulatedSubAllocator, bfc.PinnedAllocator)
 
@@ -183,11 +203,12 @@ def reserve_world() -> World:
 
 # -- what is done ----------------------------------------------------------------------------------
 
-POOLS = [bfc_world, caching_world, recorded_world, strict_world, pinned_world, reserve_world]
 ON_HOST = [bfc_host_world, pinned_host_world]
-LEDGERS = [bfc_world, caching_world, recorded_world, strict_world]
-CACHING = [caching_world, recorded_world]
+EXPANDABLE = [expandable_world, strict_expandable_world]
+LEDGERS = [bfc_world, caching_world, recorded_world, strict_world, *EXPANDABLE]
+CACHING = [caching_world, recorded_world, *EXPANDABLE]
 PINNED = [pinned_world, reserve_world]
+POOLS = [*LEDGERS, *PINNED]
 
 #: Where it is done, what prepares it with memory enough, and the operation.
 OPERATIONS: dict[str, tuple[list[Callable[[], World]], Callable, Callable]] = {}
@@ -355,10 +376,24 @@ def use_a_private_pool(world: World) -> object:
     pool.release()
 
 
-@on([caching_world, bfc_world])
+@on([*EXPANDABLE, caching_world, bfc_world])
 def give_back_and_ask_again(world: World) -> object:
     for size in (20 * MIB, 30 * MIB, 50 * MIB):
         world.allocator.allocate(size).free()
+
+
+@on(EXPANDABLE)
+def grow_into_holes(world: World) -> object:
+    """Two streams, holes, and a retry that unmaps for another stream."""
+    allocator = world.allocator
+    for size in (1, 3, 1):
+        world.ptrs.append(allocator.allocate_raw(size * MIB))
+    allocator.deallocate_raw(world.ptrs[-2])
+    allocator.empty_cache()
+    allocator.allocate(5 * MIB).free()
+    allocator.allocate(30 * MIB, 7).free()
+    allocator.allocate(30 * MIB, 8).free()
+    return allocator.page_stats()
 
 
 def with_a_clock(world: World) -> np.ndarray:
