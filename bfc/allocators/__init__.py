@@ -1,8 +1,8 @@
 """The machine that both policies share: a pool behind a lock, on a source. In order:
 
+_ranges.pyx        regions of reserved addresses, part of which have no memory
 _invariants.pyx    what must hold of a pool, recounted
 _lock.pxd          the lock around a pool
-_ranges.pyx        regions of reserved addresses, part of which have no memory
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
 _ledger.pyx        a pool behind a lock, and what can be read from it
 _fences.pyx        marks in the queues of streams, and what waits behind them

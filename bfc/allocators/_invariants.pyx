@@ -11,6 +11,7 @@ from bfc._core cimport (
     BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, STATE, UNMAPPED,
     WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region,
 )
+from bfc.allocators._ranges cimport IS_GROWING
 
 cdef extern from "usage.hpp" namespace "bfc" nogil:
     const int ACTIVE "bfc::kActive"
@@ -128,7 +129,7 @@ cdef const char* fault_without_memory(Pool pool, const Chunk* chunk) noexcept no
     if chunk.allocation_id != -1:
         return b"I12: a chunk without memory has an allocation id"
     if chunk.state == UNMAPPED and chunk.prev != NO_CHUNK and pool.chunks[chunk.prev].state == UNMAPPED:
-        return b"I12: two neighbours are unmapped"
+        return unless(pool.chunks[chunk.prev].freed_at_count == IS_GROWING, b"I12: two neighbours are unmapped")
     return NULL
 
 

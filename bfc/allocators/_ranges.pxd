@@ -5,6 +5,11 @@ from libcpp cimport bool as cbool
 
 from bfc._core cimport ChunkHandle, Pool
 
+
+cdef enum:
+    IS_GROWING = 1      # the `freed_at_count` of an unmapped chunk that memory is being mapped for; of others it is 0
+
+
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil
 cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil
 cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil

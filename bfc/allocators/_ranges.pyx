@@ -4,7 +4,8 @@ A range is one region of the pool. Its chunks tile it like those of any other. A
 UNMAPPED: it stands in no bin, and no free chunk merges with it, so allocations and frees need not know of it.
 
 The source is called without the lock. Memory that is to be unmapped is LEAVING meanwhile: nobody takes it, but it still
-counts. Only the one thread that maps or unmaps touches chunks that are UNMAPPED or LEAVING.
+counts. A chunk that memory is being mapped for is UNMAPPED still, and not joined with what is unmapped behind it. Only
+the one thread that maps or unmaps touches chunks that are UNMAPPED or LEAVING.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -113,11 +114,11 @@ cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogi
 cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
     """Makes the first `size` bytes of an unmapped chunk a chunk of their own. False: the host is out of memory, and
     nothing has changed."""
-    if size == pool.chunks[handle].size:
-        return True
-    if not has_records(pool, 1):
-        return False
-    cut(pool, handle, size)
+    if size < pool.chunks[handle].size:
+        if not has_records(pool, 1):
+            return False
+        cut(pool, handle, size)
+    pool.chunks[handle].freed_at_count = IS_GROWING
     return True
 
 
@@ -145,6 +146,7 @@ cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcep
         chunk.state = LEAVING
         count_in(pool, &pool.bin_sets[chunk.bin_set], chunk)
     else:
+        chunk.freed_at_count = 0
         merge_unmapped(pool, handle)
 
 
@@ -192,6 +194,7 @@ cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbo
     if has_gone:
         count_out(pool, &pool.bin_sets[chunk.bin_set], chunk)
         chunk.state = UNMAPPED
+        chunk.freed_at_count = 0
         merge_unmapped(pool, handle)
     return rest
 

@@ -457,7 +457,7 @@ cdef class CachingAllocator(Allocator):
         cdef uint64_t changes
         cdef Growing growing
         try:
-            if not self.segments.enter():
+            if not self.segments.enter(set_aside):
                 request.blocked = True
                 return 0
             changes = self.segments.changes
@@ -625,10 +625,10 @@ cdef class CachingAllocator(Allocator):
         cdef Faults faults = self.segments.closing
         if not self.segments.are_some():
             return 0
-        while not self.segments.enter():
+        while not self.segments.enter(0):
             if self.source.is_called_here():
                 self.segments.must_close = True     # whoever maps does it, this thread further up or another one
-                if self.segments.enter():
+                if self.segments.enter(0):
                     break
                 return 0
             time.sleep(_POLL_SECONDS)

@@ -42,7 +42,7 @@ cdef class Emptying:
         cdef uint64_t released
         cdef uint32_t kind
         cdef Faults faults = Faults()
-        cdef bint maps = self.segments.enter()
+        cdef bint maps = self.segments.enter(0)
         cdef uint64_t before = self.segments.changes
         try:
             released = self.segments.try_stuck_again(faults) if maps else 0
@@ -115,7 +115,7 @@ cdef class Emptying:
     cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
         cdef Faults faults = Faults()
         cdef uint64_t released, changes = 0
-        cdef bint maps = self.segments.enter()
+        cdef bint maps = self.segments.enter(0)
         try:
             released = self.empty_one(id, SMALL, maps, &changes, faults)
             released += self.empty_one(id, LARGE, maps, &changes, faults)

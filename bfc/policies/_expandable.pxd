@@ -79,7 +79,7 @@ cdef class ExpandableSegments:
     cdef bint some_stuck                # memory that could not be unmapped
 
     cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1
-    cdef bint enter(self) except -1
+    cdef bint enter(self, uint64_t set_aside) except -1
     cdef void leave(self) noexcept
     cdef void close_late(self) noexcept
     cdef void take_over(self) noexcept

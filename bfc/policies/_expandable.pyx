@@ -207,11 +207,12 @@ cdef class ExpandableSegments:
         self.source = source
         return 0
 
-    cdef bint enter(self) except -1:
+    cdef bint enter(self, uint64_t set_aside) except -1:
         """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
-        one in a call further up."""
+        one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
+        its calls must not forget."""
         cdef cbool entered, others = False
-        if not self.source.begin_call(0, 0):
+        if not self.source.begin_call(set_aside, 0):
             raise out_of_host_memory()
         acquire_lock(self.lock[0])
         # a thread that is in no call any more did not come through a fork, or the interpreter's shutdown stopped it
