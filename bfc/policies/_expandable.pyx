@@ -13,11 +13,11 @@ from libcpp.vector cimport vector
 
 from bfc.interpreter._signals cimport defer_handlers, resume_handlers
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
-from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._ranges cimport (
     add_range, begin_mapping, begin_unmapping, cancel_mapping, cancel_unmapping, end_mapping, end_unmapping,
     remove_range,
 )
+from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._frees cimport report_unraisable
 from bfc.policies._private_pools cimport PoolId
@@ -813,9 +813,9 @@ cdef class ExpandableSegments:
         cdef Range range
         cdef Page page
         cdef uint64_t reservations = 0, reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
-        for range in [it for it in self.ranges if not (<Range>it).is_gone]:
-            reservations += 1
-            reserved += range.nbytes
+        for range in list(self.ranges):
+            reservations += not range.is_gone
+            reserved += 0 if range.is_gone else range.nbytes
             pages += range.count_mapped()
             bytes += range.count_mapped() * range.slot
             leaving = self.lost_in(range)
