@@ -23,28 +23,30 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     """
     cdef Placement placed
     cdef Request request
-    cdef int _poll
+    cdef int poll
     cdef cbool closed = False
-    allocator.acquire()     # a thread with the GIL may be changing the settings that round it
-    allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
-    allocator.lock.release()
-    if request.refused:
+    placed.handle = NO_CHUNK
+    if nbytes >= <uint64_t>1 << 63:     # which a call from Python refuses: rounded up, it might become 0
         allocator.last_fault.set(0)
         return False
-    request.asking.without_gil = True
-    placed.handle = NO_CHUNK
-    for _poll in range(POLLS):
+    for poll in range(POLLS):
         allocator.acquire()
+        if poll == 0:   # under the lock: a thread with the GIL may be changing the settings that round it
+            allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
+            request.asking.without_gil = True
         closed = allocator.is_closed
-        if not closed:
+        if not closed and not request.refused:
             allocator.fill(allocator.place(&request), &request, &placed)
         allocator.lock.release()
-        if placed.handle != NO_CHUNK or closed:
+        if placed.handle != NO_CHUNK or closed or request.refused:
             break
         allocator.place_after_miss(&request, &placed)
         if placed.handle != NO_CHUNK or not request.blocked:
             break
         usleep(1000)
+    if request.refused:
+        allocator.last_fault.set(0)
+        return False
     if placed.handle == NO_CHUNK and not closed:
         allocator.place_where_refused(&request, &placed)
     allocator.last_fault.set(request.asking.fault)

@@ -172,6 +172,14 @@ def test_native_threads_and_python_share_a_pool(served, whole, emulated, same_st
         assert (served.stats().bytes_in_use, served.stats().pool_bytes) == (0, 0)
 
 
+@both_policies
+def test_far_too_many_bytes_ask_nobody(served, whole, emulated) -> None:
+    with emulated.counting() as calls, pytest.raises(MemoryError, match="out of memory"):
+        whole.alloc((1 << 64) - 1)
+    assert calls == {}
+    whole.free(whole.alloc(1000))
+
+
 def test_a_pool_answers_with_null(served, pool) -> None:
     kept = pool.alloc(40 * MIB)
     assert pool.alloc(40 * MIB) == 0
