@@ -96,12 +96,12 @@ cdef extern from "usage.hpp" namespace "bfc" nogil:
         Gauge oversize_segments
         int64_t num_device_alloc
         int64_t num_device_free
-        void handed_out(int kind, int64_t size, int64_t requested, int64_t left, cbool was_piece)
+        void handed_out(int kind, int64_t size, int64_t requested, int64_t left, cbool was_piece, cbool counts_pieces)
         void piece_used_up(int kind)
         void given_up(int kind, int64_t size)
         void owned_again(int kind, int64_t size)
         void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, cbool is_piece,
-                       cbool was_waiting)
+                       cbool was_waiting, cbool counts_pieces)
         void piece_went(int kind, int64_t size)
         void region_came(int kind, int64_t size, cbool oversize)
         void region_went(int kind, int64_t size, cbool oversize)
@@ -179,7 +179,7 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     Bins* bins
     uint64_t split_remainder        # split where at least this much is left over
     cbool split_at_twice            # or if the chunk is at least twice the request
-    cbool cuts_oversize             # an oversize request, too, leaves what it does not need
+    cbool counts_pieces             # in PyTorch's counts of what is split off; not where the regions are ranges
     cbool is_range                  # its regions are ranges: reserved addresses, part of which have no memory
     cbool looks_in_ranges           # a request looks in `ranges`, too
     uint32_t ranges                 # the set of bins for the lane's chunks of this kind in ranges; 0: there is none
@@ -189,8 +189,9 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     uint32_t kind
     uint32_t regions                # how many have their chunks here
     Lane lane
+    uint64_t cuts_below             # a request of at least this takes its chunk whole: `oversize`, or no limit
     uint64_t mapped_bytes           # of ranges
-    uint64_t unused[4]              # 128 bytes in all: finding one by its index is a shift
+    uint64_t unused[3]              # 128 bytes in all: finding one by its index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs

@@ -60,7 +60,8 @@ cdef BinSet bin_set_of(Bins* bins, uint32_t kind) noexcept nogil:
     memset(&bin_set, 0, sizeof(BinSet))
     bin_set.bins = bins
     bin_set.split_remainder = UNLIMITED
-    bin_set.oversize = UNLIMITED
+    bin_set.oversize = bin_set.cuts_below = UNLIMITED
+    bin_set.counts_pieces = True
     bin_set.kind = kind
     return bin_set
 
@@ -226,6 +227,7 @@ cdef class Pool:
                 self.bin_sets[added + kind].lane = self.bin_sets[pair].lane
                 self.bin_sets[added + kind].lane.thread = IN_RANGES
                 self.bin_sets[added + kind].is_range = True
+                self.bin_sets[added + kind].counts_pieces = False
         return self.bin_sets[bin_set].ranges
 
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil:
@@ -336,10 +338,10 @@ cdef class Pool:
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # a branch would be mispredicted
         if counts:
-            was_piece &= not wanted.is_range
+            was_piece &= wanted.counts_pieces
         cdef cbool is_cut
         if counts:
-            is_cut = left >= wanted.split_remainder and (rounded < wanted.oversize or wanted.cuts_oversize)
+            is_cut = left >= wanted.split_remainder and rounded < wanted.cuts_below
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
@@ -361,8 +363,8 @@ cdef class Pool:
             self.counters.bytes_in_use += chunk.size
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
             return handle
-        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut and not wanted.is_range else 0,
-                              was_piece)
+        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece,
+                              wanted.counts_pieces)
         if chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
         if self.history != NULL:
@@ -455,11 +457,10 @@ cdef class Pool:
         chunk = &self.chunks[handle]
         chunk.freed_at_count = self.clock
         self.insert_free_chunk_into_bin(owner.bins, handle)
-        if owner.is_range:
-            self.usage.came_back(owner.kind, size, requested, 0, size, False, was_waiting)
-            return
-        self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size,
-                             (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK), was_waiting)
+        cdef cbool is_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)
+        is_piece &= owner.counts_pieces
+        self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting,
+                             owner.counts_pieces)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
@@ -757,7 +758,7 @@ cdef class Pool:
                 self.usage.piece_went(owner.kind, chunk.size)
             return
         self.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False,
-                             chunk.state & STATE == WAITING)
+                             chunk.state & STATE == WAITING, owner.counts_pieces)
 
     cdef void forget_queued(self) noexcept nogil:
         """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and

@@ -47,7 +47,8 @@ public:
     int64_t num_device_alloc = 0, num_device_free = 0;
 
     // A chunk of `size` has been handed out; `left` was cut off it (0: nothing was). `was_piece`: its region had others.
-    void handed_out(int kind, int64_t size, int64_t requested, int64_t left, bool was_piece) {
+    // Without `counts_pieces` (expandable segments) nothing is a piece.
+    void handed_out(int kind, int64_t size, int64_t requested, int64_t left, bool was_piece, bool counts_pieces) {
         Counts& counts = counts_[kind];
         counts.risen[kChunks] += 1;
         counts.risen[kBytes] += size;
@@ -57,7 +58,7 @@ public:
         rise<kRequested>(kind, requested);
         if (__builtin_expect(was_piece, 1)) {
             fall<kPieceBytes>(kind, size);
-        } else if (left > 0) {
+        } else if (left > 0 && counts_pieces) {
             pieces_risen_[kind] += 1;
             more_piece_bytes_risen_[kind] += left;
             rise<kPieces>(kind, 1);
@@ -76,7 +77,7 @@ public:
 
     // It is free, and has become a chunk of `merged_size` with `neighbours` that were free; `is_piece`: one of several.
     void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, bool is_piece,
-                   bool was_waiting) {
+                   bool was_waiting, bool counts_pieces) {
         fall<kChunks>(kind, 1);
         fall<kBytes>(kind, size);
         fall<kRequested>(kind, requested);
@@ -86,6 +87,7 @@ public:
             rise<kPieceBytes>(kind, size);
         } else {
             more_piece_bytes_risen_[kind] -= size;
+            if (!counts_pieces) neighbours = 0, merged_size = size;
             fall<kPieces>(kind, neighbours);
             fall<kPieceBytes>(kind, merged_size - size);
         }

@@ -323,10 +323,10 @@ cdef class CachingAllocator(Allocator):
         cdef PoolId pool = pool_of(&answers.lane)
         answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL or expands else LARGE_REMAINDER
         answers.looks_in_ranges = expands and answers.ranges != 0
-        answers.cuts_oversize = expands
         if is_among(pool, self.private_pools.unsplit):
             answers.split_remainder = UNLIMITED
         answers.oversize = self.oversize
+        answers.cuts_below = UNLIMITED if expands else self.oversize
         answers.oversize_slack = self.oversize_slack
         answers.ticks = self.collects_above != UNLIMITED and answers.kind == LARGE and is_default(pool)
 
