@@ -270,10 +270,7 @@ cdef class Pool:
                                        uint64_t freed_before, cbool indexed, cbool counts) noexcept nogil
     cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
                               uint64_t stream, cbool indexed, cbool counts) noexcept nogil
-    cdef ChunkHandle find_in_ranges_too(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                        cbool indexed) noexcept nogil
-    cdef cbool pick(self, Bins* ranges, const FreeChunk* plain, FreeChunk* found) noexcept nogil
-    cdef uint64_t room_of(self, const FreeChunk* found) noexcept nogil
+    cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
     cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool is_plain) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil

@@ -29,6 +29,10 @@ cdef extern from *:
     Bins* new_bins "bfc_new_bins"() noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
 
+cdef extern from "ranges.hpp" namespace "bfc" nogil:
+    int find_in_both(Bins& plain, Bins& ranges, const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped,
+                     uint64_t rounded, FreeChunk& found) noexcept
+
 cdef extern from "memory.hpp" namespace "bfc" nogil:
     void prefer_huge_pages(void* block, size_t bytes) noexcept
     void prefetch(const void* address) noexcept
@@ -69,10 +73,6 @@ cdef BinSet bin_set_of(Bins* bins, uint32_t kind) noexcept nogil:
 cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogil:
     return (one.stream == other.stream and one.pool[1] == other.pool[1] and one.pool[0] == other.pool[0]
             and one.thread == other.thread)
-
-
-cdef inline cbool comes_before(const FreeChunk* one, const FreeChunk* other) noexcept nogil:
-    return one.size < other.size or (one.size == other.size and one.address < other.address)
 
 
 cdef class SharedCounter:
@@ -259,12 +259,15 @@ cdef class Pool:
                                               cbool counts) noexcept nogil:
         """`counts`, here and below: whether PyTorch's counts are kept. play() knows it when it is compiled."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
-        cdef FreeChunk found
-        if counts and wanted.looks_in_ranges:
-            return self.find_in_ranges_too(bin_set, rounded, requested, stream, indexed)
+        cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        if freed_before == 0:
+        if counts and wanted.looks_in_ranges:
+            wanted = self.find_in_ranges_too(wanted, rounded, &in_ranges)   # not &found: that would keep it in memory
+            if wanted == NULL:
+                return in_ranges.handle
+            found = in_ranges
+        elif freed_before == 0:
             if counts:
                 self.clock += wanted.ticks
             if not wanted.bins.pop_best_fit(rounded, found):
@@ -279,48 +282,24 @@ cdef class Pool:
             self.starts.prefetch_slot(found.address)
         return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts)
 
-    cdef ChunkHandle find_in_ranges_too(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                        cbool indexed) noexcept nogil:
-        """The best fit among a lane's chunks in regions of its own and in ranges. A chunk of a range that has less room
-        to grow comes before one that has more (PyTorch's behaviour, 4 of the part on expandable segments)."""
-        cdef BinSet* wanted = &self.bin_sets[bin_set]
+    cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
+        """Takes the best fit among a lane's chunks in regions and in ranges out of its bin. Returns the set that it was
+        in. NULL: the handle in `found` says why there is none."""
         cdef BinSet* ranges = &self.bin_sets[wanted.ranges]
-        cdef FreeChunk plain, found
-        if not self.reserve(wanted.bins) or not ranges.bins.reserve() or (indexed and not self.starts.reserve()):
-            return NO_HOST_MEMORY
+        cdef int where
+        found.handle = NO_HOST_MEMORY
+        if not ranges.bins.reserve():
+            return NULL
         self.clock += wanted.ticks
-        cdef cbool some = wanted.bins.lower_bound(rounded, 0, plain)
-        if ranges.bins.lower_bound(rounded, 0, found) and self.pick(ranges.bins, &plain if some else NULL, &found):
+        where = find_in_both(wanted.bins[0], ranges.bins[0], self.chunks, NO_CHUNK, UNMAPPED, rounded, found[0])
+        if where == 2:
             wanted = ranges
-        elif some:
-            found = plain
-        else:
-            return NO_CHUNK
-        if found.size >= wanted.oversize and (rounded < wanted.oversize
-                                              or found.size - rounded >= wanted.oversize_slack):
-            return NO_CHUNK
+        if where == 0 or (found.size >= wanted.oversize and (rounded < wanted.oversize
+                                                             or found.size - rounded >= wanted.oversize_slack)):
+            found.handle = NO_CHUNK
+            return NULL
         wanted.bins.erase(found.size, found.address)
-        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, True)
-
-    cdef cbool pick(self, Bins* ranges, const FreeChunk* plain, FreeChunk* found) noexcept nogil:
-        """Goes on from the first chunk of a range that fits while the next has less room. Whether that chunk is taken,
-        and not the `plain` one of a region (NULL: none fits)."""
-        cdef FreeChunk following
-        while plain == NULL or comes_before(found, plain):
-            if (not ranges.lower_bound(found.size, found.address + 1, following)
-                    or (plain != NULL and comes_before(plain, &following))):
-                return plain == NULL or plain.size >= self.room_of(found)
-            if self.room_of(&following) >= self.room_of(found):
-                return True
-            found[0] = following
-        return False
-
-    cdef uint64_t room_of(self, const FreeChunk* found) noexcept nogil:
-        """The bytes that a chunk of a range could grow to, without the chunk behind it."""
-        cdef ChunkHandle behind = self.chunks[found.handle].next
-        if behind == NO_CHUNK or self.chunks[behind].state != UNMAPPED:
-            return found.size
-        return found.size + self.chunks[behind].size
+        return wanted
 
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:

@@ -1,0 +1,45 @@
+// Where a request looks among a lane's chunks in regions of its own and in ranges (expandable segments) at once. Kept out
+// of line: inlined, it would make every replay slower.
+#pragma once
+
+#include <cstdint>
+
+#include "bins.hpp"
+
+namespace bfc {
+
+inline bool comes_before(const FreeChunk& one, const FreeChunk& other) {
+    return key_of(one.size, one.address) < key_of(other.size, other.address);
+}
+
+// The bytes that a chunk of a range could grow to, without the chunk behind it. `Chunk` is the struct of _core.pxd.
+template <class Chunk>
+uint64_t room_of(const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped, const FreeChunk& found) {
+    const uint32_t behind = chunks[found.handle].next;
+    if (behind == no_chunk || chunks[behind].state != unmapped) return found.size;
+    return found.size + chunks[behind].size;
+}
+
+// The best fit of `rounded` bytes among both. A chunk of a range that has less room to grow comes before one that has
+// more (PyTorch's behaviour, 11.4). 0: there is none; 1: it is the plain one; 2: it lies in a range.
+template <class Chunk>
+BFC_COLD int find_in_both(Bins& plain_bins, Bins& range_bins, const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped,
+                          uint64_t rounded, FreeChunk& found) {
+    FreeChunk plain, following;
+    const bool some_plain = plain_bins.lower_bound(rounded, 0, plain);
+    bool some = range_bins.lower_bound(rounded, 0, found);
+    while (some && !(some_plain && comes_before(plain, found))) {
+        const uint64_t room = room_of(chunks, no_chunk, unmapped, found);
+        some = range_bins.lower_bound(found.size, found.address + 1, following);
+        if (!some || (some_plain && comes_before(plain, following))) {
+            if (!some_plain || plain.size >= room) return 2;
+            break;
+        }
+        if (room_of(chunks, no_chunk, unmapped, following) >= room) return 2;
+        found = following;
+    }
+    found = plain;
+    return some_plain ? 1 : 0;
+}
+
+}  // namespace bfc
