@@ -168,6 +168,10 @@ cdef class Allocator(Frees):
     cdef int give_up_ranges(self) except -1:
         return 0
 
+    cdef object against_pieces(self):
+        """What the policy has against fragmentation, and is not in use: for the advice of a refusal."""
+        return ""
+
     cdef int poll(self) except -1:
         return self.catch_up()
 
@@ -388,7 +392,8 @@ cdef class Allocator(Frees):
             self.was_refused(request)
             refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
             raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
-                                refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block)
+                                refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block,
+                                self.against_pieces())
         return 0
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:

@@ -621,6 +621,11 @@ cdef class CachingAllocator(Allocator):
     cdef cbool may_release_default(self) noexcept nogil:
         return not (self.strict and self.is_gated())
 
+    cdef object against_pieces(self):
+        if self.expands or not self.sub_allocator.supports_virtual_memory:
+            return ""
+        return "settings='expandable_segments:True'"
+
     cdef int give_up_ranges(self) except -1:
         cdef Faults faults = self.segments.closing
         if not self.segments.are_some():

@@ -13,9 +13,11 @@ def out_of_memory(
     total_bytes: int,
     refused_by: str = "",
     largest_block: int | None = None,
+    against_pieces: str = "",
 ) -> OutOfMemoryError:
     """The error for a request without room, and what to try. The device has `total_bytes`, and
-    gives at most `largest_block` at a time."""
+    gives at most `largest_block` at a time. `against_pieces`: what the policy has against
+    fragmentation, and is not in use."""
     not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
     return OutOfMemoryError(
         requested,
@@ -25,12 +27,16 @@ def out_of_memory(
         stats.largest_free_block_bytes,
         stats.fragmentation,
         refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
-        advice=_advice(requested, stats, total_bytes, largest_block),
+        advice=_advice(requested, stats, total_bytes, largest_block, against_pieces),
     )
 
 
 def _advice(
-    requested: int, stats: Stats, total_bytes: int, largest_block: int | None
+    requested: int,
+    stats: Stats,
+    total_bytes: int,
+    largest_block: int | None,
+    against_pieces: str,
 ) -> tuple[str, ...]:
     lines = []
     if largest_block is not None and requested > largest_block:
@@ -46,6 +52,8 @@ def _advice(
             "less fragmentation: enough is free, but in pieces; "
             "print(allocator.snapshot()) shows what stands between them"
         )
+        if against_pieces:
+            lines.append(f"{against_pieces}, which joins such pieces")
     if stats.bytes_limit < total_bytes:
         lines.append(f"a higher memory_limit: the device has {format_bytes(total_bytes)}")
     if waiting:

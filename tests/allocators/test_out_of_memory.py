@@ -1,8 +1,11 @@
-"""Python that runs while an allocator says that it is out of memory."""
+"""What an allocator says when it is out of memory, and Python that runs meanwhile."""
 
 from __future__ import annotations
 
+import pytest
 from own_interpreter import run
+
+import bfc
 
 
 def test_a_collection_during_an_out_of_memory_may_free_views() -> None:
@@ -75,3 +78,16 @@ def test_the_repr_of_a_sub_allocator_may_ask_its_allocator() -> None:
         a.check()
         a.close()
     """)
+
+
+def test_the_advice_names_expandable_segments_where_they_would_help() -> None:
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("60 MiB"))
+    blocks = [allocator.allocate_raw(4 << 20) for _ in range(15)]
+    for address in blocks[::5] + blocks[1::5] + blocks[2::5] + blocks[3::5]:
+        allocator.deallocate_raw(address)
+    with pytest.raises(bfc.OutOfMemoryError, match="expandable_segments:True', which joins"):
+        allocator.allocate_raw(40 << 20)
+    allocator.set_settings("expandable_segments:True")
+    with pytest.raises(bfc.OutOfMemoryError) as raised:
+        allocator.allocate_raw(59 << 20)
+    assert "expandable_segments" not in str(raised.value)
