@@ -354,7 +354,7 @@ cdef class ExpandableSegments:
 
     cdef int choose_start(self, Growing* growing):
         """Chooses the first run of free and unmapped chunks, by address, that is large enough (PyTorch's behaviour,
-        E5). Needs the lock."""
+        11.5). Needs the lock."""
         cdef Range range
         cdef ChunkHandle hole, start
         growing.start = NO_CHUNK
@@ -372,7 +372,7 @@ cdef class ExpandableSegments:
         return 0
 
     cdef int reserve(self, Growing* growing) except -1:
-        """Reserves addresses for all of the device's memory, and an eighth more (PyTorch's behaviour, E2)."""
+        """Reserves addresses for all of the device's memory, and an eighth more (PyTorch's behaviour, 11.2)."""
         cdef object sub_allocator = self.source.sub_allocator
         cdef Range range = Range()
         _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
@@ -564,7 +564,7 @@ cdef class ExpandableSegments:
     # -- giving back --------------------------------------------------------------------------------------------------
 
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept:
-        """Unmaps the whole slots inside of free chunks (PyTorch's behaviour, E7). Returns the bytes; what the
+        """Unmaps the whole slots inside of free chunks (PyTorch's behaviour, 11.7). Returns the bytes; what the
         sub-allocator fails with goes to `faults`."""
         cdef uint64_t released = 0
         cdef FreePart part
