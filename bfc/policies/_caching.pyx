@@ -453,7 +453,7 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil:
-        """Maps memory for a request, whose segment is set aside from the limit until then (PyTorch's behaviour, 11.5)."""
+        """Maps memory for a request; its segment is set aside from the limit meanwhile (PyTorch's behaviour, 11.5)."""
         cdef uint64_t changes
         cdef Growing growing
         try:
