@@ -79,7 +79,9 @@ class HostSubAllocator(SubAllocator):
         if mapping is None:
             return None
         start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-        address = (start + step - 1) // step * step
+        return self._own(mapping, (start + step - 1) // step * step, nbytes)
+
+    def _own(self, mapping: mmap.mmap, address: int, nbytes: int) -> tuple[int, int] | None:
         block = address, nbytes
         try:
             with self._lock:

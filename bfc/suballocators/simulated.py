@@ -180,23 +180,30 @@ class SimulatedSubAllocator(SubAllocator):
             raise
 
     def _take(self, alignment: int, nbytes: int) -> tuple[int, int]:
-        step = max(alignment, self.alignment)
-        address = (self._next + step - 1) // step * step
+        address = -1
         before = self._areas, self._next, self._block_bytes
         try:
-            if self._is_reserved(address, nbytes):  # blocks go on behind all reservations
-                address = (max(FAR, self._reserve_next) + step - 1) // step * step
-                self._areas = (*self._areas[:-1], (self._areas[-1][0], self._next), (address, 0))
-            self.live[address] = nbytes
-            self._block_bytes += nbytes
-            self._next = address + nbytes + self.gap
-            block = address, nbytes
-            self.calls.append(("alloc", nbytes, address))
-            return block
+            address = self._place(max(alignment, self.alignment), nbytes)
+            return self._note(address, nbytes)
         except BaseException:
             self.live.pop(address, None)
             self._areas, self._next, self._block_bytes = before
             raise
+
+    def _place(self, step: int, nbytes: int) -> int:
+        address = (self._next + step - 1) // step * step
+        if self._is_reserved(address, nbytes):  # blocks go on behind all reservations
+            address = (max(FAR, self._reserve_next) + step - 1) // step * step
+            self._areas = (*self._areas[:-1], (self._areas[-1][0], self._next), (address, 0))
+        return address
+
+    def _note(self, address: int, nbytes: int) -> tuple[int, int]:
+        self.live[address] = nbytes
+        self._block_bytes += nbytes
+        self._next = address + nbytes + self.gap
+        block = address, nbytes
+        self.calls.append(("alloc", nbytes, address))
+        return block
 
     def _is_reserved(self, address: int, nbytes: int) -> bool:
         """Whether addresses meet those that are, or were, reserved."""

@@ -293,10 +293,13 @@ class MappingBooks:
                 page.mappings += 1
             self.page_bytes = total + again
         except BaseException:
-            self._put_counts_back(pages, before, total)
-            if len(reservation.starts) > count:
-                reservation.drop(index, cut.starts, pages, cut.access)
+            self._undo_enter(cut, before, total, index, count)
             raise
+
+    def _undo_enter(self, cut: Cut, before: list[int], total: int, index: int, count: int) -> None:
+        self._put_counts_back(cut.pages, before, total)
+        if len(cut.reservation.starts) > count:
+            cut.reservation.drop(index, cut.starts, cut.pages, cut.access)
 
     def _put_counts_back(self, pages: list[Page], before: list[int], total: int) -> None:
         for page, mappings in zip(pages, before, strict=True):
@@ -335,17 +338,20 @@ class MappingBooks:
         before = [page.mappings for page in cut.pages]
         count = len(reservation.starts)
         try:
-            reservation.drop(run.index, cut.starts, cut.pages, access)
-            for page in cut.pages:
-                page.mappings -= 1
-            cut.gone = [it for it in set(cut.pages) if it.is_gone]
-            self.page_bytes = total - sum(page.nbytes for page in cut.gone)
+            self._strike(run, cut)
             return cut
         except BaseException:
             self._put_counts_back(cut.pages, before, total)
             if len(reservation.starts) < count:
                 reservation.put(run.index, cut.starts, cut.pages, access)
             raise
+
+    def _strike(self, run: Run, cut: Cut) -> None:
+        cut.reservation.drop(run.index, cut.starts, cut.pages, cut.access)
+        for page in cut.pages:
+            page.mappings -= 1
+        cut.gone = [it for it in set(cut.pages) if it.is_gone]
+        self.page_bytes -= sum(page.nbytes for page in cut.gone)
 
     def restored(self, cut: Cut) -> None:
         """Enter again what `unmapped` has struck out."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import gc
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from strikes import struck
 
 import bfc
+from bfc.suballocators.virtual import MappingBooks
 
 pytestmark = pytest.mark.usefixtures("quiet_collector")
 
@@ -225,3 +228,23 @@ def test_mapping_that_raises_at_any_line_is_done_or_not(source, verb: str) -> No
             break
         line += 1
     assert line > 5
+
+
+def functions_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    for cls in kind.__mro__:
+        for name, value in vars(cls).items():
+            if isinstance(value, types.FunctionType) and name != "fail_at":
+                yield f"{cls.__name__}.{name}", value
+
+
+@pytest.mark.parametrize("kind", [bfc.SimulatedSubAllocator, bfc.HostSubAllocator, MappingBooks])
+def test_no_handler_needs_memory_to_begin(kind: type) -> None:
+    """To clean up behind a handler, CPython keeps the number of the instruction as an int. Above
+    256 it asks for memory, and if there is none it enters the handler again, for ever."""
+    far = [
+        name
+        for name, function in functions_of(kind)
+        for entry in dis._parse_exception_table(function.__code__)  # type: ignore[attr-defined]
+        if entry.lasti and entry.end // 2 > 256
+    ]
+    assert far == []
