@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pocl
 import pytest
+from own_interpreter import run as run_alone
 
 import bfc
 from bfc import testing
@@ -107,6 +108,9 @@ def test_the_examples_of_the_docstrings_run(name: str):
     if "emulator" in name:  # which change the one machine of a process
         run = f"import doctest, {name}; print(doctest.testmod({name}).failed)"
         assert emulator.script(run).stdout == "0\n"
+        return
+    if name == "bfc.integrations":  # an emulated driver in this process would count as a GPU
+        run_alone(f"import doctest, {name}; assert doctest.testmod({name}).failed == 0")
         return
     module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0
