@@ -333,7 +333,7 @@ cdef class Allocator(Frees):
         cdef bint is_hit = not self.is_closed and self.hit(nbytes, on, placed)
         self.lock.release()
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check()
+            self.check_books()
         return is_hit
 
     cdef int take_back(self, Placement* placed) except -1:
@@ -463,7 +463,7 @@ cdef class Allocator(Frees):
         if placed.handle >= NO_HOST_MEMORY:
             self.after_miss(request, placed)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check()
+            self.check_books()
         return 0
 
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil:
@@ -577,7 +577,7 @@ cdef class Allocator(Frees):
                     addresses[done] = placed.ptr
                     done += 1
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
-                self.check()
+                self.check_books()
         except BaseException as error:
             for i in range(done):
                 if addresses[i]:
@@ -701,7 +701,7 @@ cdef class Allocator(Frees):
         self.lock.release()
         self.source.give_back(regions, False)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check()
+            self.check_books()
         return released
 
     def empty_cache(self):

@@ -101,7 +101,7 @@ cdef class Frees(Ledger):
             self.frees.add(1)
         self.lock.release()
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check()
+            self.check_books()
         return freed
 
     cdef int free_address(self, uint64_t address) except -1:
@@ -162,7 +162,7 @@ cdef class Frees(Ledger):
                     self.free_address(addresses[i])
                 i += 1
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check()
+            self.check_books()
 
     cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1:
         """Looks the addresses up. Raises InvalidPointerError or BufferError where one of them could not be freed, or
@@ -289,7 +289,7 @@ cdef class Frees(Ledger):
         if not freed:
             raise out_of_host_memory()
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check()
+            self.check_books()
         return 0
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:

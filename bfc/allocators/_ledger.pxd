@@ -38,3 +38,4 @@ cdef class Ledger(Owner):
     cdef object stats_of(self, Counters counters, uint64_t largest_free)
     cdef Chunk chunk_at(self, object ptr) except *
     cdef int raise_invalid_pointer(self, uint64_t address) except -1
+    cdef int check_books(self) except -1

@@ -116,7 +116,7 @@ cdef class Run:
             if progress is not None:
                 progress(end)
             if BFC_DEBUG >= 2:
-                self.allocator.check()
+                self.allocator.check_books()
         return 0
 
     cdef bint plays_alone(self) except -1:

@@ -157,8 +157,10 @@ def test_the_frames_are_those_of_the_thread_that_allocated() -> None:
     allocator.close()
 
 
-def test_frames_that_find_no_room_lose_no_allocation():
-    """The block was handed out, then RecursionError raised: nobody had its address."""
+@pytest.mark.parametrize("depth", range(4))
+def test_frames_that_find_no_room_lose_no_allocation(depth):
+    """The block was handed out, then RecursionError raised: nobody had its address. Where the stack ends depends on
+    the depth at which it began."""
     allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     allocator.record_history()
     got = []
@@ -167,8 +169,14 @@ def test_frames_that_find_no_room_lose_no_allocation():
         got.append(allocator.allocate_raw(1000))
         deeper()
 
+    def begin(depth: int) -> None:
+        if depth:
+            begin(depth - 1)
+        else:
+            deeper()
+
     with pytest.raises(RecursionError):
-        deeper()
+        begin(depth)
     assert allocator.memory_stats()["allocation.all.current"] == len(got)
 
 
