@@ -6,6 +6,8 @@ from libcpp.vector cimport vector
 from bfc.drivers.cuda._driver cimport Access, CUresult, MemoryProperties
 from bfc.drivers.cuda._device cimport PrimaryContext
 
+ctypedef CUresult (*Ending)(uint64_t, size_t) noexcept nogil
+
 
 cdef class VirtualMemory:
     cdef PrimaryContext context
@@ -13,6 +15,7 @@ cdef class VirtualMemory:
     cdef bint has_created               # whether a page was created: the kind of handle is settled then
     cdef readonly uint64_t granularity
 
+    cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil
     cdef CUresult drop(self, uint64_t handle) noexcept nogil
     cdef CUresult hide(self, uint64_t address, uint64_t nbytes) noexcept nogil

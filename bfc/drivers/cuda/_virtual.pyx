@@ -82,6 +82,10 @@ cdef object mapping_error(CUresult result, str call, str arguments=""):
     return error if error.hint else driver_error(error.call, result, _HINTS.get(call, ""))
 
 
+cdef CUresult release_handle(uint64_t handle, size_t _nbytes) noexcept nogil:
+    return cu.memory_release(handle)
+
+
 cdef class VirtualMemory:
     """Virtual memory of one device.
 
@@ -145,13 +149,18 @@ cdef class VirtualMemory:
             raise mapping_error(result, "cuMemAddressFree", f"{address:#x}, {nbytes} bytes")
 
     cdef CUresult let_go(self, uint64_t address, uint64_t nbytes) noexcept nogil:
+        return self.end(cu.address_free, address, nbytes)
+
+    cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil:
+        """Makes a call that gives something back. A context that was reset is no reason not to, as this memory is of
+        no context."""
         cdef int mode
         if forked:
             return SUCCESS
         if not self.context.retained:
             return NOT_INITIALIZED
         cdef bint entered = self.context.enter(&mode) == SUCCESS
-        cdef CUresult result = cu.address_free(address, nbytes)
+        cdef CUresult result = call(what, nbytes)
         if entered:
             self.context.leave(mode)
         return SUCCESS if is_lost(result) else result
@@ -199,17 +208,7 @@ cdef class VirtualMemory:
             raise mapping_error(result, "cuMemRelease", f"{handle:#x}")
 
     cdef CUresult drop(self, uint64_t handle) noexcept nogil:
-        """As for all that gives back: a context that was reset is no reason not to, as this memory is of no context."""
-        cdef int mode
-        if forked:
-            return SUCCESS
-        if not self.context.retained:
-            return NOT_INITIALIZED
-        cdef bint entered = self.context.enter(&mode) == SUCCESS
-        cdef CUresult result = cu.memory_release(handle)
-        if entered:
-            self.context.leave(mode)
-        return SUCCESS if is_lost(result) else result
+        return self.end(release_handle, handle, 0)
 
     # -- mappings ------------------------------------------------------------------------------------------------------
 
@@ -255,16 +254,7 @@ cdef class VirtualMemory:
             raise mapping_error(result, "cuMemUnmap", f"{address:#x}, {nbytes} bytes")
 
     cdef CUresult hide(self, uint64_t address, uint64_t nbytes) noexcept nogil:
-        cdef int mode
-        if forked:
-            return SUCCESS
-        if not self.context.retained:
-            return NOT_INITIALIZED
-        cdef bint entered = self.context.enter(&mode) == SUCCESS
-        cdef CUresult result = cu.memory_unmap(address, nbytes)
-        if entered:
-            self.context.leave(mode)
-        return SUCCESS if is_lost(result) else result
+        return self.end(cu.memory_unmap, address, nbytes)
 
     def set_access(self, uint64_t address, uint64_t nbytes, devices, bint allowed=True):
         """Gives some devices access to what is mapped, or takes it from them, in one call. Raises DriverError."""
