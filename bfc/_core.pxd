@@ -288,6 +288,8 @@ cdef class Pool:
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
     cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
+    cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
+                      uint32_t state) noexcept nogil
     cdef cbool list_free(self, uint32_t bin_set, vector[ChunkHandle]& out) noexcept nogil
     cdef cbool is_whole(self, ChunkHandle handle) noexcept nogil
     cdef Region region_of(self, ChunkHandle handle) noexcept nogil

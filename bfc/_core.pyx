@@ -664,6 +664,21 @@ cdef class Pool:
         else:
             self.regions.erase(ptr)
             self.chunks[last].next = handle
+        self.fill_in(handle, ptr, size, bin_set, FREE)
+        self.chunks[handle].prev = last
+        self.bin_sets[bin_set].regions += last == NO_CHUNK
+        self.counters.pool_bytes += size
+        self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
+        if self.usage != NULL:
+            self.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
+            if self.history != NULL:
+                self.note(HISTORY_SEGMENT_ALLOC, &self.chunks[handle], size)
+        self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, self.timing == NULL))
+        return True
+
+    cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
+                      uint32_t state) noexcept nogil:
+        """Writes the record of a chunk that is nobody's, without neighbours."""
         cdef Chunk* chunk = &self.chunks[handle]
         chunk.ptr = ptr
         chunk.size = size
@@ -671,19 +686,9 @@ cdef class Pool:
         chunk.allocation_id = -1
         chunk.freed_at_count = 0
         chunk.stream = self.bin_sets[bin_set].lane.stream
-        chunk.prev = last
-        chunk.next = NO_CHUNK
+        chunk.prev = chunk.next = NO_CHUNK
         chunk.bin_set = bin_set
-        chunk.state = FREE
-        self.bin_sets[bin_set].regions += last == NO_CHUNK
-        self.counters.pool_bytes += size
-        self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
-        if self.usage != NULL:
-            self.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
-            if self.history != NULL:
-                self.note(HISTORY_SEGMENT_ALLOC, chunk, size)
-        self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, self.timing == NULL))
-        return True
+        chunk.state = state
 
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil:
         """The regions without a chunk in use, or all, in address order; no ranges. False: the host is out of memory."""

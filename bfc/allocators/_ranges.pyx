@@ -38,22 +38,9 @@ cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_
         return NO_HOST_MEMORY
     cdef ChunkHandle handle = pool.take_slot()
     pool.regions[region.end].first = handle
-    put(pool, handle, ptr, size, bin_set)
-    pool.chunks[handle].prev = pool.chunks[handle].next = NO_CHUNK
+    pool.fill_in(handle, ptr, size, bin_set, UNMAPPED)
     pool.bin_sets[bin_set].regions += 1
     return handle
-
-
-cdef void put(Pool pool, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:
-    cdef Chunk* chunk = &pool.chunks[handle]
-    chunk.ptr = ptr
-    chunk.size = size
-    chunk.requested_size = 0
-    chunk.allocation_id = -1
-    chunk.freed_at_count = 0
-    chunk.stream = pool.bin_sets[bin_set].lane.stream
-    chunk.bin_set = bin_set
-    chunk.state = UNMAPPED
 
 
 cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
@@ -100,8 +87,7 @@ cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogi
     """Cuts the tail off a chunk that is in no bin; the tail has the same state. Needs a record."""
     cdef ChunkHandle rest = pool.take_slot()
     cdef Chunk* chunk = &pool.chunks[handle]
-    put(pool, rest, chunk.ptr + size, chunk.size - size, chunk.bin_set)
-    pool.chunks[rest].state = chunk.state
+    pool.fill_in(rest, chunk.ptr + size, chunk.size - size, chunk.bin_set, chunk.state)
     pool.chunks[rest].prev = handle
     pool.chunks[rest].next = chunk.next
     if chunk.next != NO_CHUNK:
