@@ -25,6 +25,9 @@ cdef enum Taken:
     REFUSED                     # by the allocator, which has closed, or has no host memory for it
 
 
+cdef uint64_t total_size(vector[Region]& regions) noexcept nogil
+
+
 @cython.final
 cdef class Source:
     cdef Lock* lock                     # the allocator's: it guards the pool and what stands here

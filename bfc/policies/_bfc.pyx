@@ -9,6 +9,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Region, SharedCounter, round_up
 from bfc.buffers._arguments cimport count_from
+from bfc.allocators._source cimport total_size
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._growth cimport Growth, backpedal
 
@@ -263,12 +264,10 @@ cdef class BFCAllocator(Allocator):
         """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (TensorFlow's
         behaviour, 2.7)."""
         cdef vector[Region] regions
-        cdef Region region
-        cdef uint64_t total = 0, kept
+        cdef uint64_t total, kept
         self.acquire()
         self.pool.list_regions(regions, False)
-        for region in regions:
-            total += region.end - region.ptr
+        total = total_size(regions)
         kept = self.source.taken() - total
         if total == 0 or kept > self.limit or request.rounded > self.limit - kept:
             self.lock.release()

@@ -63,7 +63,6 @@ cdef class CachingAllocator(Allocator):
     cdef int record_deferred(self, bint again=*) except -1
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil
-    cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil
 
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1
     cdef int wait_for_pool(self, PoolId id) except -1

@@ -26,6 +26,7 @@ from bfc.policies._private_pools cimport (
 )
 from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
+    take_out,
 )
 from bfc.policies._expandable cimport ExpandableSegments, Faults, Growing, check_mapping, raise_faults
 from bfc.policies._emptying cimport Emptying
@@ -596,7 +597,7 @@ cdef class CachingAllocator(Allocator):
             needed = taken - (self.allowed - needed)
         self.list_what_may_go(chunks)
         choose_enough(self.pool, chunks, needed, chosen)
-        self.take_out(chosen, regions)
+        take_out(self.pool, self.source, chosen, regions)
         self.lock.release()
         self.release(request, regions)
         return regions.size() > 0
@@ -609,7 +610,7 @@ cdef class CachingAllocator(Allocator):
             return 0
         self.acquire()
         self.list_what_may_go(chunks)
-        self.take_out(chunks, regions)
+        take_out(self.pool, self.source, chunks, regions)
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
@@ -689,11 +690,8 @@ cdef class CachingAllocator(Allocator):
         if self.segments.are_some():
             return self.empty_in_turn(&changes)
         self.acquire()
-        released = self.source.unreturned_bytes
         self.list_what_may_go(chunks)
-        self.take_out(chunks, regions)
-        for region in regions:
-            released += region.end - region.ptr
+        released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
@@ -702,12 +700,6 @@ cdef class CachingAllocator(Allocator):
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil:
         list_releasable(self.pool, self.private_pools, self.may_release_default(), out)
-
-    cdef void take_out(self, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil:
-        cdef ChunkHandle handle
-        for handle in chunks:
-            try_push_region(out, self.pool.region_of(handle))
-        self.source.forget(out)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -1171,11 +1163,9 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         list_whole(self.pool, id, SMALL, chunks)
         list_whole(self.pool, id, LARGE, chunks)
-        self.take_out(chunks, regions)
+        released = take_out(self.pool, self.source, chunks, regions)
         self.private_pools.drop_empty(self.pool.bin_sets, id)
         self.lock.release()
-        for region in regions:
-            released += region.end - region.ptr
         self.source.give_back(regions, False)
         return released
 

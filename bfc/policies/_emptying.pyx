@@ -4,18 +4,14 @@ ranges, as PyTorch does (PyTorch's behaviour, 2.13)."""
 cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport LARGE, SMALL, ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
-from bfc.allocators._source cimport Source
+from bfc.allocators._source cimport Source, total_size
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool
-from bfc.policies._releasing cimport list_whole
+from bfc.policies._releasing cimport list_whole, take_out
 from bfc.policies._expandable cimport ExpandableSegments, Faults, FreePart, list_parts, raise_faults
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
 
 
 @cython.final
@@ -79,17 +75,12 @@ cdef class Emptying:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef vector[FreePart] parts
-        cdef ChunkHandle handle
-        cdef uint64_t released = 0
+        cdef uint64_t released
         acquire_lock(self.lock[0])
         list_whole(self.pool, id, kind, chunks)
-        for handle in chunks:
-            try_push_region(regions, self.pool.region_of(handle))
-        self.source.forget(regions)
+        released = take_out(self.pool, self.source, chunks, regions)
         list_parts(self.pool, id, kind, parts)
         self.lock.release()
-        for region in regions:
-            released += region.end - region.ptr
         changes[0] += regions.size()
         try:
             self.source.give_back(regions, False)
@@ -101,16 +92,13 @@ cdef class Emptying:
 
     cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
         cdef vector[Region] regions
-        cdef uint64_t released = 0
         acquire_lock(self.lock[0])
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
-        for region in regions:
-            released += region.end - region.ptr
         changes[0] += regions.size()
         self.source.give_back(regions, False)
-        return released
+        return total_size(regions)
 
     cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
         cdef Faults faults = Faults()

@@ -711,6 +711,7 @@ cdef class ExpandableSegments:
     cdef uint64_t unmap_again(self, Range range, Faults faults) noexcept:
         """Tries to unmap what should have left a range. Returns the bytes that went."""
         cdef uint64_t ptr, end = range.ptr, released = 0
+        cdef FreePart part
         cdef ChunkHandle handle = self.leaving_from(range, end)
         if handle == NO_CHUNK:
             return 0
@@ -719,8 +720,8 @@ cdef class ExpandableSegments:
             return 0
         range.must_wait = False
         while handle != NO_CHUNK:
-            ptr = self.part_of(handle).ptr
-            end = ptr + self.part_of(handle).size
+            part = self.part_of(handle)
+            ptr, end = part.ptr, part.ptr + part.size
             while ptr < end:
                 if range.page_at(ptr) is not None:
                     self.unmap_pages(range, ptr, range.slot, range.slot, faults)

@@ -5,8 +5,10 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Pool, Region
+from bfc.allocators._source cimport Source
 from bfc.policies._private_pools cimport PoolId, PrivatePools
 
+cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil
 cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
 cdef cbool list_in_ranges(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
 cdef cbool list_collectable(Pool pool, vector[ChunkHandle]& out) noexcept nogil

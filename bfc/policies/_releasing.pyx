@@ -5,6 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport LARGE, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
+from bfc.allocators._source cimport Source
 from bfc.policies._private_pools cimport (
     PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of,
 )
@@ -156,3 +157,11 @@ cdef void choose_enough(Pool pool, vector[ChunkHandle]& chunks, uint64_t needed,
         i += 1
     if needed > 0 and i < chunks.size():
         try_push_handle(chosen, chunks[i])
+
+
+cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil:
+    """Takes the regions that these chunks fill out of the pool, to be given back. Returns their bytes."""
+    cdef ChunkHandle handle
+    for handle in chunks:
+        try_push_region(out, pool.region_of(handle))
+    return source.forget(out)
