@@ -159,8 +159,8 @@ def test_the_frames_are_those_of_the_thread_that_allocated() -> None:
 
 @pytest.mark.parametrize("depth", range(4))
 def test_frames_that_find_no_room_lose_no_allocation(depth):
-    """The block was handed out, then RecursionError raised: nobody had its address. Where the stack ends depends on
-    the depth at which it began."""
+    """The block was handed out, then RecursionError raised: nobody had its address. The depth at
+    which it begins says where the stack ends."""
     allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     allocator.record_history()
     got = []
