@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "peers: compares with compiled upstreams; needs their wheels"
     )
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # as a shell starts jobs in the background: the tests of Ctrl-C would be ignored with it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str | None:
