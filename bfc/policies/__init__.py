@@ -7,6 +7,7 @@ _observers.pyx         functions that it calls before memory is asked for or ref
 _deferred.pyx          frees in a scope with `strict`, whose fences are asked for after the scope
 _private_pools.pyx     who uses its private pools, and what is diverted into them
 _releasing.pyx         which regions it gives back
+_mapper.pyx            who calls a sub-allocator to map memory, one thread at a time
 _expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses
 _emptying.pyx          what goes back where it has such segments
 _caching.pyx           PyTorch's caching policy

@@ -28,7 +28,8 @@ from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
-from bfc.policies._expandable cimport ExpandableSegments, Faults, Growing, check_mapping, raise_faults
+from bfc.policies._mapper cimport Faults, raise_faults
+from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.policies._emptying cimport Emptying
 
 from bfc.errors import ClosedError, never_set_up, out_of_host_memory

@@ -7,7 +7,8 @@ from bfc._core cimport Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools
-from bfc.policies._expandable cimport ExpandableSegments, Faults
+from bfc.policies._mapper cimport Faults
+from bfc.policies._expandable cimport ExpandableSegments
 
 
 @cython.final

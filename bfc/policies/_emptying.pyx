@@ -11,7 +11,8 @@ from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source, total_size
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool
 from bfc.policies._releasing cimport list_whole, take_out
-from bfc.policies._expandable cimport ExpandableSegments, Faults, FreePart, list_parts, raise_faults
+from bfc.policies._mapper cimport Faults, raise_faults
+from bfc.policies._expandable cimport ExpandableSegments, FreePart, list_parts
 
 
 @cython.final

@@ -5,11 +5,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.interpreter._signals cimport Deferral
 from bfc._core cimport ChunkHandle, Pool
-from bfc.allocators._lock cimport Lock
-from bfc.allocators._source cimport Source
 from bfc.policies._private_pools cimport PoolId
+from bfc.policies._mapper cimport Faults, Mapper, Page
 
 
 cdef struct Growing:                # a request that memory is mapped for
@@ -23,24 +21,6 @@ cdef struct FreePart:               # a free chunk of a range
     ChunkHandle handle
     uint64_t ptr
     uint64_t size
-
-
-@cython.final
-cdef class Faults:
-    cdef object first
-    cdef object interrupt               # the first that is no Exception
-    cdef size_t count
-
-    cdef Faults restart(self)
-    cdef void add(self, error) noexcept
-
-
-@cython.final
-cdef class Page:
-    cdef object number                  # as `create` returned it; None: it is still to be made
-    cdef uint64_t nbytes
-    cdef bint is_mapped
-    cdef Page next                      # in the list of those that the sub-allocator did not take back
 
 
 @cython.final
@@ -63,26 +43,11 @@ cdef class Range:
 
 
 @cython.final
-cdef class ExpandableSegments:
-    cdef Lock* lock                     # the allocator's
-    cdef Pool pool
-    cdef Source source
+cdef class ExpandableSegments(Mapper):
     cdef bint strict                    # each slot is unmapped by a call of its own, and has PyTorch's size
     cdef list ranges                    # of Range, by address
-    cdef Page unreleased                # the first page that the sub-allocator did not take back
-    cdef Faults closing                 # made beforehand: whoever drops an allocator closes it once
-    cdef Deferral deferral              # of the mapper
-    cdef unsigned long mapper           # the thread that maps or unmaps now; 0: none. Guarded by the lock
-    cdef size_t count                   # of ranges and unreleased pages
-    cdef uint64_t changes               # counts what was mapped and unmapped
-    cdef bint must_close                # as soon as the mapper leaves
     cdef bint some_stuck                # memory that could not be unmapped
 
-    cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1
-    cdef bint enter(self, uint64_t set_aside) except -1
-    cdef void leave(self) noexcept
-    cdef void close_late(self) noexcept
-    cdef void take_over(self) noexcept
     cdef bint has_pages(self, Range range, ChunkHandle handle) noexcept
     cdef FreePart part_of(self, ChunkHandle handle) noexcept
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
@@ -103,29 +68,24 @@ cdef class ExpandableSegments:
     cdef bint create_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1
     cdef int put_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1
     cdef void mark_mapped(self, Range range, uint64_t ptr, uint64_t nbytes, runs) noexcept
-    cdef void release_page(self, Page page, Faults faults) noexcept
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept
     cdef uint64_t unmap_part(self, Range range, FreePart* part, Faults faults) noexcept
     cdef bint make_room(self, Range range) noexcept
     cdef bint wait_for(self, Range range, Faults faults) noexcept
     cdef void unmap_pages(self, Range range, uint64_t ptr, uint64_t nbytes, uint64_t step, Faults faults) noexcept
     cdef uint64_t settle(self, Range range, ChunkHandle handle) noexcept
-    cdef void note_change(self) noexcept nogil
     cdef void note_holes(self, Range range, ChunkHandle added) noexcept nogil
     cdef uint64_t try_stuck_again(self, Faults faults) noexcept
-    cdef void try_unreleased_again(self, Faults faults) noexcept
     cdef uint64_t unmap_again(self, Range range, Faults faults) noexcept
     cdef ChunkHandle leaving_from(self, Range range, uint64_t ptr) noexcept
     cdef void drop_unused(self, Faults faults) noexcept
     cdef void drop_if_unused(self, Range range, Faults faults) noexcept
     cdef void unreserve(self, Range range, Faults faults) noexcept
     cdef void remove(self, Range range) noexcept
-    cdef void close(self, Faults faults) noexcept
     cdef void empty(self, Range range, Faults faults) noexcept
     cdef dict figures(self)
     cdef uint64_t lost_in(self, Range range) noexcept
 
 
 cdef int check_mapping(sub_allocator) except -1
-cdef int raise_faults(sub_allocator, Faults faults) except -1
 cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out) noexcept nogil

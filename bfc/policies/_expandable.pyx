@@ -1,45 +1,34 @@
 """PyTorch's expandable segments: ranges of reserved addresses into which memory is mapped piece by piece.
 
-The sub-allocator is called with the GIL and without the lock. One thread at a time maps and unmaps, between `enter` and
-`leave`; the others allocate and free meanwhile. Numbers of behaviour are those of docs/behaviour/pytorch.md.
+Only the thread between `enter` and `leave` maps and unmaps (_mapper.pyx). Numbers of behaviour are those of
+docs/behaviour/pytorch.md.
 """
 
 cimport cython
-from cpython.number cimport PyNumber_Index
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.interpreter._signals cimport defer_handlers, resume_handlers
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
 from bfc.allocators._ranges cimport (
     add_range, begin_mapping, begin_unmapping, cancel_mapping, cancel_unmapping, end_mapping, end_unmapping,
     remove_range,
 )
-from bfc.allocators._lock cimport Lock, acquire_lock
-from bfc.allocators._source cimport Source
-from bfc.allocators._frees cimport report_unraisable
+from bfc.allocators._lock cimport acquire_lock
 from bfc.policies._private_pools cimport PoolId
 from bfc.policies._releasing cimport list_in_ranges
+from bfc.policies._mapper cimport Faults, Page, call_create, call_reserve, lies_in, round_up_to
 
 from bfc.errors import SettingsError, SubAllocatorError, out_of_host_memory
 from bfc.suballocators.base import checked_memory_info
-from bfc.units import format_bytes
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_part "bfc::try_push_back"(vector[FreePart]& items, const FreePart& item) noexcept
 
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
-
 cdef enum:
     SMALL_SLOT = 2 << 20
-
-
-cdef inline uint64_t round_up_to(uint64_t size, uint64_t step) noexcept nogil:
-    return (size + step - 1) // step * step
 
 
 cdef cbool is_start(Pool pool, const Growing* growing, uint32_t state) noexcept nogil:
@@ -58,66 +47,12 @@ cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil
     return found >= size
 
 
-cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
-    cdef uint64_t place = 0, granularity = sub_allocator.mapping_granularity
-    answer = sub_allocator.reserve(nbytes)
-    if answer is None:
-        raise SubAllocatorError(
-            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. That is no lack of memory: "
-            f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
-    try:
-        place = PyNumber_Index(answer)      # nothing here needs memory of the host: the addresses would be lost
-    except (TypeError, OverflowError):
-        pass
-    if 0 < place <= (<uint64_t>1 << 63) - nbytes and place % granularity == 0:
-        return place
-    if place:
-        try:
-            sub_allocator.unreserve(place, nbytes)
-        except Exception:
-            pass    # it was none
-    raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
-                            f"multiple of mapping_granularity")
-
-
-cdef object call_create(sub_allocator, uint64_t nbytes):
-    """The number of a new page; None: there is no memory for it."""
-    try:
-        number = sub_allocator.create(nbytes)
-    except MemoryError:
-        return None
-    if number is None or isinstance(number, int):
-        return number
-    raise SubAllocatorError(f"{sub_allocator!r}.create returned {number!r}: a page is an int, or None")
-
-
-cdef bint lies_in(uint64_t address, runs) noexcept:
-    """Whether an address lies in one of these (address, bytes). What cannot be read as such may contain it."""
-    try:
-        for start, size in runs:
-            if start <= address < start + size:
-                return True
-    except Exception:
-        return True
-    return False
-
-
 cdef int check_mapping(sub_allocator) except -1:
     possible = sub_allocator.supports_virtual_memory
     if not possible:
         raise SettingsError(f"expandable segments need a source that maps memory: {possible}",
                             key="expandable_segments", given="True", allowed="False with this source",
                             hint="max_split_size_mb or garbage_collection_threshold, against fragmentation")
-    return 0
-
-
-cdef int raise_faults(sub_allocator, Faults faults) except -1:
-    """Raises what the sub-allocator failed with while memory went back: a Ctrl-C as it is."""
-    if faults.interrupt is not None:
-        raise faults.interrupt
-    if faults.first is not None:
-        raise SubAllocatorError(f"{sub_allocator!r} failed {faults.count} time(s) to take memory back, first with "
-                                f"{faults.first!r}; release_free_regions() and close() try again") from faults.first
     return 0
 
 
@@ -129,29 +64,6 @@ cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out)
     for handle in free:
         if not try_push_part(out, FreePart(handle, pool.chunks[handle].ptr, pool.chunks[handle].size)):
             return
-
-
-@cython.final
-cdef class Faults:
-    """What a sub-allocator fails with while memory goes back. Noting it needs no memory of the host."""
-
-    cdef Faults restart(self):
-        self.first = self.interrupt = None
-        self.count = 0
-        return self
-
-    cdef void add(self, error) noexcept:
-        self.count += 1
-        if self.first is None:
-            self.first = error
-        if self.interrupt is None and not isinstance(error, Exception):
-            self.interrupt = error
-
-
-@cython.final
-@cython.no_gc_clear
-cdef class Page:
-    """A page, made before the sub-allocator is asked for one: what goes wrong later needs no memory of the host."""
 
 
 @cython.final
@@ -193,61 +105,17 @@ cdef class Range:
 
 @cython.final
 @cython.no_gc_clear
-cdef class ExpandableSegments:
+cdef class ExpandableSegments(Mapper):
     """The ranges of an allocator, and what is mapped in them. It never calls the allocator."""
 
     def __cinit__(self):
         self.ranges = []
-        self.closing = Faults()
 
-    cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1:
-        """Takes the allocator's lock, which must live as long, its pool and its source."""
-        self.lock = lock
-        self.pool = pool
-        self.source = source
-        return 0
-
-    cdef bint enter(self, uint64_t set_aside) except -1:
-        """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
-        one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
-        its calls must not forget."""
-        cdef cbool entered, others = False
-        if not self.source.begin_call(set_aside, 0):
-            raise out_of_host_memory()
-        acquire_lock(self.lock[0])
-        # a thread that is in no call any more did not come through a fork, or the interpreter's shutdown stopped it
-        entered = self.mapper == 0 or not self.source.is_listed(self.mapper)
-        if entered:
-            others = self.mapper != 0
-            self.mapper = PyThread_get_thread_ident()
-        self.lock.release()
-        if not entered:
-            self.source.end_call(True, 0)
-            return False
-        defer_handlers(&self.deferral)
-        if others:
-            self.take_over()
-        return True
-
-    cdef void leave(self) noexcept:
-        """Also closes, if the allocator was closed in one of the calls meanwhile."""
-        if self.must_close:
-            self.close_late()
-        resume_handlers(&self.deferral)
-        acquire_lock(self.lock[0])
-        self.mapper = 0
-        self.count = len(self.ranges) + (self.unreleased is not None)
-        self.lock.release()
-        self.source.end_call(True, 0)
-
-    cdef void close_late(self) noexcept:
-        self.must_close = False
-        self.close(self.closing.restart())
-        if self.closing.first is not None:
-            report_unraisable(self.closing.first, self.source.sub_allocator)
+    cdef size_t count_what_is_mapped(self) noexcept:
+        return len(self.ranges) + (self.unreleased is not None)
 
     cdef void take_over(self) noexcept:
-        """Tidies up behind a thread that stopped for ever while it mapped or unmapped. What may have memory leaves."""
+        """What may have memory leaves."""
         cdef Range range
         cdef ChunkHandle handle
         cdef bint some = False
@@ -550,17 +418,6 @@ cdef class ExpandableSegments:
             range.page_at(ptr).is_mapped = runs is None or lies_in(ptr, runs)
             ptr += range.slot
 
-    cdef void release_page(self, Page page, Faults faults) noexcept:
-        """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
-        try:
-            self.source.sub_allocator.release(page.number)
-        except BaseException as error:
-            page.next = self.unreleased
-            self.unreleased = page
-            self.source.keep_bytes(page.nbytes)
-            if faults is not None:
-                faults.add(error)
-
     # -- giving back --------------------------------------------------------------------------------------------------
 
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept:
@@ -658,10 +515,6 @@ cdef class ExpandableSegments:
         self.note_change()
         return gone
 
-    cdef void note_change(self) noexcept nogil:
-        self.changes += 1
-        self.source.changes.add(1)
-
     cdef void note_holes(self, Range range, ChunkHandle added) noexcept nogil:
         """Lists what is unmapped in a range, after some of it has changed and this chunk may be new. Needs the lock
         under which it has changed, and room in the list."""
@@ -698,15 +551,6 @@ cdef class ExpandableSegments:
             if some_stuck or not range.is_known:
                 self.drop_if_unused(range, faults)
         return released
-
-    cdef void try_unreleased_again(self, Faults faults) noexcept:
-        cdef Page page = self.unreleased, following
-        self.unreleased = None
-        while page is not None:
-            following, page.next = page.next, None
-            self.source.keep_bytes(-<int64_t>page.nbytes)
-            self.release_page(page, faults)
-            page = following
 
     cdef uint64_t unmap_again(self, Range range, Faults faults) noexcept:
         """Tries to unmap what should have left a range. Returns the bytes that went."""

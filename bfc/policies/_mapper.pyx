@@ -1,0 +1,192 @@
+"""Who maps: one thread at a time calls a sub-allocator's functions for virtual memory.
+
+The sub-allocator is called with the GIL and without the lock, between `enter` and `leave`; other threads allocate and
+free meanwhile.
+"""
+
+cimport cython
+from cpython.number cimport PyNumber_Index
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cbool
+
+from bfc.interpreter._signals cimport defer_handlers, resume_handlers
+from bfc._core cimport Pool
+from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._source cimport Source
+from bfc.allocators._frees cimport report_unraisable
+
+from bfc.errors import SubAllocatorError, out_of_host_memory
+from bfc.units import format_bytes
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+
+cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
+    cdef uint64_t place = 0, granularity = sub_allocator.mapping_granularity
+    answer = sub_allocator.reserve(nbytes)
+    if answer is None:
+        raise SubAllocatorError(
+            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. That is no lack of memory: "
+            f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
+    try:
+        place = PyNumber_Index(answer)      # nothing here needs memory of the host: the addresses would be lost
+    except (TypeError, OverflowError):
+        pass
+    if 0 < place <= (<uint64_t>1 << 63) - nbytes and place % granularity == 0:
+        return place
+    if place:
+        try:
+            sub_allocator.unreserve(place, nbytes)
+        except Exception:
+            pass    # it was none
+    raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
+                            f"multiple of mapping_granularity")
+
+
+cdef object call_create(sub_allocator, uint64_t nbytes):
+    """The number of a new page; None: there is no memory for it."""
+    try:
+        number = sub_allocator.create(nbytes)
+    except MemoryError:
+        return None
+    if number is None or isinstance(number, int):
+        return number
+    raise SubAllocatorError(f"{sub_allocator!r}.create returned {number!r}: a page is an int, or None")
+
+
+cdef bint lies_in(uint64_t address, runs) noexcept:
+    """Whether an address lies in one of these (address, bytes). What cannot be read as such may contain it."""
+    try:
+        for start, size in runs:
+            if start <= address < start + size:
+                return True
+    except Exception:
+        return True
+    return False
+
+
+cdef int raise_faults(sub_allocator, Faults faults) except -1:
+    """Raises what the sub-allocator failed with while memory went back: a Ctrl-C as it is."""
+    if faults.interrupt is not None:
+        raise faults.interrupt
+    if faults.first is not None:
+        raise SubAllocatorError(f"{sub_allocator!r} failed {faults.count} time(s) to take memory back, first with "
+                                f"{faults.first!r}; release_free_regions() and close() try again") from faults.first
+    return 0
+
+
+@cython.final
+cdef class Faults:
+    """What a sub-allocator fails with while memory goes back. Noting it needs no memory of the host."""
+
+    cdef Faults restart(self):
+        self.first = self.interrupt = None
+        self.count = 0
+        return self
+
+    cdef void add(self, error) noexcept:
+        self.count += 1
+        if self.first is None:
+            self.first = error
+        if self.interrupt is None and not isinstance(error, Exception):
+            self.interrupt = error
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Page:
+    """A page, made before the sub-allocator is asked for one: what goes wrong later needs no memory of the host."""
+
+
+@cython.no_gc_clear
+cdef class Mapper:
+    """What every part that maps memory for an allocator needs. It never calls the allocator."""
+
+    def __cinit__(self):
+        self.closing = Faults()
+
+    cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1:
+        """Takes the allocator's lock, which must live as long, its pool and its source."""
+        self.lock = lock
+        self.pool = pool
+        self.source = source
+        return 0
+
+    cdef bint enter(self, uint64_t set_aside) except -1:
+        """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
+        one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
+        its calls must not forget."""
+        cdef cbool entered, others = False
+        if not self.source.begin_call(set_aside, 0):
+            raise out_of_host_memory()
+        acquire_lock(self.lock[0])
+        # a thread that is in no call any more did not come through a fork, or the interpreter's shutdown stopped it
+        entered = self.mapper == 0 or not self.source.is_listed(self.mapper)
+        if entered:
+            others = self.mapper != 0
+            self.mapper = PyThread_get_thread_ident()
+        self.lock.release()
+        if not entered:
+            self.source.end_call(True, 0)
+            return False
+        defer_handlers(&self.deferral)
+        if others:
+            self.take_over()
+        return True
+
+    cdef void leave(self) noexcept:
+        """Also closes, if the allocator was closed in one of the calls meanwhile."""
+        if self.must_close:
+            self.close_late()
+        resume_handlers(&self.deferral)
+        acquire_lock(self.lock[0])
+        self.mapper = 0
+        self.count = self.count_what_is_mapped()
+        self.lock.release()
+        self.source.end_call(True, 0)
+
+    cdef void close_late(self) noexcept:
+        self.must_close = False
+        self.close(self.closing.restart())
+        if self.closing.first is not None:
+            report_unraisable(self.closing.first, self.source.sub_allocator)
+
+    cdef void note_change(self) noexcept nogil:
+        self.changes += 1
+        self.source.changes.add(1)
+
+    # -- what a policy answers ----------------------------------------------------------------------------------------
+
+    cdef size_t count_what_is_mapped(self) noexcept:
+        return 0
+
+    cdef void take_over(self) noexcept:
+        """Tidies up behind a thread that stopped for ever while it mapped or unmapped."""
+
+    cdef void close(self, Faults faults) noexcept:
+        """Gives all memory and all addresses back. The next call tries what the sub-allocator fails with again."""
+
+    # -- pages that the sub-allocator did not take back ---------------------------------------------------------------
+
+    cdef void release_page(self, Page page, Faults faults) noexcept:
+        """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
+        try:
+            self.source.sub_allocator.release(page.number)
+        except BaseException as error:
+            page.next = self.unreleased
+            self.unreleased = page
+            self.source.keep_bytes(page.nbytes)
+            if faults is not None:
+                faults.add(error)
+
+    cdef void try_unreleased_again(self, Faults faults) noexcept:
+        cdef Page page = self.unreleased, following
+        self.unreleased = None
+        while page is not None:
+            following, page.next = page.next, None
+            self.source.keep_bytes(-<int64_t>page.nbytes)
+            self.release_page(page, faults)
+            page = following
+
