@@ -189,4 +189,3 @@ cdef class Mapper:
             self.source.keep_bytes(-<int64_t>page.nbytes)
             self.release_page(page, faults)
             page = following
-
