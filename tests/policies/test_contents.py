@@ -1,0 +1,85 @@
+"""No memory is used again while work that was queued for its last owner is unfinished, through
+whichever address: random programs over four streams, on real memory, whose work runs late.
+
+A failing program prints the line that repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+from late_host import LateFence, LateHost, LateProgram
+
+import bfc
+
+SEED = int(os.environ.get("BFC_SEED", "0"))
+PROGRAMS = int(os.environ.get("BFC_HISTORIES", "8"))
+STEPS = 400
+MAKE: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
+    "bfc": lambda source: bfc.BFCAllocator(source, allow_growth=True),
+    "caching": lambda source: bfc.CachingAllocator(source),
+    "expandable": lambda source: bfc.CachingAllocator(source, settings="expandable_segments:True"),
+}
+
+if not bfc.HostSubAllocator("4 MiB").supports_virtual_memory:
+    pytest.skip("the source maps no memory", allow_module_level=True)
+
+
+def run_program(source: LateHost, policy: str, seed: int) -> list[str]:
+    """Its faults."""
+    allocator = MAKE[policy](source)
+    program = LateProgram(allocator, source, random.Random(seed))
+    program.run(STEPS)
+    return program.end()
+
+
+def capacity_of(policy: str, seed: int) -> int:
+    """The small ones run out of memory, so that streams take memory of each other."""
+    mebibytes = (16, 24, 64)[seed % 3]
+    return mebibytes * (4 << 20 if policy == "expandable" else 1 << 20)
+
+
+@pytest.mark.parametrize("policy", MAKE)
+@pytest.mark.parametrize("seed", range(SEED, SEED + PROGRAMS))
+def test_every_block_has_what_was_written_to_it(seed: int, policy: str) -> None:
+    source = LateHost(capacity_of(policy, seed))
+    faults = run_program(source, policy, seed)
+    repeat = f"BFC_SEED={seed} BFC_HISTORIES=1 pytest {__file__} -k {policy}"
+    assert faults == [], repeat
+    assert source.live_bytes == 0
+
+
+class WithoutOrder(LateHost):
+    def order(self, first: int, then: int) -> None:
+        pass
+
+
+class WithoutFences(LateHost):
+    def fence(self, stream: int) -> LateFence | None:
+        return None
+
+
+class WithoutWait(LateHost):
+    """Says at once that a stream has finished."""
+
+    def wait(self, stream: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "broken"),
+    [
+        ("bfc", WithoutOrder),
+        ("bfc", WithoutFences),
+        ("caching", WithoutFences),
+        ("expandable", WithoutFences),
+        ("expandable", WithoutWait),
+    ],
+)
+def test_a_source_that_leaves_something_out_is_found(policy: str, broken: type[LateHost]) -> None:
+    """The first test above can fail."""
+    programs = (run_program(broken(capacity_of(policy, at)), policy, at) for at in range(20))
+    assert any(programs)
