@@ -122,6 +122,14 @@ def make_allocator(simulated: Simulated) -> Iterator[MakeAllocator]:
         assert getattr(allocator.sub_allocator, "live_bytes", 0) == 0, "regions were leaked"
 
 
+@pytest.fixture(scope="session")
+def torch_peer() -> None:
+    """PyTorch's compiled allocator is built, so that no test is slowed down by it."""
+    from bench.peers.torch import build  # which most tests have no use for
+
+    build()
+
+
 @pytest.fixture
 def dice(request: pytest.FixtureRequest) -> random.Random:
     """Random numbers, the same in every run of a test."""

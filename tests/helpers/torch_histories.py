@@ -1,11 +1,13 @@
 """Random histories for PyTorch's policy, and the first answer in which two subjects differ.
 
 A subject is `bench.peers.torch.TorchPeer`, `torch_model.TorchModel` or `caching_subject.Ours`: a
-history is a list of the operations that all of them run. Its profile and seed repeat it.
+history is a list of the operations that all of them run. Its profile and seed repeat it, and
+`BFC_SEED=n` makes `assert_they_agree` run the histories of this seed alone.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from bench.peers.server import OUT_OF_MEMORY, Failure, Operation
 from bench.peers.torch import ACTIONS, DEFAULT_POOL, Pool
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+GIVEN_SEED = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
 #: Upstream goes through streams and private pools in the order of a hash table, which for these is
 #: the order of their numbers (PyTorch's behaviour, 2.14).
 STREAMS = (0, 2, 4, 6)
@@ -723,6 +726,13 @@ def first_difference(history: History, a: Make, b: Make) -> str | None:
     )
 
 
+def assert_they_agree(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
+    """Both subjects answer alike in the histories of these seeds, or of BFC_SEED."""
+    for seed in GIVEN_SEED or seeds:
+        difference = first_difference(make_history(profile, seed), a, b)
+        assert difference is None, difference
+
+
 def describe(first: Any, second: Any) -> str:
     """The parts of two answers that differ, a few of them."""
     if isinstance(first, dict) and isinstance(second, dict):
@@ -754,6 +764,7 @@ __all__ = [
     "History",
     "Make",
     "Subject",
+    "assert_they_agree",
     "first_difference",
     "make_history",
 ]

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from bench.peers.server import Failure, PeerDied
-from bench.peers.torch import COUNTERS, STATS, TorchPeer, build
+from bench.peers.torch import COUNTERS, STATS, TorchPeer
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("torch_peer")]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BASE = 1 << 40
@@ -27,11 +27,6 @@ TRACES = Path(__file__).parents[2] / "bench" / "traces"
 RECORDED = sorted(TRACES.glob("gpu_*.npz"))
 
 Make = Callable[..., TorchPeer]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _built() -> None:
-    build()
 
 
 @pytest.fixture

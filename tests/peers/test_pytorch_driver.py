@@ -6,18 +6,13 @@ from __future__ import annotations
 import pytest
 
 from bench.peers.server import Failure
-from bench.peers.torch import TorchPeer, build
+from bench.peers.torch import TorchPeer
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("torch_peer")]
 
 MIB = 1 << 20
 RANGE = 1 << 44
 UNKNOWN = 999
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    build()
 
 
 def kind_of(answer: object) -> str | None:

@@ -8,7 +8,6 @@ histories of one seed.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 
@@ -16,8 +15,8 @@ import pytest
 from caching_subject import Ours, Peer
 from torch_histories import (
     PROFILES,
-    Make,
     Subject,
+    assert_they_agree,
     first_difference,
     first_index,
     make_history,
@@ -25,47 +24,35 @@ from torch_histories import (
 )
 
 from bench.peers.server import Operation
-from bench.peers.torch import TorchPeer, build
+from bench.peers.torch import TorchPeer
 from bfc.testing.torch_model import TorchModel
 
 MIB = 1 << 20
-GIVEN = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
 
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 
-@pytest.fixture(scope="session")
-def _built() -> None:
-    build()
-
-
-def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
-    for seed in GIVEN or seeds:
-        difference = first_difference(make_history(profile, seed), a, b)
-        assert difference is None, difference
-
-
 @profiles
 def test_ours_is_the_model(profile: str) -> None:
-    check(profile, range(12), TorchModel, Ours)
+    assert_they_agree(profile, range(12), TorchModel, Ours)
 
 
 @pytest.mark.peers
-@pytest.mark.usefixtures("_built")
+@pytest.mark.usefixtures("torch_peer")
 @profiles
 def test_the_model_is_the_peer(profile: str) -> None:
-    check(profile, range(40), TorchModel, Peer)
+    assert_they_agree(profile, range(40), TorchModel, Peer)
 
 
 @pytest.mark.peers
-@pytest.mark.usefixtures("_built")
+@pytest.mark.usefixtures("torch_peer")
 @profiles
 def test_ours_is_the_peer(profile: str) -> None:
-    check(profile, range(100, 180), Peer, Ours)
+    assert_they_agree(profile, range(100, 180), Peer, Ours)
 
 
 @pytest.mark.peers
-@pytest.mark.usefixtures("_built")
+@pytest.mark.usefixtures("torch_peer")
 @pytest.mark.parametrize("recorded", ["before", "inside"])
 @pytest.mark.parametrize("freed", ["inside", "after"])
 def test_the_model_forgets_what_the_peer_forgets(recorded: str, freed: str) -> None:

@@ -8,7 +8,6 @@ an error of the driver at once, as the model does. `BFC_SEED=n` repeats the hist
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -16,21 +15,22 @@ from typing import Any
 import pytest
 from caching_subject import CommonPeer, Ours
 from torch_corners import MIB, POOL, failed
-from torch_histories import BROKEN, EXPANDABLE, Make, first_difference, make_history, run_alone
+from torch_histories import (
+    BROKEN,
+    EXPANDABLE,
+    Make,
+    assert_they_agree,
+    first_difference,
+    make_history,
+    run_alone,
+)
 
 from bench.peers.server import Operation
-from bench.peers.torch import Pool, build
+from bench.peers.torch import Pool
 from bfc.testing.torch_model import TorchModel
 from bfc.testing.torch_records import Chunk, Request
 
-GIVEN = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
-
 profiles = pytest.mark.parametrize("profile", EXPANDABLE)
-
-
-@pytest.fixture(scope="session")
-def _built() -> None:
-    build()
 
 
 class RollsBack(TorchModel):
@@ -40,29 +40,23 @@ class RollsBack(TorchModel):
         super().__init__(rolls_back=True, **options)
 
 
-def check(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
-    for seed in GIVEN or seeds:
-        difference = first_difference(make_history(profile, seed), a, b)
-        assert difference is None, difference
-
-
 @pytest.mark.peers
-@pytest.mark.usefixtures("_built")
+@pytest.mark.usefixtures("torch_peer")
 @profiles
 def test_the_model_is_the_peer(profile: str) -> None:
-    check(profile, range(20), TorchModel, CommonPeer)
+    assert_they_agree(profile, range(20), TorchModel, CommonPeer)
 
 
 @pytest.mark.peers
-@pytest.mark.usefixtures("_built")
+@pytest.mark.usefixtures("torch_peer")
 @profiles
 def test_ours_is_the_peer(profile: str) -> None:
-    check(profile, range(20), CommonPeer, Ours)
+    assert_they_agree(profile, range(20), CommonPeer, Ours)
 
 
 @pytest.mark.parametrize("profile", EXPANDABLE | BROKEN)
 def test_ours_is_the_model(profile: str) -> None:
-    check(profile, range(20), RollsBack, Ours)
+    assert_they_agree(profile, range(20), RollsBack, Ours)
 
 
 # The histories and the model themselves ----------------------------------------------------------
