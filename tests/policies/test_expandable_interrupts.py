@@ -92,25 +92,14 @@ def comes_so_far(
 
 @BOTH
 @STEPS
-def test_an_interrupt_at_each_line_of_a_source(step: Callable[..., None], strict: bool) -> None:
-    """It reaches the program when the source is done, and nothing is lost."""
+@pytest.mark.parametrize("trace_at", [signal_at, strike_at], ids=["interrupt", "exception"])
+def test_nothing_is_lost_wherever_a_source_is_interrupted(
+    trace_at: Callable[[int], Callable[..., Any]], step: Callable[..., None], strict: bool
+) -> None:
+    """An interrupt reaches the program when the source is done, an exception at once."""
     for line in itertools.count(1):
         try:
-            raised = comes_so_far(signal_at(line), step, strict)
-        except BaseException as error:
-            error.add_note(f"at line {line}")
-            raise
-        if not raised:
-            break
-    assert line > 50
-
-
-@BOTH
-@STEPS
-def test_an_exception_at_each_line_of_a_source(step: Callable[..., None], strict: bool) -> None:
-    for line in itertools.count(1):
-        try:
-            raised = comes_so_far(strike_at(line), step, strict)
+            raised = comes_so_far(trace_at(line), step, strict)
         except BaseException as error:
             error.add_note(f"at line {line}")
             raise
