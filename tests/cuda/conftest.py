@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+import raw_cuda
 
 import bfc
 from bfc.testing import cuda_emulator as emulator
@@ -55,6 +56,14 @@ def emulated(machine: emulator.Driver | None) -> emulator.Driver:
     if machine is None:
         pytest.skip("needs the emulated driver")
     return machine
+
+
+@pytest.fixture
+def fabric(emulated: emulator.Driver) -> Iterator[None]:
+    """Device 0 gives fabric handles."""
+    emulated.set_attribute(0, raw_cuda.HAS_FABRIC_HANDLES, 1)
+    yield
+    emulated.set_attribute(0, raw_cuda.HAS_FABRIC_HANDLES, 0)
 
 
 @pytest.fixture

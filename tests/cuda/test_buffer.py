@@ -20,7 +20,6 @@ import bfc
 
 KINDS = ["device", "async", "managed", "pinned"]
 NUMBERS = np.arange(12, dtype="f4").reshape(3, 4)
-MANAGED_ANYWHERE = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
 
 
 # Before `make_cuda` among a test's arguments: memory goes before the streams that it is used on.
@@ -143,11 +142,11 @@ def test_device_memory_comes_to_numpy_as_a_copy(make_cuda) -> None:
 
 
 def test_managed_memory_that_the_host_may_not_touch_is_copied(emulated, make_cuda) -> None:
-    emulated.set_attribute(0, MANAGED_ANYWHERE, 0)
+    emulated.set_attribute(0, raw_cuda.HAS_CONCURRENT_MANAGED_ACCESS, 0)
     try:
         view = make_cuda(kind="managed").allocate(48).from_host(NUMBERS).view("f4", (3, 4))
     finally:
-        emulated.set_attribute(0, MANAGED_ANYWHERE, 1)
+        emulated.set_attribute(0, raw_cuda.HAS_CONCURRENT_MANAGED_ACCESS, 1)
     with pytest.raises(BufferError, match="cuda_managed:0, where the host cannot read"):
         np.asarray(view)
     with pytest.raises(BufferError):

@@ -14,21 +14,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import raw_cuda
+from raw_cuda import MAPPING
 
 import bfc
 
 MIB = 1 << 20
 PAGE = 20 * MIB
 ON = "expandable_segments:True"
-MAPPING = [
-    "cuMemAddressReserve",
-    "cuMemCreate",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuMemRelease",
-    "cuMemAddressFree",
-]
 Make = Callable[..., "bfc.CachingAllocator"]
 
 
@@ -146,14 +138,6 @@ def test_memory_is_unmapped_after_the_work_on_its_own_device(make, emulated, on_
 
 
 # -- handle types ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fabric(emulated) -> Iterator[None]:
-    """Device 0 gives fabric handles."""
-    emulated.set_attribute(0, 128, 1)
-    yield
-    emulated.set_attribute(0, 128, 0)
 
 
 def test_pages_without_handles_serve_as_well(make, emulated) -> None:

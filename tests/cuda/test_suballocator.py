@@ -122,13 +122,13 @@ def test_free_and_total_memory_are_the_drivers(emulated) -> None:
 def test_the_default_limit_is_tensorflows(emulated, free, capability, expected) -> None:
     source = bfc.CUDASubAllocator(1)
     emulated.set_free(1, free)
-    emulated.set_attribute(1, 75, capability)
+    emulated.set_attribute(1, raw_cuda.COMPUTE_CAPABILITY_MAJOR, capability)
     try:
         assert source.allocation_limit() == expected
         assert bfc.BFCAllocator(source).memory_limit == expected
     finally:
         emulated.set_others(1, 0)
-        emulated.set_attribute(1, 75, 9)
+        emulated.set_attribute(1, raw_cuda.COMPUTE_CAPABILITY_MAJOR, 9)
 
 
 def test_a_fraction_is_of_the_devices_memory(emulated) -> None:
@@ -177,7 +177,10 @@ def test_a_kind_is_one_of_four() -> None:
         bfc.CUDASubAllocator(0, kind="unified")
 
 
-@pytest.mark.parametrize(("kind", "attribute"), [("async", 115), ("managed", 83)])
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [("async", raw_cuda.HAS_MEMORY_POOLS), ("managed", raw_cuda.HAS_MANAGED_MEMORY)],
+)
 def test_a_device_without_such_memory_says_what_to_take(emulated, kind, attribute) -> None:
     before = emulated.retained(1)
     emulated.set_attribute(1, attribute, 0)

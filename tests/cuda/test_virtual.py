@@ -7,27 +7,19 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import raw_cuda
+from raw_cuda import MAPPING
 
 import bfc
 from bfc.suballocators import cuda_pages
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 PAGE = 2 * MIB
 QUIET = 2  # a device whose memory no pool of the driver or a library keeps
-MAPPING = [
-    "cuMemAddressReserve",
-    "cuMemCreate",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuMemRelease",
-    "cuMemAddressFree",
-]
 
 
 @pytest.fixture
@@ -215,14 +207,14 @@ def test_a_source_says_why_it_does_not_map(emulated) -> None:
             bfc.SubAllocatorError, match="cannot map memory: only memory of the kind"
         ):
             source.create(PAGE)
-    emulated.set_attribute(0, 102, 0)
+    emulated.set_attribute(0, raw_cuda.HAS_VIRTUAL_MEMORY, 0)
     try:
         source = bfc.CUDASubAllocator()
         assert str(source.supports_virtual_memory).startswith("device 0 or its driver has no virt")
         with pytest.raises(bfc.SubAllocatorError, match="no virtual memory management"):
             source.reserve(PAGE)
     finally:
-        emulated.set_attribute(0, 102, 1)
+        emulated.set_attribute(0, raw_cuda.HAS_VIRTUAL_MEMORY, 1)
 
 
 def test_the_callers_own_context_stays_current(source, emulated) -> None:
@@ -314,13 +306,6 @@ def test_pages_are_nobody_elses_unless_asked_for(source) -> None:
     assert handle_of(posix) == 1
 
 
-@pytest.fixture
-def fabric(emulated) -> Iterator[None]:
-    emulated.set_attribute(0, 128, 1)
-    yield
-    emulated.set_attribute(0, 128, 0)
-
-
 def test_fabric_handles_where_there_are_some(emulated, fabric) -> None:
     source = bfc.CUDASubAllocator(handle_type="fabric")
     assert handle_of(source) == 8
@@ -362,7 +347,7 @@ def test_handles_that_are_not_to_be_had_are_told_at_once(emulated) -> None:
         ValueError, match="handle_type is one of 'none', 'posix', 'fabric', not 'x'"
     ):
         bfc.CUDASubAllocator(handle_type="x")
-    emulated.set_attribute(0, 103, 0)
+    emulated.set_attribute(0, raw_cuda.HAS_DESCRIPTORS, 0)
     try:
         for wanted in ("posix", "fabric"):
             with pytest.raises(
@@ -370,21 +355,21 @@ def test_handles_that_are_not_to_be_had_are_told_at_once(emulated) -> None:
             ):
                 bfc.CUDASubAllocator(handle_type=wanted)
     finally:
-        emulated.set_attribute(0, 103, 1)
+        emulated.set_attribute(0, raw_cuda.HAS_DESCRIPTORS, 1)
     with pytest.raises(bfc.SubAllocatorError, match="cannot map"):
         bfc.CUDASubAllocator(kind="pinned", handle_type="posix")
 
 
 @pytest.mark.parametrize("possible", [0, 1])
 def test_pages_are_made_for_rdma_where_that_is_possible(emulated, possible: int) -> None:
-    emulated.set_attribute(0, 110, possible)
+    emulated.set_attribute(0, raw_cuda.HAS_RDMA, possible)
     try:
         source = bfc.CUDASubAllocator()
         page = source.create(PAGE)
         assert properties(page).allocFlags.gpuDirectRDMACapable == possible
         source.release(page)
     finally:
-        emulated.set_attribute(0, 110, 1)
+        emulated.set_attribute(0, raw_cuda.HAS_RDMA, 1)
 
 
 # -- peers -----------------------------------------------------------------------------------------

@@ -8,6 +8,25 @@ from contextlib import contextmanager
 
 LEGACY, PER_THREAD = 1, 2
 NON_BLOCKING = 1
+#: Numbers of CUdevice_attribute.
+COMPUTE_CAPABILITY_MAJOR = 75
+HAS_MANAGED_MEMORY = 83
+HAS_CONCURRENT_MANAGED_ACCESS = 89
+HAS_VIRTUAL_MEMORY = 102
+HAS_DESCRIPTORS = 103
+HAS_RDMA = 110
+HAS_MEMORY_POOLS = 115
+HAS_FABRIC_HANDLES = 128
+#: The calls that map memory, from the first to the last of a page's life.
+MAPPING = [
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemRelease",
+    "cuMemAddressFree",
+]
 
 
 def call(name: str, *arguments: object) -> object:
