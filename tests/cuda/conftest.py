@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import raw_cuda
+from closing import close_all
 
 import bfc
 from bfc.testing import cuda_emulator as emulator
@@ -83,8 +84,4 @@ def make_cuda(request: pytest.FixtureRequest) -> Iterator[MakeCUDA]:
         return allocators[-1]
 
     yield make
-    gc.collect()
-    for allocator in allocators:
-        allocator.check()
-        allocator.close()
-        assert allocator.sub_allocator.live_bytes == 0
+    close_all(allocators)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import raw_cuda
+from closing import close_all
 
 import bfc
 
@@ -34,11 +34,7 @@ def make() -> Iterator[Make]:
         return allocators[-1]
 
     yield start
-    gc.collect()
-    for allocator in allocators:
-        allocator.check()
-        allocator.close()
-        assert allocator.sub_allocator.live_bytes == 0
+    close_all(allocators)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import raw_cuda
+from closing import close_all
 from raw_cuda import MAPPING
 
 import bfc
@@ -40,11 +41,7 @@ def make() -> Iterator[Make]:
         return allocators[-1]
 
     yield start
-    gc.collect()
-    for allocator in allocators:
-        allocator.check()
-        allocator.close()
-        assert allocator.sub_allocator.live_bytes == 0
+    close_all(allocators)
 
 
 def calls(emulated) -> list[tuple[str, int | None]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pocl
 import pytest
+from closing import close_all
 
 import bfc
 
@@ -64,11 +64,7 @@ def make(request: pytest.FixtureRequest, context: Any) -> Iterator[MakeOpenCL]:
         return allocators[-1]
 
     yield make
-    gc.collect()
-    for allocator in allocators:
-        allocator.check()
-        allocator.close()
-        assert allocator.sub_allocator.live_bytes == 0, "regions were leaked"
+    close_all(allocators)
 
 
 class Held:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from closing import close_all
 
 import bfc
 
@@ -36,10 +37,7 @@ def make() -> Iterator[Make]:
         return allocators[-1]
 
     yield start
-    for allocator in allocators:
-        allocator.check()
-        allocator.close()
-        assert allocator.sub_allocator.live_bytes == 0
+    close_all(allocators)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from closing import close_all
 from torch_corners import MIB, OTHER, SIDE
 
 import bfc
@@ -34,11 +35,7 @@ def make() -> Iterator[Make]:
         return allocators[-1]
 
     yield start
-    gc.collect()
-    for allocator in allocators:
-        allocator.check()
-        allocator.close()
-        assert allocator.sub_allocator.live_bytes == 0
+    close_all(allocators)
 
 
 def taken(allocator: bfc.CachingAllocator, *sizes: int, stream: int = 0) -> list[int]:
