@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import bfc
-from bench.report import machine, say, spread
+from bench import gpu
+from bench.report import say, spread
 from bfc.drivers.cuda import calls, nvrtc
-from bfc.testing import cuda_emulator
 from bfc.units import format_bytes
 
 MIB = 1 << 20
@@ -336,17 +336,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--most", type=int, help=f"handles and mappings at most ({MOST})")
     options = parser.parse_args(arguments)
     emulated: bool = options.emulated
-    say(machine())
-    if emulated:
-        cuda_emulator.load()
-        say("on the emulated driver, whose calls cost next to nothing: not a measure of a GPU")
-    usable = bfc.cuda.is_available()
-    if not usable:
-        raise SystemExit(f"{usable}\n  try: python -m bench.gpu_mapping --emulated")
-    source = bfc.CUDASubAllocator(options.device)
+    source = gpu.start("bench.gpu_mapping", options.device, emulated=emulated)
     if not source.supports_virtual_memory:
         raise SystemExit(f"there is nothing to measure: {source.supports_virtual_memory}")
-    say(f"{source.name}; {usable}" if not emulated else source.name)
     say(f"a page is a multiple of {format_bytes(source.mapping_granularity)}")
     rounds = EMULATED_ROUNDS if emulated else ROUNDS
     most = options.most or (EMULATED_MOST if emulated else MOST)

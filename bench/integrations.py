@@ -1,6 +1,6 @@
 """What a cache hit costs from Python through each library, ours beside the library's own pool:
 `python -m bench.integrations`. One call is an allocation and its free; rounds of all cases take
-turns. `--emulated` runs ours alone on the emulated driver of tests/, where there is no GPU.
+turns. `--emulated` runs ours alone on the emulated driver of `bfc.testing`, where there is no GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import bfc
-from bench.report import machine, say, spread
-from bfc.testing import cuda_emulator
+from bench import gpu
+from bench.report import say, spread
 
 ROUNDS, CALLS, NBYTES = 15, 2000, 1000
 POOL = "256 MiB"
@@ -133,15 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.integrations", description=__doc__)
     parser.add_argument("--emulated", action="store_true", help="ours alone, without a GPU")
     emulated: bool = parser.parse_args().emulated
-    say(machine())
-    if emulated:
-        cuda_emulator.load()
-        say("on the emulated driver, whose calls cost next to nothing: not a measure of a GPU")
-    usable = bfc.cuda.is_available()
-    if not usable:
-        raise SystemExit(f"{usable}\n  try: python -m bench.integrations --emulated")
-    source = bfc.CUDASubAllocator()
-    say(f"{source.name}; {usable}" if not emulated else source.name)
+    source = gpu.start("bench.integrations", emulated=emulated)
     with bfc.BFCAllocator(source, memory_limit=POOL) as pool:
         kept = pool.allocate(NBYTES)
         times = measure(gather(pool, emulated))
