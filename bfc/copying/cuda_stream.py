@@ -82,7 +82,8 @@ def stream_for(view: View, stream: Any) -> CUDACopyStream:
     there = device(view.ordinal)
     handle = chosen_stream(stream)
     if handle != view.stream and not belongs(handle, there):
-        handle = _refused(handle, stream)
+        refuse_named(stream, handle)
+        handle = None
     return CUDACopyStream(there, handle or view.stream or 1, alone=True)
 
 
@@ -94,19 +95,19 @@ def streams_between(source: View, to: View, stream: Any) -> tuple[CUDACopyStream
     if not belongs(handle, here):
         if belongs(handle, there):
             return CUDACopyStream(here, source.stream or 1), CUDACopyStream(there, int(handle or 0))
-        handle = _refused(handle, stream)
+        refuse_named(stream, handle)
+        handle = None
     return CUDACopyStream(here, handle or source.stream or 1), CUDACopyStream(there, to.stream or 1)
 
 
-def _refused(handle: int | None, stream: Any) -> int | None:
-    """Handles a stream of a device that has no part in the copy. If it was passed to this copy,
-    raises an error; if `bfc.use_stream` has set it, returns None, for no stream."""
+def refuse_named(stream: Any, handle: int | None) -> None:
+    """Raises ValueError if the caller of the copy named `stream`, whose device has no part in it.
+    A stream that `bfc.use_stream` has set is for every copy, and is passed over in this one."""
     if stream is not None:
         raise ValueError(
             f"the stream {handle:#x} belongs to no device whose memory is copied here: "
             "name a stream of that device, or none"
         )
-    return None
 
 
 def stream_named(stream: int, ordinal: int) -> CUDACopyStream:
