@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import raw_cuda
+from memory_hooks import call_without_memory
 from raw_cuda import MAPPING
 
 import bfc
@@ -512,34 +512,23 @@ MAPPED_AFTER = {"map": 4, "unmap": 0}
 PAGES_AFTER = {"create": 3, "release": 1}
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_call_without_host_memory_is_done_or_not(source, emulated, verb: str) -> None:
     """The books agree with the driver, and a page or addresses that nobody knows of are back."""
-    testcapi = pytest.importorskip("_testcapi")
     books = source._pages.books
     others = set(emulated.live()), set(emulated.reservations()), emulated.live_handles()
-    gc.disable()
-    try:
-        for n in range(80):
-            here = Mapped(source, 2)
-            done = True
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                VERBS[verb](here)
-            except MemoryError:
-                done = False
-            finally:
-                testcapi.remove_mem_hooks()
-            mapped = dict(books.mappings())
-            assert set(emulated.live()) - others[0] == set(mapped)
-            assert set(emulated.reservations()) - others[1] == set(books.reservations)
-            assert emulated.live_handles() - others[2] == len(books.pages)
-            assert len(mapped) == (MAPPED_AFTER.get(verb, 2) if done else 2)
-            assert len(books.pages) == (PAGES_AFTER.get(verb, 2) if done else 2)
-            sweep(source)
-        assert done
-    finally:
-        gc.enable()
+    for n in range(80):
+        here = Mapped(source, 2)
+        done, _ = call_without_memory(n, VERBS[verb], here)
+        mapped = dict(books.mappings())
+        assert set(emulated.live()) - others[0] == set(mapped)
+        assert set(emulated.reservations()) - others[1] == set(books.reservations)
+        assert emulated.live_handles() - others[2] == len(books.pages)
+        assert len(mapped) == (MAPPED_AFTER.get(verb, 2) if done else 2)
+        assert len(books.pages) == (PAGES_AFTER.get(verb, 2) if done else 2)
+        sweep(source)
+    assert done
 
 
 def test_a_map_that_cannot_be_undone_says_what_is_left(source, emulated) -> None:

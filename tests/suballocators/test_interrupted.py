@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import gc
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_hooks import call_without_memory
 from strikes import struck
 
 import bfc
@@ -53,46 +53,22 @@ def test_an_alloc_that_raises_at_any_line_has_kept_nothing(source) -> None:
 
 
 def test_an_alloc_without_host_memory_has_kept_nothing(source) -> None:
-    testcapi = pytest.importorskip("_testcapi")
-    gc.disable()
-    try:
-        for n in range(200):
-            block = None
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                block = source.alloc(256, MIB)
-            except MemoryError:
-                pass
-            finally:
-                testcapi.remove_mem_hooks()
-            assert list(live(source)) == ([block[0]] if block else [])
-            assert source.live_bytes == (MIB if block else 0)
-            if block:
-                source.free(*block)
-    finally:
-        gc.enable()
+    for n in range(200):
+        _, block = call_without_memory(n, source.alloc, 256, MIB)
+        assert list(live(source)) == ([block[0]] if block else [])
+        assert source.live_bytes == (MIB if block else 0)
+        if block:
+            source.free(*block)
 
 
 def test_a_free_without_host_memory_is_made_or_not(source) -> None:
-    testcapi = pytest.importorskip("_testcapi")
-    gc.disable()
-    try:
-        for n in range(200):
-            block = source.alloc(256, MIB)
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                source.free(*block)
-                freed = True
-            except MemoryError:
-                freed = False
-            finally:
-                testcapi.remove_mem_hooks()
-            assert source.live_bytes == (0 if freed else MIB)
-            assert bool(live(source)) is not freed
-            if not freed:
-                source.free(*block)
-    finally:
-        gc.enable()
+    for n in range(200):
+        block = source.alloc(256, MIB)
+        freed, _ = call_without_memory(n, source.free, *block)
+        assert source.live_bytes == (0 if freed else MIB)
+        assert bool(live(source)) is not freed
+        if not freed:
+            source.free(*block)
 
 
 # -- memory that is mapped -------------------------------------------------------------------------
@@ -184,26 +160,14 @@ def sizes(state: Any) -> list[object]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_mapping_without_host_memory_is_done_or_not(source, verb: str) -> None:
-    testcapi = pytest.importorskip("_testcapi")
     before, after = (sizes(state) for state in outcomes(source, verb))
-    gc.disable()
-    try:
-        for n in range(120):
-            here = Ground(source)
-            done = True
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                VERBS[verb](here)
-            except MemoryError:
-                done = False
-            finally:
-                testcapi.remove_mem_hooks()
-            assert sizes(here.state()) == (after if done else before), f"at allocation {n}"
-            here.leave()
-            assert source.live_bytes == 0
-        assert done
-    finally:
-        gc.enable()
+    for n in range(120):
+        here = Ground(source)
+        done, _ = call_without_memory(n, VERBS[verb], here)
+        assert sizes(here.state()) == (after if done else before), f"at allocation {n}"
+        here.leave()
+        assert source.live_bytes == 0
+    assert done
 
 
 @pytest.mark.parametrize("verb", VERBS)
