@@ -155,3 +155,36 @@ def drop(subject: Any, pool: tuple[int, int] = POOL) -> None:
     """Give up the two references that `scope` took."""
     for _ in range(2):
         assert subject.release_pool(pool) is None
+
+
+def sums(segments: list[Any]) -> dict[str, int]:
+    """What the layout of these segments says that the counters must be. The holes of expandable
+    segments do not count as inactive splits."""
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    plain = [segment["blocks"] for segment in segments if not segment["is_expandable"]]
+    holes = [
+        block["size"]
+        for chain in plain
+        if len(chain) > 1
+        for block in chain
+        if block["state"] == "inactive"
+    ]
+    return {
+        "reserved_bytes": sum(segment["total_size"] for segment in segments),
+        "allocated_bytes": sum(segment["allocated_size"] for segment in segments),
+        "active_bytes": sum(segment["active_size"] for segment in segments),
+        "requested_bytes": sum(segment["requested_size"] for segment in segments),
+        "segment": len(plain),
+        "allocation": sum(block["state"] == "active_allocated" for block in blocks),
+        "active": sum(block["state"] != "inactive" for block in blocks),
+        "inactive_split": len(holes),
+        "inactive_split_bytes": sum(holes),
+    }
+
+
+def check_sums(stats: dict[str, int], segments: list[Any]) -> None:
+    """The counters and the layout agree, over all and in each pool."""
+    for pool in ("all", "small_pool", "large_pool"):
+        chosen = [one for one in segments if pool in ("all", f"{one['segment_type']}_pool")]
+        for group, value in sums(chosen).items():
+            assert stats[f"{group}.{pool}.current"] == value, (group, pool)

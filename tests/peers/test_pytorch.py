@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch_corners import check_sums
 
 from bench.peers.server import Failure, PeerDied
 from bench.peers.torch import COUNTERS, STATS, TorchPeer
@@ -668,37 +669,6 @@ def test_actions_left_out_of_the_trace(peer: TorchPeer) -> None:  # (row 81)
     actions = [entry["action"] for entry in peer.trace()]
     assert actions == ["segment_alloc", "alloc", "free_completed"]
     assert is_failure(peer.record_history(True, 100, ["no such"]), "internal")
-
-
-def check_sums(stats: dict[str, int], segments: list) -> None:
-    """What the counters and the layout say of each other."""
-    for pool, chosen in (
-        ("all", segments),
-        ("small_pool", [one for one in segments if one["segment_type"] == "small"]),
-        ("large_pool", [one for one in segments if one["segment_type"] == "large"]),
-    ):
-        blocks = [block for segment in chosen for block in segment["blocks"]]
-        plain = [one["blocks"] for one in chosen if not one["is_expandable"]]
-        holes = [
-            block["size"]
-            for chain in plain
-            if len(chain) > 1
-            for block in chain
-            if block["state"] == "inactive"
-        ]
-        sums = {
-            "reserved_bytes": sum(segment["total_size"] for segment in chosen),
-            "allocated_bytes": sum(segment["allocated_size"] for segment in chosen),
-            "active_bytes": sum(segment["active_size"] for segment in chosen),
-            "requested_bytes": sum(segment["requested_size"] for segment in chosen),
-            "segment": len(plain),
-            "allocation": sum(block["state"] == "active_allocated" for block in blocks),
-            "active": sum(block["state"] != "inactive" for block in blocks),
-            "inactive_split": len(holes),
-            "inactive_split_bytes": sum(holes),
-        }
-        for group, value in sums.items():
-            assert stats[f"{group}.{pool}.current"] == value, (group, pool)
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:40"])

@@ -22,6 +22,7 @@ from torch_corners import (
     Start,
     actions,
     cache,
+    check_sums,
     costs,
     drop,
     failed,
@@ -305,37 +306,6 @@ def test_row_78_what_only_rises_is_reset(start):
             assert value == before[name], name
 
 
-def sums(segments: list[Any]) -> dict[str, int]:
-    """What the layout says that the counters must be."""
-    blocks = [block for segment in segments for block in segment["blocks"]]
-    holes = [
-        block["size"]
-        for segment in segments
-        if len(segment["blocks"]) > 1
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    return {
-        "reserved_bytes": sum(segment["total_size"] for segment in segments),
-        "allocated_bytes": sum(segment["allocated_size"] for segment in segments),
-        "active_bytes": sum(segment["active_size"] for segment in segments),
-        "requested_bytes": sum(segment["requested_size"] for segment in segments),
-        "segment": len(segments),
-        "allocation": sum(block["state"] == "active_allocated" for block in blocks),
-        "active": sum(block["state"] != "inactive" for block in blocks),
-        "inactive_split": len(holes),
-        "inactive_split_bytes": sum(holes),
-    }
-
-
-def check_sums(subject: Any) -> None:
-    stats, segments = subject.stats(), subject.snapshot()
-    for pool in ("all", "small_pool", "large_pool"):
-        chosen = [one for one in segments if pool in ("all", f"{one['segment_type']}_pool")]
-        for group, value in sums(chosen).items():
-            assert stats[f"{group}.{pool}.current"] == value, (group, pool)
-
-
 @pytest.mark.parametrize("settings", ["", "max_split_size_mb:40,roundup_power2_divisions:4"])
 def test_row_79_the_sums_hold_after_every_operation(start, settings):
     rng = random.Random(settings)
@@ -354,7 +324,7 @@ def test_row_79_the_sums_hold_after_every_operation(start, settings):
             nbytes = rng.choice([rng.randrange(1, MIB), rng.randrange(MIB, 60 * MIB)])
             address = subject.malloc(nbytes, rng.choice([0, OTHER]))
             live += [address] * isinstance(address, int)
-        check_sums(subject)
+        check_sums(subject.stats(), subject.snapshot())
     assert subject.stats()["active.all.peak"] > 5
 
 
