@@ -20,7 +20,7 @@ import numpy as np
 
 import bfc
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 #: So many attempts in a row without a failure end an operation: n has passed its last allocation.
 QUIET = 25
 MOST = 2000

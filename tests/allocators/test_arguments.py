@@ -9,7 +9,6 @@ import pytest
 
 import bfc
 
-MIB = 1 << 20
 POLICIES = pytest.mark.parametrize("make", [bfc.BFCAllocator, bfc.CachingAllocator])
 
 

@@ -12,7 +12,6 @@ import raw_cuda
 
 import bfc
 
-MIB = 1 << 20
 LEGACY, PER_THREAD = 1, 2
 
 

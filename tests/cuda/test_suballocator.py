@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Callable
 
 import pytest
 import raw_cuda
@@ -236,9 +235,6 @@ def test_a_block_that_the_driver_does_not_take_back_can_be_offered_again(emulate
     assert source.live_bytes == MIB
     source.free(address, received)
     assert source.live_bytes == 0
-
-
-Step = Callable[[bfc.BFCAllocator], object]
 
 
 def a_life(allocator: bfc.BFCAllocator) -> None:

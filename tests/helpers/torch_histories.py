@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from bench.peers.server import OUT_OF_MEMORY, Failure, Operation
-from bench.peers.torch import ACTIONS, DEFAULT_POOL, Pool
+from bench.peers.torch import ACTIONS, Pool
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 GIVEN_SEED = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
@@ -752,19 +752,3 @@ def describe(first: Any, second: Any) -> str:
     else:
         parts = [f"{first!r} against {second!r}"]
     return "; ".join(parts[:12])
-
-
-__all__ = [
-    "BROKEN",
-    "DEFAULT_POOL",
-    "EXPANDABLE",
-    "POOLS",
-    "PROFILES",
-    "STREAMS",
-    "History",
-    "Make",
-    "Subject",
-    "assert_they_agree",
-    "first_difference",
-    "make_history",
-]

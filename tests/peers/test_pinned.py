@@ -24,7 +24,7 @@ pytestmark = pytest.mark.peers
 
 OLD, NEW = VERSIONS
 SEEDS = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else range(150)
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB = 1 << 10, 1 << 20
 STREAMS = (0, 5, 9)
 #: The original adds up the peaks of its buckets; ours are true ones.
 ACTIVE_PEAKS = ("active_requests.peak", "active_bytes.peak")
@@ -32,8 +32,6 @@ ACTIVE_PEAKS = ("active_requests.peak", "active_bytes.peak")
 WRONG_IN_OLD = tuple(
     name for name in STATS if name.startswith("active_") and not name.endswith(".allocated")
 )
-
-Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ from pinned_model import Model
 import bfc
 from bfc import PinnedSettings, SettingsError
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize("row", pinned_rows.ROWS, ids=lambda row: row.__name__)

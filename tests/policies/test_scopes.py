@@ -9,8 +9,6 @@ from waiting import DEADLINE
 
 import bfc
 
-MIB = 1 << 20
-
 
 def test_a_scope_that_two_threads_share_ends_in_each():
     """The first to leave took the other's token: both raised, and one stayed diverted."""
