@@ -1,8 +1,9 @@
-"""Exceptions at any line of a source."""
+"""Exceptions and signals at any line of a source."""
 
 from __future__ import annotations
 
 import linecache
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,3 +53,19 @@ def struck(line: int, call: Callable[..., Any], *arguments: int) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+def signal_at(line: int) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function that sends a Ctrl-C at the n-th line that runs in a source."""
+    left = [line]
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if Path(frame.f_code.co_filename).parent != SOURCES:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    return trace

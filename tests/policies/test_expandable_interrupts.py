@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import own_interpreter
 import pytest
-from strikes import SOURCES, strike_at
+from stopped import STOPPED
+from strikes import signal_at, strike_at
 
 import bfc
 
@@ -41,22 +39,6 @@ def close(allocator: bfc.CachingAllocator) -> None:
 
 
 STEPS = pytest.mark.parametrize("step", [grow, release, close])
-
-
-def signal_at(line: int) -> Callable[[FrameType, str, Any], Any]:
-    """A trace function that sends a Ctrl-C at the n-th line that runs in a source."""
-    left = [line]
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if Path(frame.f_code.co_filename).parent != SOURCES:
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    return trace
 
 
 def comes_so_far(
@@ -110,33 +92,7 @@ def test_nothing_is_lost_wherever_a_source_is_interrupted(
 
 # -- forks -----------------------------------------------------------------------------------------
 
-STOPPED = """
-class Stopped(bfc.SimulatedSubAllocator):
-    '''Stops in one call, before or after the work.'''
-    kind, is_after = None, False
-    inside, go = threading.Event(), threading.Event()
-
-    def around(self, kind, call, *arguments):
-        hit, here = kind == self.kind, self.is_after
-        if hit:
-            Stopped.kind = None
-        if hit and not here:
-            self.stop()
-        answer = call(self, *arguments)
-        if hit and here:
-            self.stop()
-        return answer
-
-    def stop(self):
-        self.inside.set()
-        self.go.wait(30)
-
-KINDS = ["reserve", "create", "map", "set_access", "unmap", "release", "unreserve", "wait"]
-for name in KINDS:
-    def method(self, *arguments, name=name):
-        return self.around(name, getattr(bfc.SimulatedSubAllocator, name), *arguments)
-    setattr(Stopped, name, method)
-
+WORK = """
 def work(allocator):
     kept = allocator.allocate_raw(25 << 20)
     allocator.deallocate_raw(allocator.allocate_raw(50 << 20, 1))
@@ -168,6 +124,7 @@ def test_a_fork_while_another_thread_maps(strict: bool) -> None:
     """The child, where that thread does not exist, is not given memory that may be unmapped."""
     own_interpreter.run(
         STOPPED
+        + WORK
         + f"""
 for kind in KINDS:
     for is_after in (False, True):
@@ -202,6 +159,7 @@ def test_a_source_that_forks(strict: bool) -> None:
     """The child comes back from the call, and goes on."""
     own_interpreter.run(
         STOPPED
+        + WORK
         + f"""
 class Forking(Stopped):
     def stop(self):
