@@ -68,7 +68,7 @@ def client(module: str, install: str) -> Any:
 
 
 def device_memory(pool: Allocator) -> tuple[int, int]:
-    """(free, total) bytes of an allocator's device. One driver call, if its source can tell."""
+    """(free, total) bytes of an allocator's device. One driver call, if it can tell."""
     ask = getattr(pool.sub_allocator, "memory_info", None)
     total = pool.sub_allocator.total_bytes
     if ask is None:
@@ -77,7 +77,7 @@ def device_memory(pool: Allocator) -> tuple[int, int]:
 
 
 def is_mapped(source: Any, address: int) -> bool:
-    """Whether an address lies in addresses that a source has reserved, to map memory to them."""
+    """Whether an address lies in addresses that a sub-allocator has reserved to map memory."""
     pages = getattr(source, "_own_pages", None)
     return pages is not None and pages.holds(address)
 

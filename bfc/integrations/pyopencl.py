@@ -36,8 +36,8 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
         Over OpenCL memory.
     queue : pyopencl.CommandQueue, optional
         The queue that the arrays work on. pyopencl does not tell it, so it must be right: what is
-        freed may be reused at once on it. None is the pool's own: its `stream`, or the source's
-        `queue`.
+        freed may be reused at once on it. None is the pool's own: its `stream`, or the `queue` of
+        its sub-allocator.
 
     Returns
     -------

@@ -68,7 +68,7 @@ class CachingSettings:
         The limit as a fraction of the device's total.
     expandable_segments : bool
         Map memory into reserved addresses, so that segments can grow. An allocator refuses this if
-        its source cannot map memory (`supports_virtual_memory`).
+        its sub-allocator cannot map memory (`supports_virtual_memory`).
     release_lock_on_cudamalloc : bool
         This one and those below are checked, but change nothing in this allocator.
     graph_capture_record_stream_reuse : bool

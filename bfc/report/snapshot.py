@@ -168,7 +168,7 @@ class ChunkInfo:
         The number of its allocation; -1 if it is free.
     state : str
         "free", "in use", "waiting" (freed, but another stream may still use it), or "leaving"
-        (free, but on its way back to the source, or the source has failed to take it).
+        (free, but on its way back to the device, or the device has failed to take it back).
     stream : int
         The stream that it was allocated for.
     freed_at_count : int

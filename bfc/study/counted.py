@@ -1,4 +1,4 @@
-"""Sources of memory that count the calls made to them."""
+"""Sub-allocators that count the calls made to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from bfc.suballocators import (
 
 
 class Counted(SubAllocator):
-    """Put it before a source's class to count the calls that a driver would get.
+    """Put it before a sub-allocator's class to count the calls that a driver would get.
 
-    Calls that the source refuses are counted, too. A wait for a stream is counted apart, in
-    `waits`.
+    Calls that are refused are counted, too. A wait for a stream is counted apart, in `waits`.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ class Policy:
     name : str
         What its row says.
     make_allocator : callable
-        Given a new source of memory, it returns a new allocator over it.
+        Given a new sub-allocator, it returns a new allocator over it.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Row:
     peak_bytes_reserved : int
         The most in regions.
     regions_taken : int
-        How often a region was taken from the source. Mapped memory is not in regions.
+        How often a region was taken from the sub-allocator. Mapped memory is not in regions.
     driver_calls : int
-        The calls to the source that take memory and give it back, whether in regions or mapped.
+        The calls to the sub-allocator that take memory and give it back, in regions or mapped.
         Refused ones count; what the end of the run gives back does not.
     driver_calls_by_kind : dict of str to int
         The same by kind: "alloc", "free", "reserve", "unreserve", "create", "release", "map" (one
@@ -109,7 +109,7 @@ def compare(
     policies : iterable of Policy
         One row each.
     make_source : callable
-        Returns a new source of memory for each allocator.
+        Returns a new sub-allocator for each allocator.
     name : str, optional
         The trace's name in the rows.
     passes : int, optional

@@ -20,7 +20,7 @@ from bfc.units import parse_bytes
 
 
 class SubAllocator(ABC):
-    """A source of regions: the base class of all sub-allocators.
+    """Where an allocator takes its memory from: the base class of all sub-allocators.
 
     A subclass sets `total_bytes`, and implements `alloc` and `free`; all else has a default.
 
@@ -59,8 +59,8 @@ class SubAllocator(ABC):
     native : capsule or None
         The calls that need no GIL (`bfc/native/source.h`), for PyTorch.
     supports_virtual_memory : Availability
-        True if the source has `reserve`, `create`, `map` and the rest, with which an allocator
-        backs addresses with memory piece by piece. Printed, it says why not.
+        True if the sub-allocator has `reserve`, `create`, `map` and the rest, with which an
+        allocator backs addresses with memory piece by piece. Printed, it says why not.
     mapping_granularity : int
         What reserved sizes, sizes of pages and mapped addresses must be multiples of, in bytes (2
         MiB on CUDA); 0 if `supports_virtual_memory` is False.
@@ -70,7 +70,7 @@ class SubAllocator(ABC):
     An allocator calls it without holding a lock, from any thread (including the one in which a
     buffer is finalised), and possibly from several at once. Every block that `alloc` returned is
     given to `free`, at the latest when the allocator closes. Several allocators may share one
-    source.
+    sub-allocator.
 
     Once an allocator has been made on it, `total_bytes`, `device` and `supports_coalescing` must
     not change; `asynchronous` may. Its `repr` appears in error messages: keep it to a few words.
@@ -139,7 +139,7 @@ class SubAllocator(ABC):
         Raises
         ------
         SubAllocatorError
-            If that is not a live block. Nothing changes then. A source that cannot tell (such as
+            If that is not a live block. Nothing changes then. One that cannot tell (such as
             C's `free`) need not raise it.
 
         Notes
@@ -205,7 +205,7 @@ class SubAllocator(ABC):
         Parameters
         ----------
         stream : int
-            A handle as users pass it; 0 is the default stream of this source's device, whichever
+            A handle as users pass it; 0 is the default stream of its own device, whichever
             device is current.
 
         Raises
@@ -280,7 +280,8 @@ class SubAllocator(ABC):
         destination : int
             An address.
         source : int
-            An address. At least one of the two is this source's; the other may be the host's.
+            An address. One of the two, or both, are this sub-allocator's; the other may be the
+            host's.
         nbytes : int
             How many bytes.
         stream : int
@@ -289,7 +290,7 @@ class SubAllocator(ABC):
         Raises
         ------
         SubAllocatorError
-            If this source cannot copy.
+            If this sub-allocator cannot copy.
         """
         if self.device.kind != "cpu":
             raise SubAllocatorError(f"{self!r} cannot copy")
@@ -395,7 +396,7 @@ class SubAllocator(ABC):
         self._refuse_to_map()
 
     def set_access(self, address: int, nbytes: int) -> None:
-        """Let the device, and the peers that the source knows, read and write mapped addresses.
+        """Let the device, and its peers if it has any, read and write mapped addresses.
 
         Parameters
         ----------

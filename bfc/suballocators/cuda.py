@@ -184,7 +184,7 @@ class CUDASubAllocator(SubAllocator):
         Raises
         ------
         ValueError
-            If this source is not of the kind "pinned".
+            If this sub-allocator is not of the kind "pinned".
         """
         if self.kind != "pinned":
             raise ValueError(f"only pinned memory is registered: {self!r} is of another kind")
@@ -308,7 +308,7 @@ class CUDASubAllocator(SubAllocator):
         Raises
         ------
         SubAllocatorError
-            If this source maps no memory, or the device cannot reach it.
+            If this sub-allocator maps no memory, or the device cannot reach it.
         DriverError
             If the driver fails.
         """

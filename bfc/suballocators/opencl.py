@@ -94,8 +94,8 @@ class OpenCLSubAllocator(SubAllocator):
     `int_ptr`. Each is kept alive for as long as somebody else holds it, too. Every region is made
     resident at once, so that a full device is noticed here, and not when a kernel runs.
 
-    In a forked child freeing does nothing, all else raises SubAllocatorError, and no other source
-    can be made.
+    In a forked child freeing does nothing, all else raises SubAllocatorError, and no other
+    sub-allocator can be made.
 
     Examples
     --------
@@ -159,7 +159,7 @@ class OpenCLSubAllocator(SubAllocator):
         return f"OpenCLSubAllocator({self.device.ordinal}{kind}: {total}, {live} live)"
 
     def memory_info(self) -> tuple[int, int]:
-        """How much memory is left, as far as this source knows.
+        """How much memory is left, as far as this sub-allocator knows.
 
         OpenCL does not tell how much other programs use.
 
@@ -387,7 +387,7 @@ class OpenCLSubAllocator(SubAllocator):
             self._cl.enqueue_barrier(after.queue, wait_for=[event])
 
     def synchronize(self) -> None:
-        """Wait for all work that was queued on the queues of this source."""
+        """Wait for all work that was queued on the queues of this sub-allocator."""
         self._home.check()
         self._queues.finish()
 

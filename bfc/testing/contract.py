@@ -48,11 +48,11 @@ def are_apart(blocks: list[Block]) -> bool:
 class SubAllocatorContract(MappingContract):
     """The contract of `bfc.SubAllocator`, as a class of tests to derive from.
 
-    A source passes with `alloc`, `free` and `total_bytes` alone. The attributes declare what it
-    cannot do; the tests of that are skipped. A source whose `supports_virtual_memory` is true is
-    tested for that, too: what is mapped, what is shared between two addresses, what must be
-    refused. Give it a small `total_bytes`, between 8 and 64 MiB or
-    so: the tests fill it, or as much of it as `allocation_limit` says.
+    A sub-allocator passes with `alloc`, `free` and `total_bytes` alone. The attributes declare what
+    it cannot do; the tests of that are skipped. If its `supports_virtual_memory` is true, that is
+    tested, too: what is mapped, what is shared between two addresses, what must be refused. Give it
+    a small `total_bytes`, between 8 and 64 MiB or so: the tests fill it, or as much of it as
+    `allocation_limit` says.
 
     Attributes
     ----------
@@ -66,8 +66,8 @@ class SubAllocatorContract(MappingContract):
 
     Notes
     -----
-    If the source has an attribute `live_bytes`, it is compared with what is handed out. Needs
-    pytest.
+    If the sub-allocator has an attribute `live_bytes`, it is compared with what is handed out. The
+    class needs pytest.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class SubAllocatorContract(MappingContract):
     threads: bool = True
 
     def make(self) -> SubAllocator:
-        """Make the source that is tested: a subclass defines this.
+        """Make the sub-allocator that is tested: a subclass defines this.
 
         Returns
         -------
@@ -98,7 +98,7 @@ class SubAllocatorContract(MappingContract):
 
     @pytest.fixture
     def source(self) -> Iterator[SubAllocator]:
-        """A pytest fixture: the source of one test. Afterwards nothing may be live there.
+        """A pytest fixture: the sub-allocator of one test. Afterwards nothing may be live there.
 
         Yields
         ------
@@ -110,12 +110,12 @@ class SubAllocatorContract(MappingContract):
         self.account(source, [])
 
     def account(self, source: SubAllocator, blocks: list[Block]) -> None:
-        """Check that these blocks are what is live, if the source counts it.
+        """Check that these blocks are what is live, if the sub-allocator counts it.
 
         Parameters
         ----------
         source : SubAllocator
-            The source.
+            The sub-allocator that is tested.
         blocks : list of (int, int)
             Addresses and sizes in bytes.
         """
@@ -130,7 +130,7 @@ class SubAllocatorContract(MappingContract):
         Parameters
         ----------
         source : SubAllocator
-            The source.
+            The sub-allocator that is tested.
 
         Returns
         -------
@@ -141,7 +141,7 @@ class SubAllocatorContract(MappingContract):
         return [*SIZES, share // 5, share // 2, share - 77]
 
     def needs_a_bound(self) -> None:
-        """Skip the test if the source has no bound."""
+        """Skip the test if the sub-allocator has no bound."""
         if not self.bounded:
             pytest.skip("the source declares that it is not bounded")
 

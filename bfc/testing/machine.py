@@ -39,7 +39,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         The sizes.
     streams : sequence of int
         The streams that are allocated on. With more than one, blocks are also used on others, and
-        the source, if it has `hold` and `finish`, holds work there.
+        the sub-allocator, if it has `hold` and `finish`, holds work there.
     model : bool
         Compare with the slow model of TensorFlow or PyTorch. It must be False if a `BFCAllocator`
         is used on other streams.
@@ -47,7 +47,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         What addresses must be multiples of, in bytes. None is 256 for bfc's allocators, and 1 for
         others.
     expects : tuple of exception types
-        Errors that a step may raise, because the source does. Such a step has not happened.
+        Errors that a step may raise, because the sub-allocator does. Such a step has not happened.
     save_failure : str, os.PathLike or None
         Where to save `self.twins.trace()` if a step fails. When Hypothesis is done, the file holds
         the smallest failure.
@@ -83,7 +83,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         Returns
         -------
         object
-            A fresh one: an allocator of bfc over a source of your own, or any object with
+            A fresh one: an allocator of bfc over a sub-allocator of your own, or any object with
             `allocate_raw(nbytes)` and `deallocate_raw(ptr)`. `bfc.testing.Twins` says what it is
             held to.
 

@@ -1,4 +1,4 @@
-"""The contract of sources that map memory, a part of `SubAllocatorContract`."""
+"""The contract of sub-allocators that map memory, a part of `SubAllocatorContract`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Wrong = Callable[["Ground"], object]
 
 
 class Ground:
-    """Some reserved addresses of a source, and pages. All of it is given back at the end.
+    """Some reserved addresses of a sub-allocator, and pages. All of it is given back at the end.
 
     Parameters
     ----------
     source : SubAllocator
-        The source.
+        The sub-allocator that is tested.
     slots : int, optional
-        How many multiples of the source's granularity are reserved.
+        How many multiples of its granularity are reserved.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ def ground(source: SubAllocator, slots: int = 8) -> Iterator[Ground]:
 
 
 def write(source: SubAllocator, address: int, data: bytes) -> bool:
-    """Write to memory of a source, if it can copy."""
+    """Write to memory of a sub-allocator, if it can copy."""
     held = ctypes.create_string_buffer(data, len(data))
     try:
         source.copy(address, ctypes.addressof(held), len(data), 0)
@@ -109,7 +109,7 @@ def write(source: SubAllocator, address: int, data: bytes) -> bool:
 
 
 def read(source: SubAllocator, address: int, nbytes: int) -> bytes:
-    """Read from memory of a source."""
+    """Read from memory of a sub-allocator."""
     held = ctypes.create_string_buffer(nbytes)
     source.copy(ctypes.addressof(held), address, nbytes, 0)
     return held.raw
@@ -153,9 +153,9 @@ VERBS: dict[str, Callable[[SubAllocator], object]] = {
 
 
 class MappingContract:
-    """The tests of a source whose `supports_virtual_memory` is true; of others, that they refuse.
+    """The tests of a sub-allocator that maps memory. One that does not must refuse to.
 
-    `SubAllocatorContract` is one of these. The source needs room for 8 times its
+    `SubAllocatorContract` is one of these. The sub-allocator needs room for 8 times its
     `mapping_granularity`.
     """
 
@@ -163,12 +163,12 @@ class MappingContract:
 
     @pytest.fixture
     def mapping(self, source: SubAllocator) -> SubAllocator:
-        """A pytest fixture: the source, if it maps memory.
+        """A pytest fixture: a sub-allocator that maps memory. If it does not, the test is skipped.
 
         Parameters
         ----------
         source : SubAllocator
-            The source of this test.
+            From the fixture of that name.
 
         Returns
         -------

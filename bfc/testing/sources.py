@@ -1,4 +1,5 @@
-"""Sources for tests: one with every habit that a source may have, and one that misbehaves."""
+"""Sub-allocators for tests: one with every habit that a correct one may have, and one that
+misbehaves."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def round_up(size: int, granule: int = 256) -> int:
 
 
 class IntegerSource(SubAllocator):
-    """A device of integers with every habit that a correct source may have. For one thread.
+    """A device of integers, with every habit that a correct sub-allocator may have, for one thread.
 
     Parameters
     ----------
@@ -166,14 +167,14 @@ FAULTY = (
 
 
 class Misbehaving(SubAllocator):
-    """Any source, and what can go wrong with one: it refuses, lies, raises or is slow when told to.
+    """A sub-allocator that refuses, lies, raises or is slow when told to.
 
-    Calls are counted from 1, which is the next one. Everything else is passed to `inner`.
+    It passes all other calls to `inner`. Calls are counted from 1, which is the next one.
 
     Parameters
     ----------
     inner : SubAllocator
-        The source that does the work.
+        The sub-allocator that does the work.
 
     Attributes
     ----------

@@ -196,8 +196,8 @@ def settings(keys: Sequence[str] = SETTINGS) -> st.SearchStrategy[str]:
     Parameters
     ----------
     keys : sequence of str, optional
-        The settings that may appear. "expandable_segments" is one for sources that can map memory
-        (`supports_virtual_memory`).
+        The settings that may appear. "expandable_segments" needs a sub-allocator that can map
+        memory (`supports_virtual_memory`).
 
     Returns
     -------
@@ -271,8 +271,8 @@ def stream_events(streams: Sequence[int] = (0, 2)) -> st.SearchStrategy[Hold | F
     Returns
     -------
     hypothesis.strategies.SearchStrategy of Hold, Finish or Use
-        Work is held and finishes (`hold` and `finish` of a source), and blocks are used on other
-        streams (`record_stream`).
+        Work is held and finishes (`hold` and `finish` of a sub-allocator), and blocks are used on
+        other streams (`record_stream`).
 
     Examples
     --------

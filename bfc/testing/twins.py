@@ -33,7 +33,7 @@ class Twins:
         What addresses must be multiples of, in bytes. None is 256 for bfc's allocators, and 1 for
         others.
     expects : tuple of exception types, optional
-        Errors that the source may raise. A step that raises one has not happened, and the
+        Errors that the sub-allocator may raise. A step that raises one has not happened, and the
         comparison with the model ends.
 
     Attributes
@@ -48,10 +48,10 @@ class Twins:
     Notes
     -----
     Every allocator is held to this: addresses are multiples of `alignment`, blocks do not overlap
-    and lie in memory that the source gave, and after `close` the source has all of it back. An
-    allocator of bfc is also held to its own `check()`, and to what it says of each block, its
-    statistics and its snapshot; one with a model places, refuses, counts and calls its source
-    exactly as the model. A violation is an AssertionError.
+    and lie in memory that the sub-allocator gave, and after `close` the sub-allocator has all of it
+    back. An allocator of bfc is also held to its own `check()`, and to what it says of each block,
+    its statistics and its snapshot; one with a model places, refuses, counts and calls its
+    sub-allocator exactly as the model. A violation is an AssertionError.
 
     Examples
     --------
@@ -240,7 +240,7 @@ class Twins:
             self._tell(lambda model: model.record_stream(ptr, stream))
 
     def hold(self, stream: int) -> None:
-        """Leave what is queued on a stream unfinished, if the source can do that.
+        """Leave what is queued on a stream unfinished, if the sub-allocator can do that.
 
         Parameters
         ----------
@@ -250,7 +250,7 @@ class Twins:
         self._steer("hold", stream)
 
     def finish(self, stream: int) -> None:
-        """Let everything on a stream finish, if the source can do that.
+        """Let everything on a stream finish, if the sub-allocator can do that.
 
         Parameters
         ----------
@@ -260,7 +260,7 @@ class Twins:
         self._steer("finish", stream)
 
     def fail_at(self, number: int) -> None:
-        """Let the source refuse one of its next calls, if it can do that.
+        """Let the sub-allocator refuse one of its next calls, if it can do that.
 
         Parameters
         ----------
@@ -274,7 +274,7 @@ class Twins:
             getattr(self.source, name)(argument)
 
     def release_free_regions(self) -> None:
-        """Give what is cached back to the source.
+        """Give what is cached back to the sub-allocator.
 
         Raises
         ------
@@ -308,7 +308,7 @@ class Twins:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that the source has given, and does not have back."""
+        """The bytes that the sub-allocator has given, and does not have back."""
         return 0 if self.tape is None else sum(self.tape.live.values())
 
     def _check_block(self, ptr: int, nbytes: int) -> None:
@@ -355,7 +355,7 @@ class Twins:
             )
 
     def close(self) -> None:
-        """Free everything, one by one, close, and check that the source has all its memory back.
+        """Free everything, one by one, and close. The sub-allocator must have all its memory back.
 
         Raises
         ------
@@ -374,7 +374,7 @@ class Twins:
         self.stop()
 
     def stop(self) -> None:
-        """Stop watching the source."""
+        """Stop watching the sub-allocator."""
         self.leave_model()
         if self.tape is not None:
             self.tape.stop()
@@ -394,7 +394,7 @@ class Twins:
         Returns
         -------
         bfc.Trace
-            For `replay` and `save`. What streams and the source were told to do is not in it.
+            For `replay` and `save`. What streams and the device were told to do is not in it.
         """
         op, number, size, stream = zip(*self._events, strict=True) if self._events else ((),) * 4
         return Trace(op, number, size, stream)
