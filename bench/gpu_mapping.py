@@ -114,7 +114,7 @@ class Block:
         yield "cuMemFree", self.free
 
     def take(self) -> None:
-        self.block = self.source.alloc(256, self.nbytes)
+        self.block = self.source.alloc(self.source.granularity, self.nbytes)
 
     def free(self) -> None:
         if self.block is not None:

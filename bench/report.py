@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import platform
 import statistics
 import sys
@@ -41,4 +42,4 @@ def say(text: str = "") -> None:
 def resident_bytes() -> int:
     """This process's resident memory, from the kernel."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    return pages * mmap.PAGESIZE

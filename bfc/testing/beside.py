@@ -11,8 +11,9 @@ from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.words import STATES
 from bfc.report.snapshot import RegionInfo
 from bfc.testing.tape import Differs, Tape, TapedDevice, TapedSource
-from bfc.testing.tensorflow_model import Model, layout_of
+from bfc.testing.tensorflow_model import GRANULE, Model, layout_of
 from bfc.testing.torch_model import TorchModel
+from bfc.testing.torch_records import MIN_BLOCK
 from bfc.testing.torch_words import Block, Failure, Segment
 
 
@@ -38,7 +39,8 @@ def model_for(allocator: Any, tape: Tape) -> Beside | None:
     ours, or for options and sources that the model does not know."""
     source = tape.source
     if type(allocator) is BFCAllocator:
-        known = source.granularity <= 256 and not allocator.retry_seconds and not allocator.stream
+        known = source.granularity <= GRANULE
+        known = known and not allocator.retry_seconds and not allocator.stream
         return BesideTensorFlow(allocator, tape) if known else None
     if type(allocator) is CachingAllocator:
         settings = allocator.snapshot().settings
@@ -46,7 +48,7 @@ def model_for(allocator: Any, tape: Tape) -> Beside | None:
         # A limit of the whole device cannot be told from no limit here, but the model counts
         # differently.
         ambiguous = settings.garbage_collection_threshold > 0 and allocator.memory_fraction == 1.0
-        known = source.granularity <= 512 and source.largest_block is None and not ambiguous
+        known = source.granularity <= MIN_BLOCK and source.largest_block is None and not ambiguous
         plain = source.stream_ordered and not allocator.release_only_what_is_needed
         return BesideTorch(allocator, tape) if known and plain else None
     return None

@@ -18,10 +18,9 @@ from bfc.errors import SubAllocatorError
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.suballocators.base import SubAllocator
-from bfc.testing.mapping_contract import MappingContract
+from bfc.testing.mapping_contract import ALIGNMENT, MappingContract
 
 KIB, MIB = 1 << 10, 1 << 20
-ALIGNMENT = 256
 SIZES = (1, 255, 256, 4095, 4096, 4097)
 
 Block = tuple[int, int]
@@ -223,12 +222,12 @@ class SubAllocatorContract(MappingContract):
         self.needs_to_know()
         address, received = take(source, MIB)
         wrong = [
-            (address + 256, received),
+            (address + ALIGNMENT, received),
             (address, received - 1),
             (address, received + 1),
             (address, 0),
             (address, -received),
-            (address - 256, received),
+            (address - ALIGNMENT, received),
             (0, received),
             (0, 0),
             (2**63, 1),

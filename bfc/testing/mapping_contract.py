@@ -12,6 +12,8 @@ import pytest
 from bfc.errors import SubAllocatorError
 from bfc.suballocators.base import SubAllocator
 
+ALIGNMENT = 256  # which any sub-allocator can give
+
 Wrong = Callable[["Ground"], object]
 
 
@@ -268,7 +270,7 @@ class MappingContract:
             assert len(pages) * size <= mapping.total_bytes
         assert len(set(pages)) == len(pages) > 0
         assert mapping.create(size) is None
-        assert mapping.alloc(256, mapping.total_bytes) is None
+        assert mapping.alloc(ALIGNMENT, mapping.total_bytes) is None
         mapping.release(pages.pop())
         again = mapping.create(size)
         assert again is not None
@@ -280,7 +282,7 @@ class MappingContract:
     ) -> None:
         nbytes = mapping.total_bytes // mapping.mapping_granularity * mapping.mapping_granularity
         places = [(mapping.reserve(nbytes), nbytes) for _ in range(3)]
-        block = mapping.alloc(256, 1000)
+        block = mapping.alloc(ALIGNMENT, 1000)
         assert block is not None
         taken = sorted((start, size) for start, size in [*places, block] if start is not None)
         assert len(taken) == 4

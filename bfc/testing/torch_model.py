@@ -22,6 +22,7 @@ from bfc.testing.torch_ranges import Ranges
 from bfc.testing.torch_records import (
     LARGE_GRANULE,
     MIB,
+    MIN_BLOCK,
     SMALL_SEGMENT,
     UNLIMITED,
     Chunk,
@@ -99,13 +100,13 @@ class TorchModel(Ranges, Subject):
         return UNLIMITED if limit is None else limit
 
     def round_size(self, nbytes: int) -> int:
-        if nbytes < 512:
-            return 512
+        if nbytes < MIN_BLOCK:
+            return MIN_BLOCK
         power = nbytes.bit_length() - 1
         divisions = self.settings.roundup_power2_divisions[min(max(power - 20, 0), 15)]
-        if divisions > 1 and nbytes > 512 * divisions:
+        if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             return round_up(nbytes, (1 << power) // divisions or 2 << power)
-        return round_up(nbytes, 512)
+        return round_up(nbytes, MIN_BLOCK)
 
     def segment_size(self, size: int) -> int:
         if size <= MIB:
@@ -242,7 +243,7 @@ class TorchModel(Ranges, Subject):
             return False
         rest = chunk.size - request.size
         if chunk.pool.kind == "small_pool" or request.expandable:
-            return rest >= 512
+            return rest >= MIN_BLOCK
         return request.size < self.max_split and rest > MIB
 
     def hand_out(self, chunk: Chunk, request: Request) -> Chunk:

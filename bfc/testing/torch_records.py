@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1
+MIN_BLOCK = 512
 SMALL_SEGMENT = LARGE_GRANULE = 2 * MIB
 STATES = ("inactive", "active_pending_free", "active_allocated")
 

@@ -12,6 +12,7 @@ from bfc.report.snapshot import Stats
 from bfc.suballocators.base import SubAllocator
 from bfc.testing.beside import Beside, model_for
 from bfc.testing.tape import Differs, Tape, Unfollowable
+from bfc.testing.tensorflow_model import GRANULE
 from bfc.trace import Trace
 
 Errors = tuple[type[BaseException], ...]
@@ -74,7 +75,7 @@ class Twins:
     ) -> None:
         self.allocator = allocator
         self.is_ours = isinstance(allocator, Allocator)
-        self.alignment = alignment or (256 if self.is_ours else 1)
+        self.alignment = alignment or (GRANULE if self.is_ours else 1)
         self.expects = expects
         source = getattr(allocator, "sub_allocator", None)
         self.source: SubAllocator | None = source if isinstance(source, SubAllocator) else None
