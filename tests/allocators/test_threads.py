@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from waiting import DEADLINE, joined
+from waiting import DEADLINE, joined, run_all
 
 import bfc
 
@@ -60,27 +60,6 @@ class SlowDevice(bfc.SimulatedSubAllocator):
         time.sleep(self.free_seconds)
         with self.books:
             super().free(address, nbytes)
-
-
-def run_all(works: list[Callable[[], object]], seconds: float = 60) -> list[BaseException]:
-    """Runs every piece of work in a thread of its own, all at once. Returns what they raised."""
-    start = threading.Barrier(len(works))
-    faults: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        start.wait()
-        try:
-            work()
-        except BaseException as fault:
-            faults.append(fault)
-
-    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    return faults
 
 
 def hammer_raw(allocator: bfc.BFCAllocator, seed: int, steps: int) -> None:

@@ -7,12 +7,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import raw_cuda
 from memory_hooks import call_without_memory
 from raw_cuda import MAPPING
+from waiting import run_all
 
 import bfc
 from bfc.suballocators import cuda_pages
@@ -617,31 +619,21 @@ def test_threads_that_come_first_share_the_books(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_map_side_by_side(source) -> None:
-    errors: list[BaseException] = []
-
     def work(seed: int) -> None:
         rng = random.Random(seed)
         size = source.mapping_granularity
-        try:
-            address = source.reserve(8 * size)
-            pages = [source.create(size) for _ in range(4)]
-            for _ in range(50):
-                count = rng.randrange(1, 5)
-                source.map(address, pages[:count])
-                source.set_access(address, count * size)
-                source.unmap(address, count * size)
-            for page in pages:
-                source.release(page)
-            source.unreserve(address, 8 * size)
-        except BaseException as error:
-            errors.append(error)
+        address = source.reserve(8 * size)
+        pages = [source.create(size) for _ in range(4)]
+        for _ in range(50):
+            count = rng.randrange(1, 5)
+            source.map(address, pages[:count])
+            source.set_access(address, count * size)
+            source.unmap(address, count * size)
+        for page in pages:
+            source.release(page)
+        source.unreserve(address, 8 * size)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    assert run_all([partial(work, seed) for seed in range(6)]) == []
     assert source.live_bytes == 0
 
 

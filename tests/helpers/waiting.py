@@ -1,10 +1,10 @@
-"""Waiting for a condition, as long as a loaded machine may need."""
+"""Waiting for conditions and threads, as long as a loaded machine may need."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import bfc
 
@@ -24,6 +24,28 @@ def joined(thread: threading.Thread) -> None:
     """Waits for the end of a thread, which must come."""
     thread.join(DEADLINE)
     assert not thread.is_alive(), f"it is not at its end after {DEADLINE} s"
+
+
+def run_all(
+    works: Sequence[Callable[[], object]], seconds: float = DEADLINE
+) -> list[BaseException]:
+    """Runs each piece of work in a thread of its own, all at once. Returns what they raised."""
+    start = threading.Barrier(len(works))
+    faults: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            work()
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        joined(thread)
+    return faults
 
 
 def called_by_others(allocator: bfc.Allocator) -> Callable[[], bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,22 +104,10 @@ INSIDE = [
 
 def on_threads(work: Callable[[int], None], count: int = 4) -> None:
     """Runs the work in threads. What one of them raises is raised here."""
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            waiting.joined(thread)
+        errors = waiting.run_all([partial(work, number) for number in range(count)])
     finally:
         sys.setswitchinterval(interval)
     if errors:

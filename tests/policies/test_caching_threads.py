@@ -9,10 +9,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
-from waiting import DEADLINE, called_by_others, joined, until
+from waiting import DEADLINE, called_by_others, joined, run_all, until
 
 import bfc
 
@@ -213,20 +214,8 @@ def test_many_threads_leave_the_books_in_order(options: dict[str, object]) -> No
     device = bfc.SimulatedSubAllocator(200 * MIB)
     allocator = bfc.CachingAllocator(device, memory_limit=180 * MIB, **options)
     allocator.record_history(max_entries=100)
-    faults: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            hammer(allocator, device, seed)
-        except BaseException as error:  # told by the main thread
-            faults.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    works = [partial(hammer, allocator, device, seed) for seed in range(6)]
+    assert run_all(works) == []
     for stream in SHARED[1:]:
         device.finish(stream)
     allocator.empty_cache()

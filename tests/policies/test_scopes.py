@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from waiting import DEADLINE
+from waiting import DEADLINE, run_all
 
 import bfc
 
@@ -16,7 +16,6 @@ def test_a_scope_that_two_threads_share_ends_in_each():
     pool = bfc.MemPool(allocator)
     on_stream, in_pool = bfc.use_stream(7), bfc.use_mem_pool(pool)
     both_in, first_out = threading.Barrier(2, timeout=DEADLINE), threading.Event()
-    faults: list[BaseException] = []
 
     def run(is_first: bool) -> None:
         try:
@@ -30,17 +29,10 @@ def test_a_scope_that_two_threads_share_ends_in_each():
             buffer = allocator.allocate(100)
             assert buffer.stream == 0
             assert allocator.snapshot().regions[0].pool_id == (0, 0)
-        except BaseException as error:
-            faults.append(error)
         finally:
             first_out.set()
 
-    threads = [threading.Thread(target=run, args=(is_first,)) for is_first in (True, False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    assert run_all([lambda: run(True), lambda: run(False)]) == []
     assert pool.use_count() == 1
 
 

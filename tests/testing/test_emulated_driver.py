@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from cuda_calls import alloc, code, cu, enter, event, fill, ok, peek, stream
+from waiting import run_all
 
 from bfc.testing import cuda_emulator as emulator
 from bfc.testing.cuda_emulator import script
@@ -858,28 +859,19 @@ def test_complaints(gpu: emulator.Driver, case: str) -> None:
 
 def test_many_threads(gpu: emulator.Driver) -> None:
     context = ok(cu.cuCtxGetCurrent())
-    failures: list[BaseException] = []
 
     def work() -> None:
-        try:
-            ok(cu.cuCtxSetCurrent(context))
-            queue, mark = stream(1), event()
-            for i in range(100):
-                address = int(ok(cu.cuMemAllocAsync(512 + i, queue)))
-                fill(address, i, queue)
-                ok(cu.cuEventRecord(mark, queue))
-                ok(cu.cuStreamWaitEvent(queue, mark, 0))
-                ok(cu.cuMemFreeAsync(address, queue))
-            ok(cu.cuStreamSynchronize(queue))
-        except BaseException as error:
-            failures.append(error)
+        ok(cu.cuCtxSetCurrent(context))
+        queue, mark = stream(1), event()
+        for i in range(100):
+            address = int(ok(cu.cuMemAllocAsync(512 + i, queue)))
+            fill(address, i, queue)
+            ok(cu.cuEventRecord(mark, queue))
+            ok(cu.cuStreamWaitEvent(queue, mark, 0))
+            ok(cu.cuMemFreeAsync(address, queue))
+        ok(cu.cuStreamSynchronize(queue))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    assert run_all([work] * 8) == []
     assert gpu.live() == {}
     assert gpu.count("cuMemAllocAsync") == 800
 

@@ -6,6 +6,7 @@ import gc
 import threading
 
 import pytest
+from waiting import run_all
 
 import bfc
 
@@ -135,29 +136,21 @@ def test_each_thread_installs_it_for_itself(core, make_cuda) -> None:
 
 @both_policies
 def test_many_threads_share_the_pool(core, make_cuda) -> None:
-    pool, faults = make_cuda(), []
+    pool = make_cuda()
 
     def work() -> None:
-        try:
-            device = core.Device(0)
-            device.set_current()
-            bfc.integrations.cuda_core.install_in_thread(pool)
-            stream = device.create_stream()
-            for n in range(1, 100):
-                buffer = device.allocate(n * 50, stream=stream)
-                buffer.fill(n, stream=stream)
-                assert pool.requested_size(int(buffer.handle)) == n * 50
-                buffer.close()
-            stream.sync()
-        except Exception as error:
-            faults.append(error)
+        device = core.Device(0)
+        device.set_current()
+        bfc.integrations.cuda_core.install_in_thread(pool)
+        stream = device.create_stream()
+        for n in range(1, 100):
+            buffer = device.allocate(n * 50, stream=stream)
+            buffer.fill(n, stream=stream)
+            assert pool.requested_size(int(buffer.handle)) == n * 50
+            buffer.close()
+        stream.sync()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    assert run_all([work] * 4) == []
     account_for(pool, {})
 
 

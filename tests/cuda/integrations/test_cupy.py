@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from waiting import run_all
 
 import bfc
 
@@ -193,23 +193,15 @@ def test_the_default_stream_costs_no_driver_call(emulated, cupy, make_cuda) -> N
 
 @both_policies
 def test_threads_share_the_pool(cupy, make_cuda) -> None:
-    pool, faults = make_cuda(), []
+    pool = make_cuda()
 
     def work() -> None:
-        try:
-            for n in range(1, 200):
-                array = cupy.module.ndarray((n * 50,), "u1")
-                assert pool.requested_size(array.data.ptr) == n * 50
-        except Exception as error:
-            faults.append(error)
+        for n in range(1, 200):
+            array = cupy.module.ndarray((n * 50,), "u1")
+            assert pool.requested_size(array.data.ptr) == n * 50
 
     with bfc.use(pool, "cupy"):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert faults == []
+        assert run_all([work] * 4) == []
     account_for(pool, {})
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
+from waiting import run_all
 
 import bfc
 from bfc.integrations import _numba_default
@@ -382,23 +383,15 @@ def test_arrays_keep_a_pool_that_nobody_else_holds(numba, machine) -> None:
 
 
 def test_threads_share_the_pool(numba, make_cuda) -> None:
-    pool, faults = make_cuda(), []
+    pool = make_cuda()
 
     def work(start: int) -> None:
-        try:
-            for n in range(start, start + 30):
-                host = np.full(n, n, "i4")
-                assert (numba.cuda.to_device(host).copy_to_host() == host).all()
-        except Exception as error:
-            faults.append(error)
+        for n in range(start, start + 30):
+            host = np.full(n, n, "i4")
+            assert (numba.cuda.to_device(host).copy_to_host() == host).all()
 
     with bfc.use(pool, "numba"):
-        threads = [threading.Thread(target=work, args=(50 * n,)) for n in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert faults == []
+        assert run_all([partial(work, 50 * n) for n in range(1, 5)]) == []
     gc.collect()
     account_for(pool, {})
 
