@@ -27,6 +27,7 @@ cdef enum ChunkState:
     WAITING                         # freed by its owner, while another stream may still use it
     UNMAPPED                        # reserved addresses without memory; in no bin, and merged with no free chunk
     LEAVING                         # free memory of a range that is being unmapped, or that could not be; in no bin
+    ABSENT                          # addresses whose pages are used through others; in no bin, and merged with nothing
 
 cdef struct Chunk:                  # 64 bytes, one cache line
     uint64_t ptr
@@ -144,6 +145,29 @@ cdef extern from "history.hpp" namespace "bfc" nogil:
         size_t size()
         cbool copy(vector[HistoryRecord]& out)
 
+cdef extern from "window.hpp" namespace "bfc" nogil:
+    const uint32_t NO_PAGE "bfc::kNoPage"
+
+    cdef cppclass Window:
+        uint64_t page_size()
+        uint64_t address_of(size_t slot)
+        size_t slot_at(uint64_t address)
+        size_t slots()
+        cbool make_room(uint64_t end)
+        uint32_t page_at(size_t slot)
+        void set_page(size_t slot, uint32_t page)
+        void take(uint64_t address, uint64_t size)
+        void give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk)
+        void add(uint64_t address, uint64_t size, uint32_t chunk, cbool is_rest)
+        void remove(uint64_t address, uint64_t size)
+        cbool is_free(size_t slot)
+        cbool are_free(size_t slot, size_t count)
+        size_t count_free()
+        uint32_t chunk_around(size_t slot)
+        uint32_t chunk_at(size_t slot)
+        void note_chunk(size_t slot, uint32_t chunk)
+        size_t bytes()
+
 cdef extern from "torch_sizes.hpp" namespace "bfc" nogil:
     cdef cppclass TorchSizes:
         uint64_t large_segment
@@ -191,7 +215,8 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     Lane lane
     uint64_t cuts_below             # a request of at least this takes its chunk whole: `oversize`, or no limit
     uint64_t mapped_bytes           # of ranges
-    uint64_t unused[3]              # 128 bytes in all: finding one by its index is a shift
+    Window* window                  # of a range whose pages may have further addresses: its slots; else NULL
+    uint64_t unused[2]              # 128 bytes in all: finding one by its index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs
@@ -217,6 +242,8 @@ cdef struct Events:                 # a trace, and where its replay writes
 cdef enum:
     ALLOCATE = 0
     DEALLOCATE = 1
+
+ctypedef cbool (*FreeView)(void* pages, ChunkHandle handle) noexcept nogil
 
 cdef struct Tally:                  # bytes asked for, of a replay
     uint64_t live
@@ -252,6 +279,8 @@ cdef class Pool:
     cdef TorchSizes sizes
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
+    cdef void* pages                    # who keeps the pages that have several addresses; NULL: there are none
+    cdef FreeView free_view             # and frees a chunk that lies in no window
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1
@@ -267,11 +296,13 @@ cdef class Pool:
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
     cdef ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                       uint64_t freed_before, cbool indexed, cbool counts) noexcept nogil
+                                       uint64_t freed_before, cbool indexed, cbool counts,
+                                       cbool paged) noexcept nogil
     cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                              uint64_t stream, cbool indexed, cbool counts) noexcept nogil
+                              uint64_t stream, cbool indexed, cbool counts, cbool paged) noexcept nogil
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
-    cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool is_plain) noexcept nogil
+    cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool paged, cbool is_plain) noexcept nogil
+    cdef void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
@@ -281,8 +312,9 @@ cdef class Pool:
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                          cbool has_lanes) noexcept nogil
+                          cbool counts, cbool paged) noexcept nogil
     cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil
+    cdef ChunkHandle allocate_in_range(self, Lane* lane, uint64_t requested) noexcept nogil
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
@@ -298,7 +330,6 @@ cdef class Pool:
     cdef void remove_region(self, Region region) noexcept nogil
     cdef void forget_queued(self) noexcept nogil
     cdef SharedCounter set_timing_counter(self, SharedCounter counter)
-    cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil
     cdef void restart_peaks(self) noexcept nogil
     cdef Counters totals(self) noexcept nogil
@@ -310,7 +341,6 @@ cdef class Pool:
                         vector[BinSet]& owners) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil
 
-    cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil
     cdef Bins* bins_of(self, ChunkHandle handle) noexcept nogil
     cdef void count_removed(self, BinSet* owner, Chunk* chunk, cbool is_piece) noexcept nogil
     cdef cbool reserve(self, Bins* bins) noexcept nogil
@@ -319,6 +349,8 @@ cdef class Pool:
     cdef void delete_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
     cdef void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
+    cdef void list_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil
+    cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil
     cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil
     cdef void join(self, ChunkHandle left, ChunkHandle right) noexcept nogil

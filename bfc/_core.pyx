@@ -139,6 +139,7 @@ cdef class Pool:
         cdef BinSet bin_set
         for bin_set in self.bin_sets:
             del bin_set.bins
+            del bin_set.window
         del self.usage
         del self.history
         free(self.chunk_block)
@@ -252,12 +253,14 @@ cdef class Pool:
         `freed_before` > 0 passes over chunks that were freed later (TensorFlow's behaviour, 2.9). `indexed` makes its
         address known to handle_of; a caller that keeps the handle does not need that.
         """
-        return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL)
+        return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL,
+                                      self.pages != NULL)
 
     cdef inline ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
                                               uint64_t stream, uint64_t freed_before, cbool indexed,
-                                              cbool counts) noexcept nogil:
-        """`counts`, here and below: whether PyTorch's counts are kept. play() knows it when it is compiled."""
+                                              cbool counts, cbool paged) noexcept nogil:
+        """`counts`, here and below: whether PyTorch's counts are kept. `paged`: whether pages may have several
+        addresses. play() knows both when it is compiled."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
@@ -280,7 +283,7 @@ cdef class Pool:
             return NO_CHUNK
         if indexed:
             self.starts.prefetch_slot(found.address)
-        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts)
+        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts, paged)
 
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
         """Takes the best fit among a lane's chunks in regions and in ranges out of its bin. Returns the set that it was
@@ -308,10 +311,11 @@ cdef class Pool:
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         self.remove_free_chunk_from_bin(wanted.bins, handle)
-        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL)
+        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL,
+                             self.pages != NULL)
 
     cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, cbool indexed, cbool counts) noexcept nogil:
+                                     uint64_t stream, cbool indexed, cbool counts, cbool paged) noexcept nogil:
         """Puts a free chunk, which has been taken out of its bin, to use. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
@@ -325,8 +329,12 @@ cdef class Pool:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
             self.split_chunk(wanted.bins, handle, rounded, self.clock if counts else chunk.freed_at_count)
+            if paged and wanted.window != NULL:
+                wanted.window.add(chunk.ptr + rounded, left, chunk.next, True)
         elif counts and was_piece:
             self.usage.piece_used_up(wanted.kind)
+        if paged and wanted.window != NULL:
+            wanted.window.take(chunk.ptr, chunk.size)
         chunk.requested_size = requested
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
@@ -380,12 +388,15 @@ cdef class Pool:
 
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
-        return self.free_and_merge(handle, self.usage != NULL, False)
+        return self.free_and_merge(handle, self.usage != NULL, self.pages != NULL, False)
 
-    cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool is_plain) noexcept nogil:
+    cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool paged,
+                                     cbool is_plain) noexcept nogil:
         """`is_plain`: the chunk's state is IN_USE and nothing else."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
+        if paged and owner.is_range and owner.window == NULL:
+            return self.free_view(self.pages, handle)
         if not owner.bins.reserve():
             return False
         if not counts and self.timing != NULL and not try_push_back(self.timestamped, handle):
@@ -401,12 +412,20 @@ cdef class Pool:
         self.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = FREE
-        if self.timing != NULL:
+        if paged and owner.window != NULL:
+            self.free_in_window(owner, handle)
+        elif self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
             self.insert_free_chunk_into_bin(owner.bins, handle)
         else:
             self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True))
         return True
+
+    cdef inline void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+        cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
+        handle = self.try_to_coalesce(owner.bins, handle, True)
+        self.insert_free_chunk_into_bin(owner.bins, handle)
+        owner.window.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle)
 
     cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
@@ -461,7 +480,7 @@ cdef class Pool:
         cdef uint64_t total = self.chunk_count * sizeof(Chunk) + self.starts.bytes()
         cdef BinSet bin_set
         for bin_set in self.bin_sets:
-            total += bin_set.bins.bytes()
+            total += bin_set.bins.bytes() + (bin_set.window.bytes() if bin_set.window != NULL else 0)
         return total
 
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil:
@@ -518,6 +537,14 @@ cdef class Pool:
             return NO_CHUNK
         return handle
 
+    cdef ChunkHandle allocate_in_range(self, Lane* lane, uint64_t requested) noexcept nogil:
+        """The same, rounded as BFC does."""
+        cdef uint64_t rounded = round_up(requested, self.granularity)
+        cdef uint32_t bin_set = self.find_lane(lane)
+        if bin_set == NO_LANE:
+            return NO_CHUNK
+        return self.allocate_chunk(bin_set + is_large(rounded), rounded, requested, lane.stream, 0, True)
+
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
         """Frees what one stream alone has used, and nobody views. False for all else, and then nothing has changed."""
         cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
@@ -555,12 +582,15 @@ cdef class Pool:
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
         """
+        if self.pages != NULL:
+            return self.play_loop(events, start, end, tally, False, True)
         if self.usage == NULL:
-            return self.play_loop(events, start, end, tally, False)
-        return self.play_loop(events, start, end, tally, True)
+            return self.play_loop(events, start, end, tally, False, False)
+        return self.play_loop(events, start, end, tally, True, False)
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                                 cbool has_lanes) noexcept nogil:
+                                 cbool counts, cbool paged) noexcept nogil:
+        cdef cbool has_lanes = counts or paged
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
@@ -585,14 +615,14 @@ cdef class Pool:
                         lane_set = self.find_lane(&lane)
                     if lane_set == NO_LANE or size >= TOO_LARGE:
                         break
-                    rounded = self.sizes.round(size)
+                    rounded = self.sizes.round(size) if counts else round_up(size, granularity)
                     bin_set = lane_set + is_large(rounded)
                 else:
                     bin_set = 0
                     rounded = round_up(size, granularity)
-                handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, has_lanes)
+                handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, counts, paged)
                 if handle >= NO_HOST_MEMORY:
-                    if has_lanes and handle == NO_CHUNK:
+                    if counts and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
                     break
                 handles[number[i]] = handle
@@ -605,7 +635,7 @@ cdef class Pool:
                     if self.chunks[handle].state != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
-                    if not self.free_and_merge(handle, has_lanes, True):
+                    if not self.free_and_merge(handle, counts, paged, True):
                         break
                     live -= size
                     handles[number[i]] = NO_CHUNK
@@ -823,6 +853,17 @@ cdef class Pool:
     cdef inline void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil:
         bins.erase(self.chunks[handle].size, self.chunks[handle].ptr)
 
+    cdef void list_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+        """Puts a free chunk into its bin, and into its range's window."""
+        self.insert_free_chunk_into_bin(owner.bins, handle)
+        if owner.window != NULL:
+            owner.window.add(self.chunks[handle].ptr, self.chunks[handle].size, handle, False)
+
+    cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+        self.remove_free_chunk_from_bin(owner.bins, handle)
+        if owner.window != NULL:
+            owner.window.remove(self.chunks[handle].ptr, self.chunks[handle].size)
+
     cdef inline Bins* bins_of(self, ChunkHandle handle) noexcept nogil:
         return self.bin_sets[self.chunks[handle].bin_set].bins
 
@@ -834,44 +875,6 @@ cdef class Pool:
         self.timing_counter = counter
         self.timing = <void*>counter if counter is not None else NULL
         return before
-
-    cdef void merge_timestamped(self, uint64_t required, cbool* satisfied) noexcept nogil:
-        """Coalesces what was freed before the safe frontier; with `required` > 0 also what was freed after it, until a
-        chunk of that size exists (TensorFlow's behaviour, 2.9, which says who stays queued)."""
-        cdef vector[ChunkHandle] queued, to_merge
-        cdef ChunkHandle handle
-        cdef Chunk* chunk
-        satisfied[0] = required == 0
-        queued.swap(self.timestamped)
-        if not try_reserve(self.timestamped, queued.size()) or not try_reserve(to_merge, queued.size()):
-            queued.swap(self.timestamped)
-            return
-        for handle in queued:
-            chunk = &self.chunks[handle]
-            if chunk.state != FREE:
-                continue
-            if chunk.freed_at_count < self.safe_frontier:
-                chunk.freed_at_count = 0
-            if chunk.freed_at_count == 0 or required > 0:
-                to_merge.push_back(handle)
-            else:
-                self.timestamped.push_back(handle)
-        for handle in to_merge:
-            if self.chunks[handle].state != FREE:
-                continue  # merged into another of the list
-            if (satisfied[0] and required > 0) or not self.bins_of(handle).reserve():
-                self.timestamped.push_back(handle)
-            elif self.merge_one(handle, required):
-                satisfied[0] = True
-
-    cdef cbool merge_one(self, ChunkHandle handle, uint64_t required) noexcept nogil:
-        cdef Bins* bins = self.bins_of(handle)
-        self.remove_free_chunk_from_bin(bins, handle)
-        cdef ChunkHandle merged = self.try_to_coalesce(bins, handle, required > 0)
-        self.insert_free_chunk_into_bin(bins, merged)
-        if required > 0 and merged != handle and self.chunks[merged].freed_at_count > 0:
-            self.timestamped.push_back(merged)
-        return required > 0 and self.chunks[merged].size >= required
 
     # -- records ------------------------------------------------------------------------------------------------------
 

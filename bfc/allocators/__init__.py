@@ -1,6 +1,8 @@
 """The machine that both policies share: a pool behind a lock, on a source. In order:
 
+_timestamps.pyx    frees that are merged once a frontier has passed them
 _ranges.pyx        regions of reserved addresses, part of which have no memory
+_pages.pyx         pages that have several addresses
 _invariants.pyx    what must hold of a pool, recounted
 _lock.pxd          the lock around a pool
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back

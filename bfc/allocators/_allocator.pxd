@@ -67,6 +67,7 @@ cdef class Allocator(Frees):
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
     cdef int give_up_ranges(self) except -1     # when it closes
+    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF
     cdef object against_pieces(self)
     cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
     cdef int was_refused(self, Request* request) except -1

@@ -168,6 +168,10 @@ cdef class Allocator(Frees):
     cdef int give_up_ranges(self) except -1:
         return 0
 
+    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
+        """Gives back what is mapped and free. Returns the bytes."""
+        return 0
+
     cdef object against_pieces(self):
         """What the policy has against fragmentation, and is not in use: for the advice of a refusal."""
         return ""
@@ -702,7 +706,7 @@ cdef class Allocator(Frees):
         self.source.give_back(regions, False)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
-        return released
+        return released + self.release_pages()
 
     def empty_cache(self):
         """Call `release_free_regions`, under PyTorch's name.

@@ -8,10 +8,11 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, STATE, UNMAPPED,
-    WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region,
+    ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, STATE, UNMAPPED,
+    WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport IS_GROWING
+from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, View
 
 cdef extern from "usage.hpp" namespace "bfc" nogil:
     const int ACTIVE "bfc::kActive"
@@ -57,6 +58,8 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
         return b"I10: pool_bytes differs from a recount"
     if recount.bytes_waiting != pool.counters.bytes_waiting:
         return b"I10: the bytes that wait for streams differ from a recount"
+    if pool.pages != NULL:
+        return fault_in_windows(pool)
     if pool.usage != NULL:
         return fault_in_usage(pool)
     return NULL
@@ -82,7 +85,7 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
             if found != NULL:
                 return found
             free_chunks += pool.chunks[handle].state == FREE
-            recount.pool_bytes += pool.chunks[handle].size if pool.chunks[handle].state != UNMAPPED else 0
+            recount.pool_bytes += 0 if pool.chunks[handle].state in (UNMAPPED, ABSENT) else pool.chunks[handle].size
             ptr += pool.chunks[handle].size
             reached[0] += 1
             prev = handle
@@ -109,7 +112,7 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
             return b"I3: two neighbours are free"
         return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
-    if state == UNMAPPED or state == LEAVING:
+    if state in (UNMAPPED, LEAVING, ABSENT):
         return fault_without_memory(pool, &chunk)
     recount.bytes_in_use += chunk.size
     if state == WAITING:
@@ -123,7 +126,7 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
 
 
 cdef const char* fault_without_memory(Pool pool, const Chunk* chunk) noexcept nogil:
-    """Of a chunk that is unmapped, or is being unmapped."""
+    """Of a chunk that is unmapped, is being unmapped, or whose pages are used through other addresses."""
     if not pool.bin_sets[chunk.bin_set].is_range:
         return b"I12: a chunk without memory does not lie in a range"
     if chunk.allocation_id != -1:
@@ -148,6 +151,32 @@ cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
             if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
                 return b"I4: a bin holds a chunk under another size, address or state than its own"
     return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")
+
+
+cdef const char* fault_in_windows(Pool pool) noexcept nogil:
+    """Of the slots of ranges: those that are noted as free are those that lie whole in free chunks."""
+    cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
+    cdef ChunkHandle handle
+    cdef Window* window
+    cdef Chunk chunk
+    cdef size_t slot, first, end, free_slots
+    while it != pool.regions.end():
+        handle = deref(it).second.first
+        window = pool.bin_sets[pool.chunks[handle].bin_set].window
+        free_slots = 0
+        while window != NULL and handle != NO_CHUNK:
+            chunk = pool.chunks[handle]
+            first = window.slot_at(chunk.ptr + window.page_size() - 1)
+            end = window.slot_at(chunk.ptr + chunk.size)
+            for slot in range(first, end if chunk.state == FREE else first):
+                free_slots += 1
+                if not window.is_free(slot) or window.chunk_around(slot) != handle:
+                    return b"I13: a slot of a free chunk is not found as one"
+            handle = chunk.next
+        if window != NULL and free_slots != window.count_free():
+            return b"I13: a slot is noted as free that is not"
+        postincrement(it)
+    return NULL
 
 
 cdef const char* fault_in_usage(Pool pool) noexcept nogil:
@@ -184,6 +213,45 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
             recount.pieces += 1
             recount.piece_bytes += chunk.size
     return recount
+
+
+cdef const char* fault_in_pages(Pages pages) noexcept nogil:
+    """What is broken first among pages and views, or NULL."""
+    cdef size_t page
+    cdef uint64_t known = 0, slots = 0
+    cdef uint32_t number, i
+    cdef PageRecord* record
+    cdef View* view
+    cdef const char* found
+    for page in range(pages.records.size()):
+        record = &pages.records[page]
+        known += record.is_known
+        for i in range(<uint32_t>record.slots.size()):
+            if pages.pool.bin_sets[record.slots[i].set].window.page_at(record.slots[i].number) != page:
+                return b"I14: a page is mapped into a slot that names another page"
+    if known != pages.count:
+        return b"I14: the pages are not as many as they are counted"
+    for number in range(pages.views.count()):
+        view = &pages.views.at(number)
+        if view.state == KEPT or view.state == LIVE:
+            found = fault_in_view(pages, view)
+            if found != NULL:
+                return found
+            slots += view.pages
+    return unless(slots == pages.views.slots(), b"I14: the slots of views differ from a recount")
+
+
+cdef const char* fault_in_view(Pages pages, View* view) noexcept nogil:
+    cdef uint64_t count = 0
+    cdef Run run
+    cdef Chunk chunk = pages.pool.chunks[view.chunk]
+    if (chunk.state & STATE == ABSENT) != (view.state == KEPT) or chunk.ptr != view.address:
+        return b"I14: a view's chunk is not as the view says"
+    for run in view.runs:
+        count += run.count
+        if view.state == LIVE and pages.pool.chunks[pages.chunk_of(&run)].state != ABSENT:
+            return b"I14: a page is used through a view and through its home at once"
+    return unless(count == view.pages, b"I14: the runs of a view are not its pages")
 
 
 cdef inline const char* unless(cbool sound, const char* fault) noexcept nogil:

@@ -4,7 +4,8 @@ cimport cython
 from cpython.long cimport PyLong_CheckExact
 
 from bfc._core cimport (
-    FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, LEAVING, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, Counters, Pool,
+    ABSENT, FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, LEAVING, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, Counters,
+    Pool,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
 from bfc.allocators._invariants cimport first_fault
@@ -321,7 +322,7 @@ cdef class Ledger(Owner):
         while i < end:
             run = []
             start = chunks[i].ptr
-            while i < end and chunks[i].state != UNMAPPED:
+            while i < end and chunks[i].state not in (UNMAPPED, ABSENT):
                 run.append(self.chunk_info(&chunks[i]))
                 i += 1
             if run:

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport ChunkHandle, Pool
+from bfc._core cimport BinSet, ChunkHandle, Pool
 
 
 cdef enum:
@@ -12,9 +12,15 @@ cdef enum:
 
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil
 cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil
+cdef cbool has_records(Pool pool, int count) noexcept nogil
 cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
 cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil
 cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end) noexcept nogil
+cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil
+cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil
 cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil
 cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbool has_gone) noexcept nogil
+cdef void forget_absent(Pool pool, ChunkHandle handle) noexcept nogil
+cdef cbool cut_absent(Pool pool, ChunkHandle handle, uint64_t step) noexcept nogil
+cdef void join_absent(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil

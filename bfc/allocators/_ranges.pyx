@@ -13,8 +13,8 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 
 from bfc._core cimport (
-    FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, Bins,
-    BinSet, Chunk, ChunkHandle, Pool, Region,
+    ABSENT, FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED,
+    WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
 )
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
@@ -52,12 +52,15 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
     while handle != NO_CHUNK:
         chunk = &pool.chunks[handle]
         following = chunk.next
-        if chunk.state != UNMAPPED:
+        if chunk.state not in (UNMAPPED, ABSENT):
             if chunk.state == FREE:
-                pool.remove_free_chunk_from_bin(owner.bins, handle)
+                pool.unlist_free_chunk(owner, handle)
             elif chunk.state != LEAVING:
                 pool.unindex_chunk(handle)
-                pool.count_removed(owner, chunk, False)
+                if pool.usage != NULL:
+                    pool.count_removed(owner, chunk, False)
+                else:
+                    pool.counters.bytes_in_use -= chunk.size
                 if chunk.state & STATE == WAITING:
                     pool.counters.bytes_waiting -= chunk.size
             count_out(pool, owner, chunk)
@@ -70,7 +73,8 @@ cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     owner.mapped_bytes += chunk.size
     pool.counters.pool_bytes += chunk.size
     pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
-    pool.usage.memory_came(owner.kind, chunk.size)
+    if pool.usage != NULL:
+        pool.usage.memory_came(owner.kind, chunk.size)
     if pool.history != NULL:
         pool.note(HISTORY_SEGMENT_MAP, chunk, chunk.size)
 
@@ -78,7 +82,8 @@ cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
 cdef void count_out(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     owner.mapped_bytes -= chunk.size
     pool.counters.pool_bytes -= chunk.size
-    pool.usage.memory_went(owner.kind, chunk.size)
+    if pool.usage != NULL:
+        pool.usage.memory_went(owner.kind, chunk.size)
     if pool.history != NULL:
         pool.note(HISTORY_SEGMENT_UNMAP, chunk, chunk.size)
 
@@ -120,9 +125,10 @@ cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil:
 
 
 cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    """Needs a reserve() of the bins before it."""
     pool.chunks[handle].state = FREE
     pool.chunks[handle].freed_at_count = pool.clock
-    pool.insert_free_chunk_into_bin(owner.bins, pool.try_to_coalesce(owner.bins, handle, True))
+    pool.list_free_chunk(owner, pool.try_to_coalesce(owner.bins, handle, True))
 
 
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil:
@@ -139,21 +145,26 @@ cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcep
 cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end) noexcept nogil:
     """Lets a part of a free chunk leave; what lies before and behind it stays free. The part's handle, or
     NO_HOST_MEMORY, and then nothing has changed."""
-    cdef Bins* bins = pool.bin_sets[pool.chunks[handle].bin_set].bins
+    return carve(pool, handle, start, end, LEAVING)
+
+
+cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil:
+    """Gives a part of a free chunk another state. As begin_unmapping."""
+    cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
     cdef ChunkHandle part = handle, rest
     cdef uint64_t requested = pool.chunks[handle].requested_size
-    if not has_records(pool, 2) or not bins.reserve():
+    if not has_records(pool, 2) or not owner.bins.reserve():
         return NO_HOST_MEMORY
-    pool.remove_free_chunk_from_bin(bins, handle)
+    pool.unlist_free_chunk(owner, handle)
     if end < pool.chunks[handle].ptr + pool.chunks[handle].size:
         rest = cut(pool, handle, end - pool.chunks[handle].ptr)
-        pool.insert_free_chunk_into_bin(bins, rest)
+        pool.list_free_chunk(owner, rest)
     if start > pool.chunks[handle].ptr:
         part = cut(pool, handle, start - pool.chunks[handle].ptr)
         pool.chunks[handle].requested_size = 0
-        pool.insert_free_chunk_into_bin(bins, handle)
+        pool.list_free_chunk(owner, handle)
     pool.chunks[part].requested_size = requested    # stale, as PyTorch's snapshots show it
-    pool.chunks[part].state = LEAVING
+    pool.chunks[part].state = state
     return part
 
 
@@ -192,3 +203,34 @@ cdef void merge_unmapped(Pool pool, ChunkHandle handle) noexcept nogil:
     if left != NO_CHUNK and pool.chunks[left].state == UNMAPPED:
         pool.chunks[left].requested_size = pool.chunks[handle].requested_size
         pool.join(left, handle)
+
+
+cdef void forget_absent(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Of a chunk whose addresses have no pages any more: it is unmapped."""
+    pool.chunks[handle].state = UNMAPPED
+    pool.chunks[handle].freed_at_count = 0
+    merge_unmapped(pool, handle)
+
+
+cdef cbool cut_absent(Pool pool, ChunkHandle handle, uint64_t step) noexcept nogil:
+    """Makes a chunk that memory was mapped for absent, cut in pieces of `step` bytes. False: the host is out of memory,
+    and nothing has changed."""
+    cdef uint64_t pieces = pool.chunks[handle].size // step
+    if not has_records(pool, <int>(pieces - 1)):
+        return False
+    while pieces > 1:
+        pool.chunks[handle].state = ABSENT
+        pool.chunks[handle].freed_at_count = 0
+        handle = cut(pool, handle, step)
+        pieces -= 1
+    pool.chunks[handle].state = ABSENT
+    pool.chunks[handle].freed_at_count = 0
+    return True
+
+
+cdef void join_absent(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
+    """Undoes cut_absent."""
+    while pool.chunks[handle].size < size:
+        pool.join(handle, pool.chunks[handle].next)
+    pool.chunks[handle].state = UNMAPPED
+    pool.chunks[handle].freed_at_count = IS_GROWING

@@ -14,6 +14,8 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     torch_sizes.hpp   PyTorch's arithmetic of sizes
     usage.hpp         what PyTorch counts
     history.hpp       what PyTorch writes down
+    window.hpp        the slots of a range whose pages may have further addresses
+    views.hpp         pages that have several addresses, and the views stitched from them
     ranges.hpp        where a request looks in regions and in ranges at once
     orders.hpp        orders of chunks and of lanes; numbers of threads
     source.h          a source's calls as C functions

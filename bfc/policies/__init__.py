@@ -1,7 +1,6 @@
 """The policies: where a request may look, and what is tried where nothing fits. In order:
 
 _growth.pyx            how TensorFlow's regions grow, and what is asked for after a refusal
-_bfc.pyx               TensorFlow's best fit with coalescing
 _recorder.pyx          what PyTorch's policy counts and writes down
 _observers.pyx         functions that it calls before memory is asked for or refused
 _deferred.pyx          frees in a scope with `strict`, whose fences are asked for after the scope
@@ -10,6 +9,8 @@ _releasing.pyx         which regions it gives back
 _mapper.pyx            who calls a sub-allocator to map memory, one thread at a time
 _expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses
 _emptying.pyx          what goes back where it has such segments
+_stitching.pyx         pages that lie apart, mapped end to end for one request
+_bfc.pyx               TensorFlow's best fit with coalescing
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy
 device_allocator.py    one of them on each OpenCL device, for a framework's back end

@@ -30,6 +30,18 @@ class BFCAllocator(Allocator):
         How long a request that does not fit waits for other threads to free memory.
     stream : int, stream object or None, optional
         The stream that the allocator belongs to. Memory freed on it is reused there at once.
+    virtual_memory : bool, optional
+        Map memory page by page, and stitch free pages that lie apart where no free chunk is large
+        enough, so that no request is refused for fragmentation. Each stream has ranges of addresses of
+        its own, chunks are always split, and memory always grows: `allow_growth` and
+        `fragmentation_fraction` do nothing. The limit counts pages.
+    page_size : int or str, optional
+        With `virtual_memory`, the bytes of a page: a power of two, and a multiple of the source's
+        `mapping_granularity`. None is the power of two at or above an 8192nd of the limit, from 2 to
+        32 MiB. Small pages waste less, and large ones take fewer driver calls.
+    headroom : float, optional
+        With `virtual_memory`, how much more memory than was ever in use may be taken, as a fraction of
+        that, where it saves stitching: 0.05 for a program whose sizes do not repeat.
 
     Attributes
     ----------
@@ -39,13 +51,17 @@ class BFCAllocator(Allocator):
         As given.
     fragmentation_fraction : float
         As given.
+    virtual_memory : bool
+        As given.
 
     Raises
     ------
     TypeError
         If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
     ValueError
-        If an argument is out of its range, or if `stream` cannot be the stream of an allocator.
+        If an argument is out of its range, if `stream` cannot be the stream of an allocator, or if
+        `virtual_memory` is given together with `strict`, with a source that cannot map memory, or with
+        a limit below a page.
 
     Notes
     -----
@@ -72,7 +88,14 @@ class BFCAllocator(Allocator):
         strict: bool = False,
         retry_seconds: float = 0.0,
         stream: StreamLike | None = 0,
+        virtual_memory: bool = False,
+        page_size: SupportsIndex | str | None = None,
+        headroom: float = 0.0,
     ) -> None: ...
+    @property
+    def virtual_memory(self) -> bool:
+        """True if memory is mapped page by page."""
+
     @property
     def allow_growth(self) -> bool: ...
     @property
@@ -98,6 +121,8 @@ class BFCAllocator(Allocator):
         ------
         TypeError
             If `counter` is not a SharedCounter.
+        ValueError
+            If the allocator has `virtual_memory`.
 
         Notes
         -----
@@ -130,3 +155,69 @@ class BFCAllocator(Allocator):
         ValueError
             If `count` is negative or above 2**63 - 1.
         """
+
+    def page_stats(self) -> dict[str, float]:
+        """How much memory is mapped, and what was called for that, of an allocator with `virtual_memory`.
+
+        Returns
+        -------
+        dict of str to int or float
+            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those that
+            are in use or share their page with what is; `views`; `slots_mapped`, how many addresses pages
+            are mapped at; `stitches`, the views made so far; `creates`, `maps` (of pages),
+            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a stream
+            had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`, those that
+            could not be unmapped; `driver_seconds`, the time in these calls.
+
+        Raises
+        ------
+        ValueError
+            If the allocator does not have `virtual_memory`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> address = allocator.allocate_raw(5 << 20)
+        >>> allocator.page_stats()["pages"]
+        3
+        """
+
+    def trim(self, keep: SupportsIndex | str = 0, *, wait: bool = False) -> int:
+        """Give free pages back, of an allocator with `virtual_memory`. Their addresses stay reserved.
+
+        Parameters
+        ----------
+        keep : int or str, optional
+            The bytes to keep: free pages go until no more than that is reserved, or no page is free.
+        wait : bool, optional
+            Wait for the streams that may still use them. If False, the pages of streams that are busy
+            stay.
+
+        Returns
+        -------
+        int
+            The bytes given back.
+
+        Raises
+        ------
+        ValueError
+            If the allocator does not have `virtual_memory`, or `keep` is negative or malformed.
+        SubAllocatorError
+            If the device failed. What it did not take back is offered again by the next call.
+
+        Notes
+        -----
+        Pages that have one address go first, and the largest free chunks before smaller ones. Then the
+        views go, and the pages behind them. Cost: one call to unmap each row of pages, and one to
+        release each page.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> allocator.deallocate_raw(allocator.allocate_raw(64 << 20))
+        >>> allocator.trim("16 MiB")
+        50331648
+        """
+

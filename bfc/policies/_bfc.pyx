@@ -3,21 +3,72 @@
 import math
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, ChunkHandle, Region, SharedCounter, round_up
+from bfc._core cimport (
+    MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
+)
 from bfc.buffers._arguments cimport count_from
+from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._timestamps cimport merge_timestamped
+from bfc.allocators._invariants cimport fault_in_pages
 from bfc.allocators._source cimport total_size
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._growth cimport Growth, backpedal
+from bfc.policies._private_pools cimport this_thread
+from bfc.policies._mapper cimport Faults, raise_faults
+from bfc.policies._stitching cimport Stitching
 
-from bfc.units import format_bytes
+from bfc.errors import ClosedError, InvariantError, out_of_host_memory
+from bfc.units import format_bytes, parse_bytes
+
+cdef extern from "debug.h":
+    const int BFC_DEBUG
 
 cdef enum:
     FIRST_REGION = 2 << 20              # where regions grow
     DEFAULT_SLACK_CAP = 128 << 20       # a chunk with more left over is always split
+    SMALLEST_PAGE = 2 << 20
+    LARGEST_PAGE = 32 << 20
+    PAGES_WANTED = 8192                 # of a device, or fewer: more cost more calls, and save little
+
+
+cdef int check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict) except -1:
+    """Refuses arguments that do not go together."""
+    if not isinstance(virtual_memory, bool):
+        raise TypeError(f"virtual_memory is True or False, not {virtual_memory!r}")
+    if not 0 <= headroom < math.inf:
+        raise ValueError(f"headroom is a fraction from 0 on, such as 0.05, not {headroom}")
+    if not virtual_memory:
+        if page_size is not None or headroom:
+            raise ValueError("page_size and headroom are for virtual_memory=True")
+        return 0
+    if strict:
+        raise ValueError("strict places as TensorFlow does, which maps no memory: leave strict or virtual_memory out")
+    possible = getattr(sub_allocator, "supports_virtual_memory", True)
+    if not possible:
+        raise ValueError(f"virtual_memory needs a source that maps memory: {possible}")
+    return 0
+
+
+cdef uint64_t page_size_for(uint64_t limit, page_size, sub_allocator) except 0:
+    """The bytes of a page: what the user wants, or what suits the limit."""
+    cdef uint64_t granularity = sub_allocator.mapping_granularity, nbytes = SMALLEST_PAGE
+    if page_size is not None:
+        nbytes = parse_bytes(page_size)
+        if nbytes == 0 or nbytes & (nbytes - 1) or nbytes % granularity:
+            raise ValueError(f"page_size is a power of two and a multiple of {format_bytes(granularity)}, the "
+                             f"granularity of {sub_allocator!r}, not {page_size!r}")
+    else:
+        while nbytes < limit // PAGES_WANTED and nbytes < LARGEST_PAGE:
+            nbytes *= 2
+        while nbytes < granularity:
+            nbytes *= 2
+    if nbytes > limit:
+        raise ValueError(f"memory_limit is {format_bytes(limit)}, less than a page of {format_bytes(nbytes)}")
+    return nbytes
 
 
 @cython.no_gc_clear
@@ -45,6 +96,18 @@ cdef class BFCAllocator(Allocator):
         How long a request that does not fit waits for other threads to free memory.
     stream : int, stream object or None, optional
         The stream that the allocator belongs to. Memory freed on it is reused there at once.
+    virtual_memory : bool, optional
+        Map memory page by page, and stitch free pages that lie apart where no free chunk is large
+        enough, so that no request is refused for fragmentation. Each stream has ranges of addresses of
+        its own, chunks are always split, and memory always grows: `allow_growth` and
+        `fragmentation_fraction` do nothing. The limit counts pages.
+    page_size : int or str, optional
+        With `virtual_memory`, the bytes of a page: a power of two, and a multiple of the source's
+        `mapping_granularity`. None is the power of two at or above an 8192nd of the limit, from 2 to
+        32 MiB. Small pages waste less, and large ones take fewer driver calls.
+    headroom : float, optional
+        With `virtual_memory`, how much more memory than was ever in use may be taken, as a fraction of
+        that, where it saves stitching: 0.05 for a program whose sizes do not repeat.
 
     Attributes
     ----------
@@ -54,13 +117,17 @@ cdef class BFCAllocator(Allocator):
         As given.
     fragmentation_fraction : float
         As given.
+    virtual_memory : bool
+        As given.
 
     Raises
     ------
     TypeError
         If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
     ValueError
-        If an argument is out of its range, or if `stream` cannot be the stream of an allocator.
+        If an argument is out of its range, if `stream` cannot be the stream of an allocator, or if
+        `virtual_memory` is given together with `strict`, with a source that cannot map memory, or with
+        a limit below a page.
 
     Notes
     -----
@@ -80,12 +147,16 @@ cdef class BFCAllocator(Allocator):
         self.growth = Growth(0)
 
     def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
-                 fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0):
+                 fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0, virtual_memory=False,
+                 page_size=None, headroom=0.0):
         if not 0 <= fragmentation_fraction <= 1:
             raise ValueError(f"fragmentation_fraction lies between 0 and 1, not {fragmentation_fraction}")
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
+        check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict)
         self.set_up(sub_allocator, memory_limit, stream, strict)
+        if virtual_memory:
+            self.set_up_stitching(page_size, headroom)
         self.allow_growth = allow_growth
         self.garbage_collection = garbage_collection
         self.fragmentation_fraction = fragmentation_fraction
@@ -93,12 +164,28 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t slack_cap = DEFAULT_SLACK_CAP
         if fragmentation_fraction > 0:
             slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
-        self.pool.add_bin_set(slack_cap, True)
+        if not virtual_memory:
+            self.pool.add_bin_set(slack_cap, True)
         self.growth = Growth(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
         self.is_closed = False
 
+    cdef int set_up_stitching(self, page_size, headroom) except -1:
+        cdef uint64_t nbytes = page_size_for(self.limit, page_size, self.sub_allocator)
+        self.stitching = Stitching()
+        self.stitching.stand_behind(&self.lock, self.pool, self.source)
+        self.stitching.set_up(self.limit, nbytes, headroom)
+        self.by_stream = self.home_stream != HOST_STREAM
+        self.stitches = True
+        return 0
+
     def __repr__(self):
-        return f"<bfc.BFCAllocator, limit {format_bytes(self.limit)}, on {self.sub_allocator!r}>"
+        pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
+        return f"<bfc.BFCAllocator, limit {format_bytes(self.limit)}{pages}, on {self.sub_allocator!r}>"
+
+    @property
+    def virtual_memory(self):
+        """True if memory is mapped page by page."""
+        return self.stitches
 
     @property
     def next_region_size(self):
@@ -120,6 +207,8 @@ cdef class BFCAllocator(Allocator):
         ------
         TypeError
             If `counter` is not a SharedCounter.
+        ValueError
+            If the allocator has `virtual_memory`.
 
         Notes
         -----
@@ -135,6 +224,8 @@ cdef class BFCAllocator(Allocator):
         >>> [chunk.freed_at_count for chunk in allocator.snapshot().free_chunks()]
         [1, 0]
         """
+        if self.stitches:
+            raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
         self.acquire()
         _before = self.pool.set_timing_counter(counter)
         self.lock.release()
@@ -170,6 +261,10 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
+        cdef Lane lane
+        if self.stitches:
+            self.set_lane(&lane, stream)
+            return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
         if self.pool.timestamped.size():
             return False
         cdef ChunkHandle handle = self.pool.allocate_chunk(0, round_up(nbytes, self.pool.granularity), nbytes, stream,
@@ -179,10 +274,20 @@ cdef class BFCAllocator(Allocator):
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, round_up(nbytes, self.pool.granularity), stream)
 
+    @cython.final
+    cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
+        lane.pool[0] = lane.pool[1] = lane.thread = 0
+        lane.stream = stream if self.by_stream else self.home_stream
+        if self.stitches and self.thread_streams.size() and self.is_of_thread(stream):
+            lane.thread = this_thread()
+
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied
+        if self.stitches:
+            self.set_lane(&request.lane, request.stream)
+            return self.find_mapped(self.bin_set_of(request), request.rounded, request)
         if self.pool.timestamped.size():
-            self.pool.merge_timestamped(0, &satisfied)
+            merge_timestamped(self.pool, 0, &satisfied)
         return self.find(request)
 
     cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
@@ -192,6 +297,8 @@ cdef class BFCAllocator(Allocator):
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
         behaviour, 2.2)."""
+        if self.stitches:
+            return 0 if request.asking.without_gil else self.map_for(request, placed)
         self.extend(request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
             self.merge_and_find(request, placed)
@@ -202,7 +309,7 @@ cdef class BFCAllocator(Allocator):
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil:
         cdef cbool satisfied = False
         self.acquire()
-        self.pool.merge_timestamped(request.rounded, &satisfied)
+        merge_timestamped(self.pool, request.rounded, &satisfied)
         if satisfied:
             self.fill(self.find(request), request, placed)
         self.lock.release()
@@ -249,7 +356,7 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t rounded = request.rounded
         cdef Region block
         cdef cbool fits
-        if self.strict or request.asking.fault or request.asking.asked == rounded:
+        if self.strict or self.stitches or request.asking.fault or request.asking.asked == rounded:
             return 0
         self.acquire()
         fits = rounded <= self.available()
@@ -280,3 +387,188 @@ cdef class BFCAllocator(Allocator):
 
     cdef void regions_released(self) noexcept nogil:
         self.growth.reset()
+
+    # -- memory that is mapped ----------------------------------------------------------------------------------------
+
+    @cython.final
+    cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
+        cdef uint32_t lane, kind
+        if not self.stitches:
+            return 0
+        lane = self.pool.find_lane(&request.lane)
+        if lane == NO_LANE:
+            lane = self.pool.open_lane(&request.lane)
+            if lane == NO_LANE:
+                return NO_LANE
+            for kind in range(2):
+                self.pool.bin_sets[lane + kind].split_remainder = MINIMUM_SIZE
+                self.pool.bin_sets[lane + kind].is_range = True
+        return lane + is_large(request.rounded)
+
+    cdef ChunkHandle find_mapped(self, uint32_t bin_set, uint64_t rounded, Request* request) noexcept nogil:
+        """What can be had without a call: a chunk, pages that were lent, or a kept view (docs/design.md)."""
+        cdef ChunkHandle handle
+        if bin_set == NO_LANE:
+            return NO_HOST_MEMORY
+        handle = self.find_in(bin_set, request)
+        if handle != NO_CHUNK or self.pool.bin_sets[bin_set].window == NULL:
+            return handle
+        if not is_large(rounded):
+            return self.find_in(bin_set, request) if self.stitching.pages.lend_again(bin_set) else handle
+        if self.stitching.pages.bring_home(bin_set):
+            handle = self.find_in(bin_set, request)
+        if handle == NO_CHUNK and self.pool.bin_sets[bin_set].ranges:
+            handle = self.stitching.pages.use_kept_view(self.pool.bin_sets[bin_set].ranges,
+                                                        self.stitching.pages.pages_for(rounded), request.nbytes,
+                                                        request.stream, request.indexed)
+        return handle
+
+    cdef inline ChunkHandle find_in(self, uint32_t bin_set, Request* request) noexcept nogil:
+        return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
+
+    cdef int map_for(self, Request* request, Placement* placed) except -1 with gil:
+        """Makes, moves and stitches pages until the request fits, or nothing more can be done."""
+        cdef uint64_t changes, calls
+        if request.rounded > self.limit:
+            return 0
+        if not self.stitching.enter(0):
+            request.blocked = True
+            return 0
+        changes, calls = self.stitching.changes, self.stitching.count_calls()
+        self.stitching.is_refused = False
+        try:
+            while not self.place_mapped(request, placed):
+                if not self.stitching.provide(self.bin_set_now(request), request.rounded):
+                    break
+        finally:
+            request.asking.changes += self.stitching.changes - changes
+            self.stitching.note_request(calls)
+            self.stitching.leave()
+        return 0
+
+    cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF:
+        self.acquire()
+        cdef uint32_t bin_set = self.bin_set_of(request)
+        self.lock.release()
+        if bin_set == NO_LANE:
+            raise out_of_host_memory()
+        return bin_set
+
+    cdef bint place_mapped(self, Request* request, Placement* placed) except -1:
+        """Serves the request if it fits by now. Whether it did, or the host has no memory."""
+        self.acquire()
+        cdef bint closed = self.is_closed
+        if not closed:
+            self.fill(self.place(request), request, placed)
+        self.lock.release()
+        if closed:
+            self.stitching.must_close = True
+            raise ClosedError("this allocator was closed while it asked for memory")
+        return placed.handle != NO_CHUNK
+
+    cdef int check_books(self) except -1:
+        cdef const char* fault = NULL
+        Allocator.check_books(self)
+        if not self.stitches:
+            return 0
+        self.acquire()
+        if not self.is_closed:
+            fault = fault_in_pages(self.stitching.pages)
+        self.lock.release()
+        if fault != NULL:
+            raise InvariantError(fault.decode())
+        return 0
+
+    cdef int give_up_ranges(self) except -1:
+        return self.stitching.give_all_back() if self.stitches else 0
+
+    def page_stats(self):
+        """How much memory is mapped, and what was called for that, of an allocator with `virtual_memory`.
+
+        Returns
+        -------
+        dict of str to int or float
+            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those that
+            are in use or share their page with what is; `views`; `slots_mapped`, how many addresses pages
+            are mapped at; `stitches`, the views made so far; `creates`, `maps` (of pages),
+            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a stream
+            had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`, those that
+            could not be unmapped; `driver_seconds`, the time in these calls.
+
+        Raises
+        ------
+        ValueError
+            If the allocator does not have `virtual_memory`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> address = allocator.allocate_raw(5 << 20)
+        >>> allocator.page_stats()["pages"]
+        3
+        """
+        self.require_mapping("page_stats")
+        return self.stitching.stats()
+
+    def trim(self, keep=0, *, wait=False):
+        """Give free pages back, of an allocator with `virtual_memory`. Their addresses stay reserved.
+
+        Parameters
+        ----------
+        keep : int or str, optional
+            The bytes to keep: free pages go until no more than that is reserved, or no page is free.
+        wait : bool, optional
+            Wait for the streams that may still use them. If False, the pages of streams that are busy
+            stay.
+
+        Returns
+        -------
+        int
+            The bytes given back.
+
+        Raises
+        ------
+        ValueError
+            If the allocator does not have `virtual_memory`, or `keep` is negative or malformed.
+        SubAllocatorError
+            If the device failed. What it did not take back is offered again by the next call.
+
+        Notes
+        -----
+        Pages that have one address go first, and the largest free chunks before smaller ones. Then the
+        views go, and the pages behind them. Cost: one call to unmap each row of pages, and one to
+        release each page.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> allocator.deallocate_raw(allocator.allocate_raw(64 << 20))
+        >>> allocator.trim("16 MiB")
+        50331648
+        """
+        cdef uint64_t kept = parse_bytes(keep), released
+        cdef Faults faults = Faults()
+        self.require_mapping("trim")
+        self.settle(again=True, wait=bool(wait))
+        if not self.stitching.enter(0):
+            return 0        # another thread maps: it needs memory
+        try:
+            released = self.stitching.trim(kept, bool(wait), faults)
+        finally:
+            self.stitching.leave()
+        raise_faults(self.sub_allocator, faults)
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+        return released
+
+    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
+        return self.trim(0, wait=True) if self.stitches else 0
+
+    cdef int require_mapping(self, str method) except -1:
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        if not self.stitches:
+            raise ValueError(f"{method} is for an allocator with virtual_memory=True")
+        return 0

@@ -1,7 +1,6 @@
 """PyTorch's policy: where a request may look, and what is tried, in which order, where nothing fits."""
 
 import math
-import time
 from dataclasses import replace
 
 cimport cython
@@ -28,7 +27,6 @@ from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
-from bfc.policies._mapper cimport Faults, raise_faults
 from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.policies._emptying cimport Emptying
 
@@ -629,24 +627,7 @@ cdef class CachingAllocator(Allocator):
         return "settings='expandable_segments:True'"
 
     cdef int give_up_ranges(self) except -1:
-        cdef Faults faults = self.segments.closing
-        if not self.segments.are_some():
-            return 0
-        while not self.segments.enter(0):
-            if self.source.is_called_here():
-                self.segments.must_close = True     # whoever maps does it, this thread further up or another one
-                if self.segments.enter(0):
-                    break
-                return 0
-            time.sleep(_POLL_SECONDS)
-        try:
-            self.segments.close(faults.restart())
-            if isinstance(faults.first, MemoryError):   # the host may have memory now, and nobody may ask again
-                self.segments.close(faults.restart())
-        finally:
-            self.segments.leave()
-        raise_faults(self.sub_allocator, faults)
-        return 0
+        return self.segments.give_all_back()
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
         """Returns what the pool has forgotten on behalf of a request."""

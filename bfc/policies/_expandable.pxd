@@ -51,7 +51,6 @@ cdef class ExpandableSegments(Mapper):
     cdef bint has_pages(self, Range range, ChunkHandle handle) noexcept
     cdef FreePart part_of(self, ChunkHandle handle) noexcept
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
-    cdef cbool are_some(self) noexcept nogil
     cdef ChunkHandle ready(self, Growing* growing) noexcept nogil
     cdef bint map_more(self, Growing* growing) except -1
     cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes)

@@ -156,10 +156,6 @@ cdef class ExpandableSegments(Mapper):
         self.lock.release()
         return slot
 
-    cdef cbool are_some(self) noexcept nogil:
-        """Whether there are any, or pages to be given back."""
-        return self.count > 0 or self.mapper != 0
-
     # -- growing ------------------------------------------------------------------------------------------------------
 
     cdef ChunkHandle ready(self, Growing* growing) noexcept nogil:

@@ -3,6 +3,7 @@
 cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
 
 from bfc.interpreter._signals cimport Deferral
 from bfc._core cimport Pool
@@ -42,6 +43,8 @@ cdef class Mapper:
 
     cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1
     cdef bint enter(self, uint64_t set_aside) except -1
+    cdef int give_all_back(self) except -1
+    cdef cbool are_some(self) noexcept nogil
     cdef void leave(self) noexcept
     cdef void close_late(self) noexcept
     cdef void note_change(self) noexcept nogil

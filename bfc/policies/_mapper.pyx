@@ -4,6 +4,8 @@ The sub-allocator is called with the GIL and without the lock, between `enter` a
 free meanwhile.
 """
 
+import time
+
 cimport cython
 from cpython.number cimport PyNumber_Index
 from libc.stddef cimport size_t
@@ -21,6 +23,8 @@ from bfc.units import format_bytes
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
+
+_POLL_SECONDS = 0.001
 
 
 cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
@@ -135,6 +139,30 @@ cdef class Mapper:
         if others:
             self.take_over()
         return True
+
+    cdef int give_all_back(self) except -1:
+        """What its allocator does when it closes."""
+        cdef Faults faults = self.closing
+        if not self.are_some():
+            return 0
+        while not self.enter(0):
+            if self.source.is_called_here():
+                self.must_close = True      # whoever maps does it, this thread further up or another one
+                if self.enter(0):
+                    break
+                return 0
+            time.sleep(_POLL_SECONDS)
+        try:
+            self.close(faults.restart())
+            if isinstance(faults.first, MemoryError):   # the host may have memory now, and nobody may ask again
+                self.close(faults.restart())
+        finally:
+            self.leave()
+        return raise_faults(self.source.sub_allocator, faults)
+
+    cdef cbool are_some(self) noexcept nogil:
+        """Whether there is anything to be given back."""
+        return self.count > 0 or self.mapper != 0
 
     cdef void leave(self) noexcept:
         """Also closes, if the allocator was closed in one of the calls meanwhile."""

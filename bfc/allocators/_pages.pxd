@@ -1,0 +1,107 @@
+"""Pages that have several addresses. All methods need the allocator's lock, and call no device."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport ChunkHandle, Pool
+
+cdef extern from "views.hpp" namespace "bfc" nogil:
+    const uint32_t NO_SLOT "bfc::PageRecord::kNone"
+    const uint32_t NO_VIEW "bfc::Views::kNone"
+
+    cdef struct Slot:
+        uint32_t set
+        uint32_t number
+
+    cdef struct Run:
+        uint32_t set
+        uint32_t first
+        uint32_t count
+
+    cdef cppclass PageRecord:
+        PageRecord()
+        vector[Slot] slots
+        uint32_t seat
+        uint32_t home
+        uint32_t views
+        cbool is_known
+        cbool is_mapped()
+        cbool try_add(Slot slot)
+        void drop(uint32_t i)
+        uint32_t in_set(uint32_t set)
+
+    cdef enum:
+        UNUSED "bfc::kUnused"
+        KEPT "bfc::kKept"
+        LIVE "bfc::kLive"
+        RETIRED "bfc::kRetired"
+
+    cdef cppclass View:
+        vector[Run] runs
+        uint64_t address
+        uint64_t last_used
+        uint32_t pages
+        uint32_t set
+        uint32_t chunk
+        uint32_t state
+
+    cdef cppclass Views:
+        uint32_t count()
+        View& at(uint32_t number)
+        uint64_t slots()
+        uint32_t open()
+        cbool enter(uint32_t number)
+        uint32_t of_chunk(uint32_t chunk)
+        vector[uint32_t]* of_size(uint32_t set, uint32_t pages)
+        void retire(uint32_t number)
+        void forget(uint32_t number)
+
+
+@cython.final
+cdef class Pages:
+    cdef Pool pool
+    cdef uint64_t page_size
+    cdef vector[PageRecord] records     # by the number of the page
+    cdef Views views
+    cdef uint64_t count                 # of pages
+    cdef uint64_t uses                  # of views, so far
+
+    cdef void watch(self, Pool pool, uint64_t page_size) noexcept
+    cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil
+    cdef void close_window(self, uint32_t bin_set) noexcept nogil
+    cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil
+    cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil
+
+    cdef uint32_t enter_page(self, uint32_t bin_set, uint32_t slot) noexcept nogil
+    cdef cbool has_room_for_pages(self, uint64_t count) noexcept nogil
+    cdef void forget_page(self, uint32_t page) noexcept nogil
+
+    cdef cbool bring_home(self, uint32_t large) noexcept nogil
+    cdef cbool lend_again(self, uint32_t small) noexcept nogil
+    cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil
+
+    cdef uint64_t hold(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, vector[Run]& runs) noexcept nogil
+    cdef uint64_t hold_part(self, uint32_t bin_set, ChunkHandle handle, uint64_t wanted, uint32_t longest,
+                            vector[Run]& runs) noexcept nogil
+    cdef uint64_t hold_from_list(self, uint32_t bin_set, uint64_t wanted, uint32_t longest,
+                                 vector[Run]& runs) noexcept nogil
+    cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,
+                                vector[Run]& runs) noexcept nogil
+    cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil
+    cdef void let_go(self, vector[Run]& runs) noexcept nogil
+    cdef cbool free_run(self, Run* run) noexcept nogil
+    cdef cbool take_run(self, Run* run, uint32_t state) noexcept nogil
+    cdef ChunkHandle chunk_of(self, Run* run) noexcept nogil
+
+    cdef ChunkHandle use_kept_view(self, uint32_t bin_set, uint64_t pages, uint64_t requested, uint64_t stream,
+                                   cbool indexed) noexcept nogil
+    cdef cbool is_usable(self, View* view) noexcept nogil
+    cdef cbool take_view(self, View* view) noexcept nogil
+    cdef cbool add_view(self, uint32_t number) noexcept nogil
+    cdef void count_mappings(self, View* view, int change) noexcept nogil
+    cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
+    cdef uint32_t oldest_kept_view(self) noexcept nogil
+    cdef void retire_view(self, uint32_t number) noexcept nogil
+    cdef void forget_view(self, uint32_t number) noexcept nogil

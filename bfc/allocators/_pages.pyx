@@ -1,0 +1,372 @@
+"""Pages that have several addresses. All methods need the allocator's lock, and call no device.
+
+A *page* is one piece of a device's memory, of the pool's page size. It is mapped into a *slot* of a range, and perhaps
+into slots of other ranges and into *views*: a view is a row of pages that lie apart, stitched for one large request and
+kept afterwards. A page is used through one of its addresses at a time. At the others its slot is a chunk that is
+ABSENT, which is in no bin and merges with nothing, so an allocation and a free know nothing of it.
+
+Views are not kept up to date. A view names the slots that it was stitched from, its pages' homes, and can be used when
+they all lie in free chunks, which the windows of the ranges say.
+"""
+
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
+
+from bfc._core cimport (
+    ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, STATE, WAITING, BinSet, Chunk, ChunkHandle,
+    FreeChunk, Pool, Region, Window,
+)
+from bfc.allocators._ranges cimport carve, has_records, make_free
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
+    cbool try_push_page "bfc::try_push_back"(vector[PageRecord]& items, const PageRecord& item) noexcept
+    cbool try_make_room(vector[PageRecord]& items, size_t count) noexcept
+    cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
+
+cdef extern from * nogil:
+    """
+    #include <new>
+    #include "window.hpp"
+    static inline bfc::Window* bfc_new_window(uint64_t start, uint64_t page_size) noexcept {
+        return new (std::nothrow) bfc::Window(start, __builtin_ctzll(page_size));
+    }
+    """
+    Window* new_window "bfc_new_window"(uint64_t start, uint64_t page_size) noexcept
+
+
+cdef cbool free_view_of(void* pages, ChunkHandle handle) noexcept nogil:
+    return (<Pages>pages).free_view(handle)
+
+
+@cython.final
+cdef class Pages:
+    """The pages of a pool, and the views stitched from them."""
+
+    cdef void watch(self, Pool pool, uint64_t page_size) noexcept:
+        """Takes a pool that has no memory yet. It must not outlive this object."""
+        self.pool = pool
+        self.page_size = page_size
+        pool.pages = <void*>self
+        pool.free_view = free_view_of
+
+    cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil:
+        self.pool.bin_sets[bin_set].window = new_window(start, self.page_size)
+        return self.pool.bin_sets[bin_set].window != NULL
+
+    cdef void close_window(self, uint32_t bin_set) noexcept nogil:
+        del self.pool.bin_sets[bin_set].window
+        self.pool.bin_sets[bin_set].window = NULL
+
+    cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil:
+        return nbytes // self.page_size + (nbytes % self.page_size != 0)
+
+    cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil:
+        """How many pages lie whole in free chunks of a range."""
+        cdef Window* window = self.pool.bin_sets[bin_set].window
+        return window.count_free() if window != NULL else 0
+
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    cdef cbool has_room_for_pages(self, uint64_t count) noexcept nogil:
+        return try_make_room(self.records, self.records.size() + count)
+
+    cdef uint32_t enter_page(self, uint32_t bin_set, uint32_t slot) noexcept nogil:
+        """The number of a page that is mapped into its first slot. NO_PAGE: the host is out of memory."""
+        cdef PageRecord record
+        cdef uint32_t page = 0
+        if self.count < self.records.size():
+            while self.records[page].is_known:
+                page += 1
+        elif try_push_page(self.records, record):
+            page = <uint32_t>(self.records.size() - 1)
+        else:
+            return NO_PAGE
+        if not self.records[page].try_add(Slot(bin_set, slot)):
+            return NO_PAGE
+        self.records[page].is_known = True
+        self.records[page].seat = self.records[page].home = 0
+        self.pool.bin_sets[bin_set].window.set_page(slot, page)
+        self.count += 1
+        return page
+
+    cdef void forget_page(self, uint32_t page) noexcept nogil:
+        """Of a page that is mapped nowhere."""
+        self.records[page] = PageRecord()
+        self.count -= 1
+
+    cdef cbool bring_home(self, uint32_t large) noexcept nogil:
+        """Takes back the free pages that were lent to the range of small chunks of the same stream. Whether there were
+        any."""
+        cdef Window* small = self.pool.bin_sets[large - 1].window
+        cdef PageRecord* record
+        cdef cbool some = False
+        cdef size_t slot
+        if small == NULL:
+            return False
+        for slot in range(small.slots()):
+            if not small.is_free(slot):
+                continue
+            record = &self.records[small.page_at(slot)]
+            if record.slots[record.home].set == large:
+                some = self.move(small.page_at(slot), record.home) or some
+        return some
+
+    cdef cbool lend_again(self, uint32_t small) noexcept nogil:
+        """Lends a free page that the range of small chunks has had before. Whether there was one."""
+        cdef Window* window = self.pool.bin_sets[small].window
+        cdef PageRecord* record
+        cdef Slot seat
+        cdef size_t slot
+        if window == NULL:
+            return False
+        for slot in range(window.slots()):
+            if window.page_at(slot) == NO_PAGE:
+                continue
+            record = &self.records[window.page_at(slot)]
+            seat = record.slots[record.seat]
+            if seat.set == small + 1 and self.pool.bin_sets[seat.set].window.is_free(seat.number):
+                return self.move(window.page_at(slot), record.in_set(small))
+        return False
+
+    cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil:
+        """Lets a free page be used through another of its slots from now on. False: the host is out of memory."""
+        cdef PageRecord* record = &self.records[page]
+        cdef Run there = Run(record.slots[to].set, record.slots[to].number, 1)
+        cdef Run here = Run(record.slots[record.seat].set, record.slots[record.seat].number, 1)
+        if not self.take_run(&here, ABSENT):
+            return False
+        if not self.free_run(&there):
+            self.free_run(&here)
+            return False
+        record.seat = to
+        return True
+
+    # -- holding ------------------------------------------------------------------------------------------------------
+
+    cdef uint64_t hold(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, vector[Run]& runs) noexcept nogil:
+        """Takes free pages of a range, from the largest free chunk down, so that nobody else does while the device is
+        called: they are LEAVING. Adds them to `runs`, each of at most `longest` pages, and returns how many they are.
+        """
+        cdef BinSet* owner = &self.pool.bin_sets[bin_set]
+        cdef uint64_t held = 0, more = 1
+        cdef FreeChunk found
+        if owner.window == NULL:
+            return 0
+        while held < wanted and more and owner.bins.lower_bound(owner.bins.largest(), 0, found):
+            more = self.hold_part(bin_set, found.handle, wanted - held, longest, runs)
+            held += more
+        if held < wanted and owner.bins.largest() >= self.page_size:
+            held += self.hold_from_list(bin_set, wanted - held, longest, runs)  # the largest may contain no whole page
+        return held
+
+    cdef uint64_t hold_from_list(self, uint32_t bin_set, uint64_t wanted, uint32_t longest,
+                                 vector[Run]& runs) noexcept nogil:
+        cdef vector[ChunkHandle] chunks
+        cdef uint64_t held = 0
+        if not self.pool.list_free(bin_set, chunks):
+            return 0
+        while held < wanted and chunks.size() and self.pool.chunks[chunks.back()].size >= self.page_size:
+            held += self.hold_part(bin_set, chunks.back(), wanted - held, longest, runs)
+            chunks.pop_back()
+        return held
+
+    cdef uint64_t hold_part(self, uint32_t bin_set, ChunkHandle handle, uint64_t wanted, uint32_t longest,
+                            vector[Run]& runs) noexcept nogil:
+        """The same, from one free chunk and its first whole pages: 0 if it has none."""
+        cdef Window* window = self.pool.bin_sets[bin_set].window
+        cdef uint64_t ptr = self.pool.chunks[handle].ptr, end = ptr + self.pool.chunks[handle].size, held = 0
+        cdef uint64_t slot = window.slot_at(ptr + self.page_size - 1), last = window.slot_at(end)
+        cdef Run run
+        while slot < last and held < wanted:
+            run = Run(bin_set, <uint32_t>slot, <uint32_t>min(min(last - slot, wanted - held), <uint64_t>longest))
+            if not try_push_run(runs, run):
+                break
+            if not self.take_run(&run, LEAVING):
+                runs.pop_back()
+                break
+            held += run.count
+            slot += run.count
+        return held
+
+    cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,
+                                vector[Run]& runs) noexcept nogil:
+        """The same, of pages that no view has, and no other range, unless `in_ranges_too`."""
+        cdef vector[ChunkHandle] chunks
+        cdef Window* window = self.pool.bin_sets[bin_set].window
+        cdef uint64_t held = 0, slot, end
+        cdef Run run
+        if window == NULL or not self.pool.list_free(bin_set, chunks):
+            return 0
+        while held < wanted and chunks.size():
+            slot = window.slot_at(self.pool.chunks[chunks.back()].ptr + self.page_size - 1)
+            end = window.slot_at(self.pool.chunks[chunks.back()].ptr + self.pool.chunks[chunks.back()].size)
+            chunks.pop_back()
+            while slot < end and held < wanted:
+                run = Run(bin_set, <uint32_t>slot, 0)
+                while (slot < end and held + run.count < wanted
+                       and self.is_unshared(window.page_at(slot), in_ranges_too)):
+                    slot += 1
+                    run.count += 1
+                slot += 1
+                if run.count == 0:
+                    continue
+                if not try_push_run(runs, run):
+                    return held
+                if not self.take_run(&run, LEAVING):
+                    runs.pop_back()
+                    return held
+                held += run.count
+        return held
+
+    cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil:
+        return self.records[page].views == 0 and (in_ranges_too or self.records[page].slots.size() == 1)
+
+    cdef void let_go(self, vector[Run]& runs) noexcept nogil:
+        """Makes what was held free again. What the host has no memory for stays held."""
+        while runs.size() and self.free_run(&runs.back()):
+            runs.pop_back()
+
+    cdef ChunkHandle chunk_of(self, Run* run) noexcept nogil:
+        return self.pool.bin_sets[run.set].window.chunk_at(run.first)
+
+    cdef cbool take_run(self, Run* run, uint32_t state) noexcept nogil:
+        """Carves free slots out of their chunk. False: the host is out of memory, and nothing has changed."""
+        cdef Window* window = self.pool.bin_sets[run.set].window
+        cdef ChunkHandle handle = carve(self.pool, window.chunk_around(run.first), window.address_of(run.first),
+                                        window.address_of(run.first + run.count), state)
+        if handle == NO_HOST_MEMORY:
+            return False
+        window.note_chunk(run.first, handle)
+        return True
+
+    cdef cbool free_run(self, Run* run) noexcept nogil:
+        """Makes slots that were carved out free. False: the host is out of memory, and nothing has changed."""
+        cdef BinSet* owner = &self.pool.bin_sets[run.set]
+        if not owner.bins.reserve():
+            return False
+        make_free(self.pool, owner, self.chunk_of(run))
+        return True
+
+    # -- views --------------------------------------------------------------------------------------------------------
+
+    cdef ChunkHandle use_kept_view(self, uint32_t bin_set, uint64_t pages, uint64_t requested, uint64_t stream,
+                                   cbool indexed) noexcept nogil:
+        """Hands out a kept view of exactly so many pages, the one that was used last; or NO_CHUNK."""
+        cdef vector[uint32_t]* same = self.views.of_size(bin_set, <uint32_t>pages)
+        cdef View* best = NULL
+        cdef View* view
+        cdef uint32_t number
+        if same == NULL:
+            return NO_CHUNK
+        for number in same[0]:
+            view = &self.views.at(number)
+            if view.state == KEPT and (best == NULL or view.last_used > best.last_used) and self.is_usable(view):
+                best = view
+        if best == NULL:
+            return NO_CHUNK
+        if (indexed and not self.pool.starts.reserve()) or not self.take_view(best):
+            return NO_HOST_MEMORY
+        self.uses += 1
+        best.last_used = self.uses
+        best.state = LIVE
+        return self.pool.hand_out(&self.pool.bin_sets[bin_set], best.chunk, self.pool.chunks[best.chunk].size,
+                                  requested, stream, indexed, False, True)
+
+    cdef cbool is_usable(self, View* view) noexcept nogil:
+        cdef Run run
+        for run in view.runs:
+            if not self.pool.bin_sets[run.set].window.are_free(run.first, run.count):
+                return False
+        return True
+
+    cdef cbool take_view(self, View* view) noexcept nogil:
+        """Makes the homes of a view's pages absent. False: the host is out of memory, and nothing has changed."""
+        cdef size_t taken = 0
+        while taken < view.runs.size() and self.take_run(&view.runs[taken], ABSENT):
+            taken += 1
+        if taken == view.runs.size():
+            return True
+        while taken:
+            taken -= 1
+            self.free_run(&view.runs[taken])    # the memory for that has just been in use
+        return False
+
+    cdef cbool add_view(self, uint32_t number) noexcept nogil:
+        """Keeps a view that is mapped. Its pages are held. False: the host is out of memory, and nothing has changed.
+        """
+        cdef View* view = &self.views.at(number)
+        cdef BinSet* owner = &self.pool.bin_sets[view.set]
+        cdef Region region = Region(view.address, view.address + view.pages * self.page_size, NO_CHUNK)
+        if not has_records(self.pool, 1) or not try_store(self.pool.regions, region.end, region):
+            return False
+        view.chunk = self.pool.take_slot()
+        if not self.views.enter(number):
+            self.pool.delete_chunk(view.chunk)
+            self.pool.regions.erase(region.end)
+            return False
+        self.pool.regions[region.end].first = view.chunk
+        self.pool.fill_in(view.chunk, region.ptr, region.end - region.ptr, view.set, ABSENT)
+        owner.regions += 1
+        self.uses += 1
+        view.last_used = self.uses
+        view.state = KEPT
+        self.count_mappings(view, 1)
+        return True
+
+    cdef void count_mappings(self, View* view, int change) noexcept nogil:
+        cdef Run run
+        cdef size_t i
+        for run in view.runs:
+            for i in range(run.count):
+                self.records[self.pool.bin_sets[run.set].window.page_at(run.first + i)].views += change
+
+    cdef cbool free_view(self, ChunkHandle handle) noexcept nogil:
+        """Gives the pages of a view back to their homes. False: the host is out of memory, and nothing has changed."""
+        cdef View* view = &self.views.at(self.views.of_chunk(handle))
+        cdef Chunk* chunk = &self.pool.chunks[handle]
+        cdef size_t freed = 0
+        while freed < view.runs.size() and self.free_run(&view.runs[freed]):
+            freed += 1
+        if freed < view.runs.size():
+            while freed:
+                freed -= 1
+                self.take_run(&view.runs[freed], ABSENT)    # as in take_view
+            return False
+        chunk = &self.pool.chunks[handle]
+        self.pool.unindex_chunk(handle)
+        if chunk.state & STATE == WAITING:
+            self.pool.counters.bytes_waiting -= chunk.size
+        self.pool.counters.bytes_in_use -= chunk.size
+        chunk.allocation_id = -1
+        chunk.state = ABSENT
+        view.state = KEPT
+        return True
+
+    cdef uint32_t oldest_kept_view(self) noexcept nogil:
+        """The kept view that was used longest ago, or NO_VIEW."""
+        cdef uint32_t oldest = NO_VIEW, number
+        for number in range(self.views.count()):
+            if self.views.at(number).state == KEPT and (
+                    oldest == NO_VIEW or self.views.at(number).last_used < self.views.at(oldest).last_used):
+                oldest = number
+        return oldest
+
+    cdef void retire_view(self, uint32_t number) noexcept nogil:
+        """Takes a kept view out of the pool, and forgets it. It is mapped still."""
+        cdef View* view = &self.views.at(number)
+        cdef BinSet* owner = &self.pool.bin_sets[view.set]
+        self.pool.regions.erase(view.address + view.pages * self.page_size)
+        self.pool.delete_chunk(view.chunk)
+        owner.regions -= 1
+        self.views.retire(number)
+        self.views.forget(number)
+
+    cdef void forget_view(self, uint32_t number) noexcept nogil:
+        """Of a view that is not mapped any more."""
+        self.count_mappings(&self.views.at(number), -1)
+        self.views.forget(number)

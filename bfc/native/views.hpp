@@ -1,0 +1,136 @@
+// Pages that have several addresses: a slot of a range, and views, which are rows of pages stitched from such slots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace bfc {
+
+struct Slot {
+    uint32_t set;   // of bins: whose range
+    uint32_t number;
+};
+
+struct Run {        // of slots
+    uint32_t set;
+    uint32_t first;
+    uint32_t count;
+};
+
+struct PageRecord {
+    std::vector<Slot> slots;    // where it is mapped, but for views
+    uint32_t seat = 0;          // which of them it is used through, unless a view has it
+    uint32_t home = 0;          // which of them views count on
+    uint32_t views = 0;         // how many it is mapped in
+    bool is_known = false;
+
+    bool is_mapped() const { return views > 0 || !slots.empty(); }
+
+    bool try_add(Slot slot) noexcept {
+        try {
+            slots.push_back(slot);
+            return true;
+        } catch (...) {
+            return false;
+        }
+    }
+
+    void drop(uint32_t i) {
+        slots.erase(slots.begin() + i);
+        if (seat > i) --seat;
+        if (home > i) --home;
+    }
+
+    // The index of its slot in a range; kNone: it has none.
+    static constexpr uint32_t kNone = ~uint32_t{0};
+    uint32_t in_set(uint32_t set) const {
+        for (uint32_t i = 0; i < slots.size(); ++i)
+            if (slots[i].set == set) return i;
+        return kNone;
+    }
+};
+
+enum ViewState { kUnused, kKept, kLive, kRetired };
+
+struct View {
+    std::vector<Run> runs;      // of the homes of its pages, in their order
+    uint64_t address = 0;
+    uint64_t last_used = 0;
+    uint32_t pages = 0;
+    uint32_t set = 0;           // of its chunk
+    uint32_t chunk = 0;
+    uint32_t state = kUnused;
+};
+
+// Views by their number, which another may get later.
+class Views {
+public:
+    uint32_t count() const { return static_cast<uint32_t>(views_.size()); }
+    View& at(uint32_t number) { return views_[number]; }
+    uint64_t slots() const { return slots_; }
+
+    // A number for a new view, and room for it in every table; kNone where the host is out of memory.
+    static constexpr uint32_t kNone = ~uint32_t{0};
+    uint32_t open() noexcept {
+        try {
+            for (uint32_t number = 0; number < views_.size(); ++number)
+                if (views_[number].state == kUnused) return number;
+            views_.emplace_back();
+            return count() - 1;
+        } catch (...) {
+            return kNone;
+        }
+    }
+
+    // False: the host is out of memory, and nothing has changed.
+    bool enter(uint32_t number) noexcept {
+        View& view = views_[number];
+        try {
+            std::vector<uint32_t>& same = by_size_[key_of(view.set, view.pages)];
+            same.reserve(same.size() + 1);
+            by_chunk_[view.chunk] = number;
+            same.push_back(number);
+        } catch (...) {
+            return false;
+        }
+        slots_ += view.pages;
+        return true;
+    }
+
+    // Of a chunk that is a view's.
+    uint32_t of_chunk(uint32_t chunk) const { return by_chunk_.find(chunk)->second; }
+
+    std::vector<uint32_t>* of_size(uint32_t set, uint32_t pages) {
+        const auto found = by_size_.find(key_of(set, pages));
+        return found == by_size_.end() ? nullptr : &found->second;
+    }
+
+    // No request finds it any more.
+    void retire(uint32_t number) noexcept {
+        View& view = views_[number];
+        std::vector<uint32_t>& same = by_size_[key_of(view.set, view.pages)];
+        for (size_t i = 0; i < same.size(); ++i)
+            if (same[i] == number) {
+                same[i] = same.back();
+                same.pop_back();
+                break;
+            }
+        by_chunk_.erase(view.chunk);
+        slots_ -= view.pages;
+        view.state = kRetired;
+    }
+
+    void forget(uint32_t number) noexcept { views_[number] = View(); }
+
+private:
+    static uint64_t key_of(uint32_t set, uint32_t pages) { return uint64_t{set} << 32 | pages; }
+
+    std::vector<View> views_;
+    std::unordered_map<uint64_t, std::vector<uint32_t>> by_size_;   // kept and live ones, by set and pages
+    std::unordered_map<uint32_t, uint32_t> by_chunk_;
+    uint64_t slots_ = 0;                                            // of kept and live ones
+};
+
+}  // namespace bfc
