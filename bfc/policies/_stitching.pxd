@@ -78,6 +78,7 @@ cdef class Stitching(Mapper):
                            uint64_t* count) except? 0xFFFFFFFE
     cdef ChunkHandle first_hole(self, Stretch stretch) noexcept
     cdef int enter_pages(self, Stretch stretch, uint64_t ptr, list pages) except -1
+    cdef list numbers_of(self, list pages)
     cdef int put(self, uint64_t ptr, list numbers) except -1
     cdef void give_up(self, Stretch stretch, ChunkHandle handle, uint64_t ptr, uint64_t count, lost) noexcept
     cdef void drop_page(self, uint32_t number, Faults faults) noexcept

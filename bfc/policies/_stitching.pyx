@@ -37,6 +37,14 @@ cdef enum:
     ANY_LENGTH = 0xFFFFFFFF             # of a run
 
 
+cdef list driver_numbers(list pages):
+    cdef list numbers = []
+    cdef Page page
+    for page in pages:
+        numbers.append(page.number)
+    return numbers
+
+
 @cython.final
 @cython.no_gc_clear
 cdef class Stretch:
@@ -233,9 +241,11 @@ cdef class Stitching(Mapper):
         return wanted
 
     cdef list create(self, uint64_t wanted):
-        cdef list pages = [Page() for _ in range(wanted)]
+        cdef list pages = []
         cdef Page page
         cdef uint64_t made = 0
+        while <uint64_t>len(pages) < wanted:
+            pages.append(Page())
         begun = time.perf_counter()
         try:
             for page in pages:
@@ -266,7 +276,7 @@ cdef class Stitching(Mapper):
         try:
             self.enter_pages(stretch, ptr, mapped)
             del pages[:count]
-            self.put(ptr, [(<Page>page).number for page in mapped])
+            self.put(ptr, driver_numbers(mapped))
             acquire_lock(self.lock[0])
             done = end_mapping(self.pool, handle)
             self.lock.release()
@@ -328,6 +338,14 @@ cdef class Stitching(Mapper):
         if number == NO_PAGE:
             raise out_of_host_memory()
         return 0
+
+    cdef list numbers_of(self, list pages):
+        """The sub-allocator's numbers of pages."""
+        cdef list numbers = []
+        cdef uint32_t page
+        for page in pages:
+            numbers.append((<Page>self.made[page]).number)
+        return numbers
 
     cdef int put(self, uint64_t ptr, list numbers) except -1:
         """Maps pages and lets the device use them: all, or none. What stays mapped all the same is the error's
@@ -488,7 +506,7 @@ cdef class Stitching(Mapper):
         cdef list mapped = pages[:count]
         cdef cbool done
         try:
-            self.put(ptr, [(<Page>self.made[page]).number for page in mapped])
+            self.put(ptr, self.numbers_of(mapped))
             acquire_lock(self.lock[0])
             done = self.add_slots(stretch, handle, mapped)
             self.lock.release()
@@ -644,7 +662,7 @@ cdef class Stitching(Mapper):
         cdef uint64_t ptr = call_reserve(self.source.sub_allocator, nbytes)
         cdef cbool added
         try:
-            self.put(ptr, [(<Page>self.made[page]).number for page in pages])
+            self.put(ptr, self.numbers_of(pages))
             acquire_lock(self.lock[0])
             self.pages.views.at(number).address = ptr
             added = not self.pool.overlaps_region(ptr, nbytes) and self.pages.add_view(number)
