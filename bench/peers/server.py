@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
+from bench.peers.closing import Closing
 from bfc.testing.torch_words import OUT_OF_MEMORY as OUT_OF_MEMORY
 from bfc.testing.torch_words import Call as Call
 from bfc.testing.torch_words import Failure as Failure
@@ -94,7 +93,7 @@ def decode_calls(data: memoryview) -> list[Call]:
     return calls
 
 
-class Peer:
+class Peer(Closing):
     """Runs a server and asks it. What upstream throws is returned as a `Failure`; a process that an
     upstream fault ends raises PeerDied."""
 
@@ -104,30 +103,17 @@ class Peer:
     encoders: ClassVar[Mapping[str, Callable[..., Encoded]]] = {}
     decoders: ClassVar[Mapping[str, Callable[[memoryview], Any]]] = {}
 
+    _process: subprocess.Popen[bytes] | None = None
+
     def __init__(self, server: Path, environment: Mapping[str, str] | None = None) -> None:
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+        self._process = subprocess.Popen(
             [str(server)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
             env=None if environment is None else dict(environment),
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_process", None) is not None and not sys.is_finalizing():
-            self.close()
 
     def close(self) -> None:
         """End the process. Nothing is freed first."""

@@ -20,11 +20,12 @@ import zipfile
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+from bench.peers.closing import Closing
 
 VERSION = "2.21.0"
 LIBRARY = "libtensorflow_framework.so.2"
@@ -250,7 +251,7 @@ def _u64(value: int) -> int:
     return value
 
 
-class TensorFlowBFC:
+class TensorFlowBFC(Closing):
     """The compiled allocator. Its device hands out rising addresses and never reuses one.
 
     The device refuses what would take its live bytes past `capacity` (None: no end), a call above
@@ -272,6 +273,8 @@ class TensorFlowBFC:
 
     Its books take one part in 32 of the pool in real memory: 2.5 GiB for a pool of 80 GiB.
     """
+
+    _peer: int | None = None
 
     def __init__(
         self,
@@ -305,25 +308,9 @@ class TensorFlowBFC:
             supports_coalescing=supports_coalescing,
             timing_counter=timing_counter,
         )
-        self._peer: int | None = None
         self._log: list[tuple[str, int, int | None]] = []
         self._library = _load(build())
         self._peer = self._library.bfc_tf_new(ctypes.byref(options))
-
-    def __enter__(self) -> TensorFlowBFC:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_peer", None) is not None and not sys.is_finalizing():
-            self.close()
 
     def close(self) -> None:
         """Destroy the allocator. `calls` stays, with the frees of its destructor."""
