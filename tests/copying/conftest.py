@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from typing import Any
 
+import cuda_machine
 import pocl
 import pytest
 
 from bfc.copying import cuda_stream
 from bfc.testing import cuda_emulator as emulator
 
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
-
 
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> emulator.Driver | None:
-    """The emulated driver, loaded before cuda-python looks for a real one; None on a real GPU."""
-    if ON_GPU:
-        return None
-    driver = emulator.load()
-    driver.reset(devices=3, total=[64 << 30, 8 << 30, 1 << 30])
-    return driver
+    """The emulated driver; None on a real GPU."""
+    return cuda_machine.load()
 
 
 @pytest.fixture
@@ -33,7 +27,7 @@ def emulated(machine: emulator.Driver | None) -> Iterator[emulator.Driver]:
     if machine is None:
         pytest.skip("needs the emulated driver")
     gc.collect()
-    machine.reset(devices=3, total=[64 << 30, 8 << 30, 1 << 30])
+    cuda_machine.reset(machine)
     cuda_stream.forget()
     yield machine
     machine.release_all()

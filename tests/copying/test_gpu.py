@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 from copy_cases import CHANGES, DTYPES, case
-from copy_memory import ON_GPU, run
+from copy_memory import run
+from cuda_machine import ON_GPU
 
 import bfc
 

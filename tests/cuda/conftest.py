@@ -7,9 +7,9 @@ fixture `emulated`, and is skipped on a real GPU. All others run unchanged on bo
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 
+import cuda_machine
 import pytest
 import raw_cuda
 from closing import close_all
@@ -18,18 +18,12 @@ import bfc
 from bfc.testing import cuda_emulator as emulator
 
 MakeCUDA = Callable[..., bfc.Allocator]
-TOTALS = [64 << 30, 8 << 30, 1 << 30]
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> emulator.Driver | None:
-    """The emulated driver, loaded before cuda-python looks for a real one; None on a real GPU."""
-    if ON_GPU:
-        return None
-    driver = emulator.load()
-    driver.reset(devices=3, total=TOTALS)
-    return driver
+    """The emulated driver; None on a real GPU."""
+    return cuda_machine.load()
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +33,8 @@ def account(machine: emulator.Driver | None) -> Iterator[None]:
     if machine is None:
         yield
         return
-    if machine.totals != TOTALS:  # tests of the emulator itself ran before, in this process
-        machine.reset(devices=3, total=TOTALS)
+    if machine.totals != cuda_machine.TOTALS:  # tests of the emulator itself ran before
+        cuda_machine.reset(machine)
     machine.clear()
     gc.collect()
     before = machine.live(), machine.reservations(), machine.live_handles()

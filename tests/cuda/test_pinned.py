@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,13 +11,13 @@ from contextlib import ExitStack
 import pinned_rows
 import pytest
 import raw_cuda
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc.drivers.cuda import _device
 from bfc.testing import cuda_emulator as emulator
 
 KIB, MIB = 1 << 10, 1 << 20
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 WAITS = ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize")
 REGISTERED = "pinned_use_cuda_host_register:True,pinned_num_register_threads:4"
 

@@ -9,11 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from cuda_machine import ON_GPU
 
 from bfc.testing import cuda_emulator as emulator
 
 ROOT = Path(__file__).parents[2]
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 needs_emulator = pytest.mark.skipif(ON_GPU, reason="needs the emulated driver")
 LOADED = "" if ON_GPU else emulator.preamble() + "; driver = cuda_emulator.load()"
 

@@ -7,7 +7,6 @@ BFC_TEST_GPU=1 the last tests use the real one, if it is installed.
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 import textwrap
@@ -20,13 +19,13 @@ from pathlib import Path
 
 import pytest
 import raw_cuda
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc.integrations import _torch
 from bfc.integrations import torch as integration
 
 HERE = Path(__file__).parent
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 MIB = 1 << 20
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
 
 import numpy as np
 from copy_cases import Case, Side
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc.drivers.cuda import calls as driver_calls
 from bfc.testing import cuda_emulator as emulator
 
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 SHAPE = (4, 6)
 
 

@@ -14,11 +14,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc.testing import cuda_emulator as emulator
-
-ON_GPU = os.environ.get("BFC_TEST_GPU") == "1"
 
 
 def library(name: str) -> Any:

@@ -7,11 +7,12 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from cuda_machine import ON_GPU
 from waiting import run_all
 
 import bfc
 
-from .conftest import ON_GPU, account_for
+from .conftest import account_for
 
 MIB = 1 << 20
 

@@ -8,12 +8,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from cuda_machine import ON_GPU
 from waiting import run_all
 
 import bfc
 from bfc.integrations import _numba_default
 
-from .conftest import ON_GPU, account_for
+from .conftest import account_for
 
 MIB = 1 << 20
 

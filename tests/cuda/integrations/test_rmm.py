@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc.testing import SubAllocatorContract
 
-from .conftest import ON_GPU, account_for, library
+from .conftest import account_for, library
 
 MIB = 1 << 20
 
