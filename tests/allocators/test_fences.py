@@ -150,6 +150,18 @@ class Asked(bfc.SimulatedSubAllocator):
         super().__init__(capacity)
         self.when_asked: Callable[[], object] = lambda: None
 
+    def answer_late(self) -> tuple[threading.Event, threading.Event]:
+        """The next time it is asked, it sets the first event, and answers after the second."""
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slowly() -> None:
+            self.when_asked = lambda: None
+            asked.set()
+            go_on.wait()
+
+        self.when_asked = slowly
+        return asked, go_on
+
     def fence(self, stream: int) -> Asked:
         return self
 
@@ -166,14 +178,7 @@ def test_a_fence_that_two_threads_ask_is_not_lost() -> None:
     device = Asked("64 MiB")
     with bfc.BFCAllocator(device) as allocator:
         allocator.allocate(1000, stream=7).free()
-        asked, go_on = threading.Event(), threading.Event()
-
-        def slowly() -> None:
-            device.when_asked = lambda: None
-            asked.set()
-            go_on.wait()
-
-        device.when_asked = slowly
+        asked, go_on = device.answer_late()
         thread = threading.Thread(target=allocator.allocate, args=[10])
         thread.start()
         asked.wait()
@@ -188,14 +193,7 @@ def test_memory_is_waited_for_while_another_thread_asks_its_fence() -> None:
     device = Asked("2 MiB")
     with bfc.BFCAllocator(device) as allocator:
         allocator.allocate("1500 KiB", stream=7).free()
-        asked, go_on = threading.Event(), threading.Event()
-
-        def slowly() -> None:
-            device.when_asked = lambda: None
-            asked.set()
-            go_on.wait()
-
-        device.when_asked = slowly
+        asked, go_on = device.answer_late()
         thread = threading.Thread(target=allocator.stats)
         thread.start()
         asked.wait()

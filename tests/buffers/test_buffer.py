@@ -137,16 +137,23 @@ def test_buffers_come_from_allocators_only() -> None:
             make()
 
 
-@pytest.mark.parametrize("dead", ["freed", "freed by address", "closed"])
+def free_by_address(host: bfc.Allocator, buffer: bfc.Buffer) -> None:
+    """And another allocation takes its place."""
+    host.deallocate_raw(buffer.ptr)
+    host.allocate_raw(64)
+
+
+ENDS: dict[str, Callable[[bfc.Allocator, bfc.Buffer], object]] = {
+    "freed": lambda host, buffer: buffer.free(),
+    "freed by address": free_by_address,
+    "closed": lambda host, buffer: host.close(),
+}
+
+
+@pytest.mark.parametrize("dead", ENDS)
 def test_memory_that_is_gone_is_not_exported(host, dead: str) -> None:
     buffer = counting(host)
-    if dead == "freed":
-        buffer.free()
-    elif dead == "closed":
-        host.close()
-    else:
-        host.deallocate_raw(buffer.ptr)
-        host.allocate_raw(64)
+    ENDS[dead](host, buffer)
     for take in (memoryview, np.from_dlpack, bytes, lambda b: memoryview(b.view("f4"))):
         with pytest.raises(bfc.ClosedError):
             take(buffer)
@@ -924,17 +931,11 @@ def test_a_copy_touches_no_neighbour(host) -> None:
     assert bytes(buffers[1]) == bytes([1]) * 100 + bytes(156)
 
 
-@pytest.mark.parametrize("dead", ["freed", "freed by address", "closed"])
+@pytest.mark.parametrize("dead", ENDS)
 def test_memory_that_is_gone_is_not_copied(host, dead: str) -> None:
     buffer = counting(host)
     view = buffer.view("u1", 8)
-    if dead == "freed":
-        buffer.free()
-    elif dead == "closed":
-        host.close()
-    else:
-        host.deallocate_raw(buffer.ptr)
-        host.allocate_raw(64)
+    ENDS[dead](host, buffer)
     for use in (
         buffer.to_host,
         view.to_host,
