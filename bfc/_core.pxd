@@ -157,7 +157,7 @@ cdef extern from "window.hpp" namespace "bfc" nogil:
         uint32_t page_at(size_t slot)
         void set_page(size_t slot, uint32_t page)
         void take(uint64_t address, uint64_t size)
-        void give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk)
+        cbool give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk)
         void add(uint64_t address, uint64_t size, uint32_t chunk, cbool is_rest)
         void remove(uint64_t address, uint64_t size)
         cbool is_free(size_t slot)
@@ -243,7 +243,7 @@ cdef enum:
     ALLOCATE = 0
     DEALLOCATE = 1
 
-ctypedef cbool (*FreeView)(void* pages, ChunkHandle handle) noexcept nogil
+ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
 
 cdef struct Tally:                  # bytes asked for, of a replay
     uint64_t live
@@ -280,7 +280,8 @@ cdef class Pool:
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
     cdef void* pages                    # who keeps the pages that have several addresses; NULL: there are none
-    cdef FreeView free_view             # and frees a chunk that lies in no window
+    cdef TellPages free_view             # and frees a chunk that lies in no window
+    cdef TellPages small_page_is_free    # and is told where a whole page of a range of small chunks is free
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1

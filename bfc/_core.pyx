@@ -425,7 +425,9 @@ cdef class Pool:
         cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
         handle = self.try_to_coalesce(owner.bins, handle, True)
         self.insert_free_chunk_into_bin(owner.bins, handle)
-        owner.window.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle)
+        if owner.window.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
+                and owner.kind == SMALL:
+            self.small_page_is_free(self.pages, handle)
 
     cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""

@@ -41,6 +41,7 @@ cdef extern from "views.hpp" namespace "bfc" nogil:
     cdef cppclass View:
         vector[Run] runs
         uint64_t address
+        uint64_t made_at
         uint64_t last_used
         uint32_t pages
         uint32_t set
@@ -79,6 +80,7 @@ cdef class Pages:
     cdef void forget_page(self, uint32_t page) noexcept nogil
 
     cdef cbool bring_home(self, uint32_t large) noexcept nogil
+    cdef cbool send_home(self, ChunkHandle handle) noexcept nogil
     cdef cbool lend_again(self, uint32_t small) noexcept nogil
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil
 

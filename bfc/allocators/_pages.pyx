@@ -43,6 +43,10 @@ cdef cbool free_view_of(void* pages, ChunkHandle handle) noexcept nogil:
     return (<Pages>pages).free_view(handle)
 
 
+cdef cbool send_home(void* pages, ChunkHandle handle) noexcept nogil:
+    return (<Pages>pages).send_home(handle)
+
+
 @cython.final
 cdef class Pages:
     """The pages of a pool, and the views stitched from them."""
@@ -53,6 +57,7 @@ cdef class Pages:
         self.page_size = page_size
         pool.pages = <void*>self
         pool.free_view = free_view_of
+        pool.small_page_is_free = send_home
 
     cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil:
         self.pool.bin_sets[bin_set].window = new_window(start, self.page_size)
@@ -115,6 +120,17 @@ cdef class Pages:
             if record.slots[record.home].set == large:
                 some = self.move(small.page_at(slot), record.home) or some
         return some
+
+    cdef cbool send_home(self, ChunkHandle handle) noexcept nogil:
+        """Sends a page home that is free in a range of small chunks now: what is free then depends on what is live
+        alone, so that a program that repeats finds the views that it made. Whether there was one."""
+        cdef uint32_t small = self.pool.chunks[handle].bin_set, page
+        cdef Window* window = self.pool.bin_sets[small].window
+        cdef size_t slot = window.slot_at(self.pool.chunks[handle].ptr + self.page_size - 1)
+        cdef PageRecord* record
+        page = window.page_at(slot)
+        record = &self.records[page]
+        return record.slots[record.home].set != small and self.move(page, record.home)
 
     cdef cbool lend_again(self, uint32_t small) noexcept nogil:
         """Lends a free page that the range of small chunks has had before. Whether there was one."""
@@ -265,7 +281,7 @@ cdef class Pages:
             return NO_CHUNK
         for number in same[0]:
             view = &self.views.at(number)
-            if view.state == KEPT and (best == NULL or view.last_used > best.last_used) and self.is_usable(view):
+            if view.state == KEPT and (best == NULL or view.made_at < best.made_at) and self.is_usable(view):
                 best = view
         if best == NULL:
             return NO_CHUNK
@@ -313,7 +329,7 @@ cdef class Pages:
         self.pool.fill_in(view.chunk, region.ptr, region.end - region.ptr, view.set, ABSENT)
         owner.regions += 1
         self.uses += 1
-        view.last_used = self.uses
+        view.made_at = view.last_used = self.uses
         view.state = KEPT
         self.count_mappings(view, 1)
         return True

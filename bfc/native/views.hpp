@@ -57,6 +57,7 @@ enum ViewState { kUnused, kKept, kLive, kRetired };
 struct View {
     std::vector<Run> runs;      // of the homes of its pages, in their order
     uint64_t address = 0;
+    uint64_t made_at = 0;           // both by the count of uses of views
     uint64_t last_used = 0;
     uint32_t pages = 0;
     uint32_t set = 0;           // of its chunk

@@ -45,12 +45,13 @@ public:
     // A piece of a free chunk is handed out.
     void take(uint64_t address, uint64_t size) { clear(slot_at(address), slot_at(address + size - 1) + 1); }
 
-    // A piece came back, and is part of this free chunk now.
-    void give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk) {
+    // A piece came back, and is part of this free chunk now. Whether that has a slot of its own.
+    bool give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk) {
         const size_t first = slot_above(chunk_address), end = slot_at(chunk_address + chunk_size);
-        if (first >= end) return;
+        if (first >= end) return false;
         chunk_at_[first] = chunk;
         set(std::max(first, slot_at(address)), std::min(end, slot_at(address + size - 1) + 1));
+        return true;
     }
 
     // A free chunk is in its bin now; `is_rest`: what a piece was cut off from, so that its bits are right.

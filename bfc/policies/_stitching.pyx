@@ -438,13 +438,17 @@ cdef class Stitching(Mapper):
     cdef uint64_t adopt(self, Stretch stretch, uint64_t wanted, bint from_others) except? 0xFFFFFFFFFFFFFFFF:
         """Lets a range use free pages of the stream's large chunks, or `from_others`. Returns how many."""
         cdef uint64_t got = self.hold_free(stretch, wanted, from_others)
+        cdef bint for_good
         if got == 0:
             return 0
+        acquire_lock(self.lock[0])      # the first page of a range stays there: it may be taken and freed in turn
+        for_good = from_others or self.pool.bin_sets[stretch.bin_set].window.slots() == 0
+        self.lock.release()
         try:
             if from_others:
                 self.order_after(stretch)
             self.map_held(stretch)
-            self.seat_held(stretch, from_others)
+            self.seat_held(stretch, for_good)
         except BaseException:
             self.let_held_go()
             raise
