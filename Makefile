@@ -25,12 +25,12 @@ help: ## show this list
 
 dev: $(VENV)/built ## make the virtual environment, and build the package into the checkout
 
-demo: $(VENV)/built ## replay the recorded training runs: the main job, in seconds
+demo: $(VENV)/built ## replay the recorded training runs, and compare what they need: the main job, in seconds
 	$(BIN)/bfc replay bench/traces/unet_buckets.npz --device simulated:26GiB
 	@echo
 	$(BIN)/bfc replay bench/traces --no-picture
 	@echo
-	$(BIN)/python examples/expandable_segments.py
+	$(BIN)/python examples/stitching.py
 
 test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
 	$(BIN)/python -m pytest $(PARALLEL) -m "not peers"

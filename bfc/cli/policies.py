@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import bfc
 from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
@@ -44,8 +45,12 @@ def policies(arguments: argparse.Namespace) -> list[Policy]:
     listed = [_policy(name, arguments) for name in names]
     if arguments.allow_growth and "bfc" not in names:
         raise ValueError(
-            "--allow-growth is an option of --policy bfc: the caching policy always takes memory "
-            "as it is needed"
+            "--allow-growth is an option of --policy bfc: the caching policy and virtual_memory "
+            "always take memory as it is needed"
+        )
+    if arguments.strict and all(name.startswith("bfc:") for name in names):
+        raise ValueError(
+            "--strict is for the policies that have an original: TensorFlow has no virtual_memory"
         )
     return listed
 
@@ -62,11 +67,16 @@ def _policy(name: str, arguments: argparse.Namespace) -> Policy:
             ),
         )
     if kind != "bfc":
-        raise ValueError(f"--policy {name}: it is bfc or caching[:SETTINGS]")
-    if colon:
         raise ValueError(
-            f"--policy {name}: bfc takes no settings after a colon, but the options "
-            "--allow-growth, --memory-limit and --strict"
+            f"--policy {name}: it is bfc[:virtual_memory[,OPTIONS]] or caching[:SETTINGS]"
+        )
+    if colon:
+        options = _options(name, text)
+        return Policy(
+            name,
+            lambda device: bfc.BFCAllocator(
+                device, memory_limit=limit, virtual_memory=True, **options
+            ),
         )
     return Policy(
         name,
@@ -74,6 +84,43 @@ def _policy(name: str, arguments: argparse.Namespace) -> Policy:
             device, memory_limit=limit, allow_growth=arguments.allow_growth, strict=strict
         ),
     )
+
+
+def _options(name: str, text: str) -> dict[str, Any]:
+    """What stands behind `bfc:`, as arguments of a BFCAllocator. Raises ValueError."""
+    first, *rest = text.split(",")
+    if first != "virtual_memory":
+        raise ValueError(
+            f"--policy {name}: behind bfc: stands virtual_memory, with page_size=SIZE and "
+            "headroom=FRACTION after commas; TensorFlow's own options are --allow-growth, "
+            "--memory-limit and --strict"
+        )
+    options: dict[str, Any] = {}
+    for item in rest:
+        key, equals, value = item.partition("=")
+        if key not in OPTIONS or not equals:
+            raise ValueError(
+                f"--policy {name}: virtual_memory has the options {' and '.join(OPTIONS)}, as in "
+                f"bfc:virtual_memory,page_size=4MiB,headroom=0.05, and not {item!r}"
+            )
+        if key in options:
+            raise ValueError(f"--policy {name}: {key} is given twice")
+        try:
+            options[key] = OPTIONS[key](value)
+        except ValueError as error:
+            raise ValueError(f"--policy {name}: {key}: {error}") from None
+    return options
+
+
+def _fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a fraction such as 0.05") from None
+
+
+#: The options of virtual_memory, and what reads them. The allocator reads a page's size.
+OPTIONS: dict[str, Callable[[str], object]] = {"page_size": str, "headroom": _fraction}
 
 
 def _settings(text: str, strict: bool) -> bfc.CachingSettings:

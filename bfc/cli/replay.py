@@ -41,17 +41,20 @@ HEADINGS = (
 
 EPILOG = """\
 policies: bfc is TensorFlow's. It takes its whole limit at once, or, with --allow-growth, regions
-that double. caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
+that double. bfc:virtual_memory maps memory page by page, and stitches free pages together where no
+free chunk is large enough; bfc:virtual_memory,page_size=4MiB,headroom=0.05 has both its OPTIONS.
+caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
 caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True. Each
 --policy has a row for each trace.
 
 columns: live is the most that was asked for and not freed; in use, the most in chunks handed out;
 reserved, the most that was taken from the device; regions, how many regions were taken (each would
 be a cudaMalloc on a GPU); calls, how many calls of the driver took memory or gave it back (with
-expandable_segments:True they create, map and unmap pieces of memory); fragment., the share of the
-free bytes outside the largest free block at the end, which is high if there are many regions;
-ns/event, the nanoseconds for each allocation or free, in the fastest pass; refused, the allocations
-that did not fit. All but ns/event are of one replay on a new allocator.
+expandable_segments:True and virtual_memory they create, map and unmap pieces of memory, and each
+piece that is mapped counts); fragment., the share of the free bytes outside the largest free block
+at the end, which is high if there are many regions; ns/event, the nanoseconds for each allocation
+or free, in the fastest pass; refused, the allocations that did not fit. All but ns/event are of one
+replay on a new allocator.
 
 exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
@@ -92,7 +95,8 @@ def add_to(subparsers: Any) -> None:
         "--policy",
         action="append",
         metavar="POLICY",
-        help="bfc, or caching[:SETTINGS]; several are shown side by side (default: bfc)",
+        help="bfc[:virtual_memory[,OPTIONS]] or caching[:SETTINGS]; several are shown side by side "
+        "(default: bfc)",
     )
     _add_options_of_allocators(add)
     add(
@@ -133,7 +137,8 @@ def _add_options_of_allocators(add: Callable[..., Any]) -> None:
     add(
         "--strict",
         action="store_true",
-        help="refuse whatever the original refuses, TensorFlow 2.21 or PyTorch 2.11",
+        help="refuse whatever the original refuses, TensorFlow 2.21 or PyTorch 2.11 "
+        "(virtual_memory has no original)",
     )
 
 

@@ -74,6 +74,51 @@ def test_expandable_segments_complete_where_the_default_refuses(capsys):
         assert sum(row["driver_calls_by_kind"].values()) == row["driver_calls"]
 
 
+STITCHED = "bfc:virtual_memory"
+
+
+def test_stitching_completes_where_expandable_segments_refuse(capsys):
+    """The run uses 10.75 GiB at most."""
+    trace = str(THREE_STREAMS)
+    asked = ["caching", EXPANDABLE, f"{STITCHED}, page_size = 2 MiB"]
+    words = [word for policy in asked for word in ("--policy", policy)]
+    words += ["--device", "simulated:10.85GiB", "--strict", "--no-picture"]
+    plain, mapped, stitched = rows(capsys, trace, *words, code=1)
+    assert plain["refused"] > 0
+    assert mapped["refused"] > 0
+    assert stitched["policy"] == f"{STITCHED},page_size=2MiB"
+    assert (stitched["refused"], stitched["regions_taken"]) == (0, 0)
+    calls = stitched["driver_calls_by_kind"]
+    assert calls["create"] * 2 * MIB == stitched["peak_bytes_reserved"]
+    assert calls["map"] > calls["create"]  # some pages have two addresses
+
+
+def test_the_options_of_virtual_memory(capsys, five):
+    """One allocation of 5 MiB on each of three streams, one after the other."""
+    asked = [STITCHED, f"{STITCHED},page_size=4MiB", f"{STITCHED},headroom=0.5,page_size=1GiB"]
+    words = [word for policy in asked for word in ("--policy", policy)]
+    found = rows(capsys, five, *words, "--memory-limit", "1 GiB")
+    assert [row["policy"] for row in found] == asked
+    assert [row["peak_bytes_reserved"] // MIB for row in found] == [18, 24, 1024]
+    assert {row["peak_bytes_in_use"] for row in found} == {5 * MIB}
+    (tight,) = rows(capsys, five, "--policy", STITCHED, "--memory-limit", "6 MiB")
+    assert (tight["refused"], tight["peak_bytes_reserved"]) == (0, 6 * MIB)
+
+
+def test_what_is_for_the_originals_is_not_for_virtual_memory_beside_them(capsys, five):
+    words = ["--policy", "bfc", "--policy", STITCHED, "--strict", "--allow-growth"]
+    grown, stitched = rows(capsys, five, *words)
+    assert [row["peak_bytes_reserved"] // MIB for row in (grown, stitched)] == [8, 18]
+
+
+def test_headroom_saves_calls(capsys):
+    words = ["--policy", STITCHED, "--policy", f"{STITCHED},headroom=0.05", "--no-picture"]
+    trace = str(TRACES / "llm_decode_kv.npz")
+    tight, roomy = rows(capsys, trace, *words, "--device", "simulated:8GiB")
+    assert tight["peak_bytes_reserved"] < roomy["peak_bytes_reserved"]
+    assert tight["driver_calls"] > roomy["driver_calls"]
+
+
 def test_expandable_segments_of_host_memory(capsys):
     words = ["--policy", EXPANDABLE, "--device", "host:4GiB", "--no-picture"]
     (row,) = rows(capsys, SMALL, *words)
@@ -187,10 +232,49 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
 @pytest.mark.parametrize(
     ("arguments", "faults"),
     [
-        (["--policy", "lru"], ["--policy lru: it is bfc or caching[:SETTINGS]"]),
-        (["--policy", ""], ["it is bfc or caching[:SETTINGS]"]),
-        (["--policy", "max_split_size_mb:40"], ["it is bfc or caching[:SETTINGS]"]),
-        (["--policy", "bfc:max_split_size_mb:40"], ["bfc takes no settings", "--allow-growth"]),
+        (["--policy", "lru"], ["--policy lru: it is bfc[:virtual_memory[,OPTIONS]] or caching["]),
+        (["--policy", ""], ["it is bfc[:virtual_memory[,OPTIONS]] or caching[:SETTINGS]"]),
+        (["--policy", "max_split_size_mb:40"], ["it is bfc[:virtual_memory[,OPTIONS]] or"]),
+        (
+            ["--policy", "bfc:max_split_size_mb:40"],
+            ["behind bfc: stands virtual_memory, with page_size=SIZE", "--allow-growth"],
+        ),
+        (["--policy", "bfc:"], ["--policy bfc:: behind bfc: stands virtual_memory"]),
+        (
+            ["--policy", f"{STITCHED},pages=4"],
+            ["has the options page_size and headroom", "and not 'pages=4'\n"],
+        ),
+        (["--policy", f"{STITCHED},headroom"], ["and not 'headroom'\n"]),
+        (["--policy", f"{STITCHED},"], ["and not ''\n"]),
+        (["--policy", f"{STITCHED}:page_size=4MiB"], ["behind bfc: stands virtual_memory"]),
+        (
+            ["--policy", f"{STITCHED},page_size=4MiB,page_size=8MiB"],
+            [f"--policy {STITCHED},page_size=4MiB,page_size=8MiB: page_size is given twice\n"],
+        ),
+        (
+            ["--policy", f"{STITCHED},headroom=five"],
+            ["headroom: 'five' is not a fraction such as 0.05\n"],
+        ),
+        (["--policy", f"{STITCHED},headroom=-1"], ["headroom is a fraction from 0 on", "not -1.0"]),
+        (["--policy", f"{STITCHED},headroom=nan"], ["headroom is a fraction from 0 on"]),
+        (["--policy", f"{STITCHED},page_size=4MB"], ["page_size is a power of two", "not '4MB'"]),
+        (["--policy", f"{STITCHED},page_size=big"], ["'big' is not a size"]),
+        (
+            ["--policy", STITCHED, "--device", "simulated:1MiB"],
+            ["memory_limit is 1.00 MiB, less than a page of 2.00 MiB"],
+        ),
+        (
+            ["--policy", STITCHED, "--device", "opencl"],
+            ["virtual_memory needs a source that maps memory: OpenCL has no calls"],
+        ),
+        (
+            ["--policy", STITCHED, "--strict"],
+            ["--strict is for the policies that have an original"],
+        ),
+        (
+            ["--policy", STITCHED, "--allow-growth"],
+            ["--allow-growth is an option of --policy bfc: the caching policy and virtual_memory"],
+        ),
         (
             ["--policy", "caching", "--allow-growth"],
             ["--allow-growth is an option of --policy bfc"],

@@ -34,6 +34,24 @@ def test_each_policy_has_a_row_with_the_figures_of_one_replay() -> None:
     assert 0 < caching.fragmentation < 1
 
 
+def test_a_policy_that_stitches_is_a_policy_like_others() -> None:
+    """Of twelve chunks of 5 MiB every other one is freed: 30 MiB in pieces, for one of 20 MiB."""
+    op = [0] * 12 + [1] * 6 + [0]
+    ids = [*range(12), *range(0, 12, 2), 12]
+    size = [5 * MIB] * 12 + [0] * 6 + [20 * MIB]
+    policies = [
+        Policy("plain", bfc.BFCAllocator),
+        Policy("mapped", lambda source: bfc.BFCAllocator(source, virtual_memory=True)),
+    ]
+    plain, mapped = compare(bfc.Trace(op, ids, size), policies, device, passes=1)
+    assert (plain.refused, mapped.refused) == (1, 0)
+    assert (mapped.regions_taken, mapped.peak_bytes_reserved) == (0, 60 * MIB)
+    made = mapped.driver_calls_by_kind
+    # A page that is stitched is mapped a second time; views reserve addresses of their own.
+    assert made["create"] == 30 < made["map"] == 40
+    assert made["reserve"] == 2
+
+
 def test_what_does_not_fit_is_counted() -> None:
     (row,) = compare(bfc.Trace([0, 0], [0, 1], [48 * MIB] * 2), BOTH[1:], device)
     assert (row.refused, row.peak_bytes_in_use) == (1, 48 * MIB)
