@@ -220,4 +220,3 @@ class BFCAllocator(Allocator):
         >>> allocator.trim("16 MiB")
         50331648
         """
-
