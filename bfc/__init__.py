@@ -37,6 +37,7 @@ from bfc.buffers._buffer import Buffer, BufferView
 from bfc.buffers._current import use_stream
 from bfc.copying import copy
 from bfc.errors import (
+    AsleepError,
     ClosedError,
     DeviceUnavailableError,
     DriverError,
@@ -54,6 +55,7 @@ from bfc.policies._caching import CachingAllocator
 from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
+from bfc.report.asleep import SleepReport
 from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.suballocators import (
     CUDASubAllocator,
@@ -70,6 +72,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocator",
+    "AsleepError",
     "BFCAllocator",
     "BinInfo",
     "Buffer",
@@ -98,6 +101,7 @@ __all__ = [
     "SettingsError",
     "SharedCounter",
     "SimulatedSubAllocator",
+    "SleepReport",
     "Snapshot",
     "Stats",
     "SubAllocator",

@@ -216,7 +216,8 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     uint64_t cuts_below             # a request of at least this takes its chunk whole: `oversize`, or no limit
     uint64_t mapped_bytes           # of ranges
     Window* window                  # of a range whose pages may have further addresses: its slots; else NULL
-    uint64_t unused[2]              # 128 bytes in all: finding one by its index is a shift
+    uint64_t asleep                 # 1: what its ranges hold has no memory now, and is not counted as reserved
+    uint64_t unused                 # 128 bytes in all: finding one by its index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs

@@ -188,6 +188,7 @@ cdef class Pool:
             opened = &self.bin_sets[i + kind]
             opened.lane = lane[0]
             if opened.ranges:
+                self.bin_sets[opened.ranges].asleep = False
                 self.bin_sets[opened.ranges].lane = lane[0]
                 self.bin_sets[opened.ranges].lane.thread = IN_RANGES
         return i
@@ -573,7 +574,8 @@ cdef class Pool:
         cdef uint64_t largest = 0
         cdef BinSet bin_set
         for bin_set in self.bin_sets:
-            largest = max(largest, bin_set.bins.largest())
+            if not bin_set.asleep:
+                largest = max(largest, bin_set.bins.largest())
         return largest
 
     # -- replay -------------------------------------------------------------------------------------------------------

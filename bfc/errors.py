@@ -150,6 +150,10 @@ class ClosedError(RuntimeError):
     """The allocator was closed, and its memory given back."""
 
 
+class AsleepError(RuntimeError):
+    """The memory sleeps: it has addresses, and no bytes until `wake()`. Nothing was changed."""
+
+
 class InvariantError(AssertionError):
     """The bookkeeping contradicts itself: a bug in bfc. Raised by `check()` and by debug builds."""
 

@@ -9,6 +9,7 @@ _source.pyx        a sub-allocator behind a limit: what is asked of it, and what
 _ledger.pyx        a pool behind a lock, and what can be read from it
 _fences.pyx        marks in the queues of streams, and what waits behind them
 _frees.pyx         the way back: at once, from finalisers, behind fences
+_tags.pyx          which tag an allocation belongs to, and which tags sleep
 _allocator.pyx     the way in: hits, misses, regions
 _without_gil.pyx   for callers that must not take the GIL
 _play.pyx          a trace, replayed in one compiled loop

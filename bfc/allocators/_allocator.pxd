@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 from bfc._core cimport NO_HOST_MEMORY, ChunkHandle, Lane, Pool, Region
 from bfc.allocators._lock cimport Shown
 from bfc.allocators._source cimport Asking, Taken
-from bfc.allocators._frees cimport Frees
+from bfc.allocators._tags cimport Tagged
 
 cdef struct Request:
     uint64_t nbytes             # as asked
@@ -22,6 +22,7 @@ cdef struct Request:
     cbool shared                # whether it is for a stream whose work runs in any order
     cbool refused               # by the policy, for its size alone: nothing is tried
     Lane lane                   # whose free chunks it may take, where a policy keeps them apart
+    uint64_t tag                # which it belongs to; 0: none
 
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
@@ -42,7 +43,7 @@ cdef inline cbool note_hit(Pool pool, ChunkHandle handle, Placement* placed) noe
     return True
 
 
-cdef class Allocator(Frees):
+cdef class Allocator(Tagged):
     cdef readonly bint strict
     cdef readonly double retry_seconds
     cdef object home_stream_object
@@ -72,11 +73,11 @@ cdef class Allocator(Frees):
     cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
+    cdef int check_tag(self, Request* request) except -1    # refuses a request for a tag that cannot be had now
     cdef int set_freed_before(self, Request* request, object freed_before) except -1
 
     # Called only where `must_look` is set, without the lock. An error of `allocated` frees the memory again.
     cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1
-    cdef bint has_more_to_do(self) noexcept     # what `must_look` is to be
 
     cdef bint hits_are_plain(self, uint64_t on) except -1
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,

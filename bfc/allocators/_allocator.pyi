@@ -4,11 +4,11 @@ from typing import Self, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from bfc.allocators._frees import Frees
+from bfc.allocators._tags import Tagged
 from bfc.buffers._buffer import Buffer
 from bfc.streams import StreamLike
 
-class Allocator(Frees):
+class Allocator(Tagged):
     """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
 
     Attributes

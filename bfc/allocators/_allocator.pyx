@@ -25,6 +25,7 @@ from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
+from bfc.allocators._tags cimport Tagged
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
 from bfc.report.refusal import out_of_memory
@@ -69,7 +70,7 @@ cdef object closed():
 
 
 @cython.no_gc_clear
-cdef class Allocator(Frees):
+cdef class Allocator(Tagged):
     """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
 
     Attributes
@@ -184,6 +185,9 @@ cdef class Allocator(Frees):
 
     cdef bint plays_alone(self) except -1:
         return True
+
+    cdef int check_tag(self, Request* request) except -1:
+        return 0
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
@@ -353,6 +357,9 @@ cdef class Allocator(Frees):
         request.shared = unordered
         if freed_before is not None:
             self.set_freed_before(&request, freed_before)
+        if self.tags_open:
+            request.tag = self.tag_here()
+            self.check_tag(&request)
         cdef uint64_t seen = self.frees.get()
         cdef uint64_t changes = self.source.changes.get()
         self.try_allocate(&request, placed)
@@ -376,7 +383,7 @@ cdef class Allocator(Frees):
 
     cdef bint has_more_to_do(self) noexcept:
         """What `must_look` is to be: whether anything besides the pool takes part in an allocation or a free."""
-        return self.noter is not None
+        return self.noter is not None or Tagged.has_more_to_do(self)
 
     def _swap_noter(self, noter):
         """From now on `noter(allocation_id)` is called after each allocation. Returns the noter before, or None."""

@@ -293,10 +293,13 @@ cdef class Frees(Ledger):
         return 0
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
-        """Marks a chunk as viewed or not, by the count as it is under the lock. Returns whether the chunk is live."""
+        """Marks a chunk as viewed or not, by the count as it is under the lock. Returns whether the chunk is live, and
+        awake if it is viewed."""
         self.acquire()
         cdef bint live = self.is_live_locked(handle, allocation_id)
-        if live and exports[0] > 0:
+        if live and exports[0] > 0 and self.is_asleep_locked(handle):
+            live = False
+        elif live and exports[0] > 0:
             self.pool.chunks[handle].state |= EXPORTED
         elif live:
             self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED

@@ -85,7 +85,7 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
             if found != NULL:
                 return found
             free_chunks += pool.chunks[handle].state == FREE
-            recount.pool_bytes += 0 if pool.chunks[handle].state in (UNMAPPED, ABSENT) else pool.chunks[handle].size
+            recount.pool_bytes += pool.chunks[handle].size if has_memory(pool, handle) else 0
             ptr += pool.chunks[handle].size
             reached[0] += 1
             prev = handle
@@ -94,6 +94,10 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
             return b"I1: the chunks of a region do not tile it"
         postincrement(it)
     return fault_in_bins(pool, free_chunks)
+
+
+cdef inline cbool has_memory(Pool pool, ChunkHandle handle) noexcept nogil:
+    return pool.chunks[handle].state not in (UNMAPPED, ABSENT) and not pool.bin_sets[pool.chunks[handle].bin_set].asleep
 
 
 cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
@@ -204,7 +208,7 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
         chunk = pool.chunks[i]
         if chunk.state in (DELETED, UNMAPPED) or pool.bin_sets[chunk.bin_set].kind != kind:
             continue
-        recount.reserved += chunk.size
+        recount.reserved += chunk.size if has_memory(pool, <ChunkHandle>i) else 0
         if chunk.state != FREE and chunk.state != LEAVING:
             recount.chunks += 1
             recount.bytes += chunk.size

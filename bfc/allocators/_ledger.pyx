@@ -5,14 +5,14 @@ from cpython.long cimport PyLong_CheckExact
 
 from bfc._core cimport (
     ABSENT, FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, LEAVING, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, Counters,
-    Pool,
+    Lane, Pool,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
 from bfc.allocators._invariants cimport first_fault
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._source cimport Source
 
-from bfc.errors import InvalidPointerError, InvariantError, out_of_host_memory
+from bfc.errors import AsleepError, InvalidPointerError, InvariantError, out_of_host_memory
 from bfc.report import snapshot as _snapshot
 from bfc.streams import is_queue as _is_queue
 
@@ -55,9 +55,34 @@ cdef class Ledger(Owner):
 
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         self.acquire()
-        live = self.is_live_locked(handle, allocation_id)
+        live = self.is_live_locked(handle, allocation_id) and not self.is_asleep_locked(handle)
         self.lock.release()
         return live
+
+    @cython.final
+    cdef bint is_asleep_locked(self, ChunkHandle handle) noexcept nogil:
+        """Whether the memory of a chunk sleeps."""
+        return self.pool.bin_sets[self.pool.chunks[handle].bin_set].asleep != 0
+
+    cdef object why_not(self, ChunkHandle handle, int64_t allocation_id):
+        cdef Lane lane
+        self.acquire()
+        cdef bint asleep = self.is_live_locked(handle, allocation_id) and self.is_asleep_locked(handle)
+        if asleep:
+            lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
+        self.lock.release()
+        if not asleep:
+            return Owner.why_not(self, handle, allocation_id)
+        name = self.tag_of_pool(lane.pool[0], lane.pool[1])
+        return AsleepError(f"this memory sleeps: wake({name!r}) puts it back at the same address")
+
+    cdef object tag_of_pool(self, uint64_t first, uint64_t second):
+        """The name of the tag that memory of a pool belongs to; None of none."""
+        return None
+
+    cdef uint64_t bytes_asleep(self) noexcept:
+        """What has to be mapped to wake all that sleeps."""
+        return 0
 
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """A stream's handle, the default stream's always the same one."""
@@ -228,6 +253,7 @@ cdef class Ledger(Owner):
             peak_pool_bytes=counters.peak_pool_bytes,
             largest_free_block_bytes=largest_free,
             bytes_waiting_for_streams=counters.bytes_waiting,
+            bytes_asleep=self.bytes_asleep(),
         )
 
     @property
@@ -330,7 +356,7 @@ cdef class Ledger(Owner):
                     start, chunks[i - 1].ptr + chunks[i - 1].size - start, tuple(run),
                     owner.lane.stream, "large" if owner.kind == LARGE else "small",
                     (owner.lane.pool[0], owner.lane.pool[1]), self.frames_of(0, region.ptr),
-                    (region.ptr, region.end - region.ptr) if owner.is_range else None))
+                    (region.ptr, region.end - region.ptr) if owner.is_range else None, owner.asleep != 0))
             i += 1
         return 0
 

@@ -69,8 +69,28 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
     pool.regions.erase(ptr + size)
 
 
+cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept nogil:
+    """What a set's ranges hold has no memory from now on (`asleep`), or has it again. Returns the bytes."""
+    cdef BinSet* owner = &pool.bin_sets[bin_set]
+    if asleep == (owner.asleep != 0):
+        return 0
+    owner.asleep = asleep
+    if asleep:
+        pool.counters.pool_bytes -= owner.mapped_bytes
+        if pool.usage != NULL:
+            pool.usage.memory_went(owner.kind, owner.mapped_bytes)
+    else:
+        pool.counters.pool_bytes += owner.mapped_bytes
+        pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
+        if pool.usage != NULL:
+            pool.usage.memory_came(owner.kind, owner.mapped_bytes)
+    return owner.mapped_bytes
+
+
 cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     owner.mapped_bytes += chunk.size
+    if owner.asleep:
+        return
     pool.counters.pool_bytes += chunk.size
     pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
     if pool.usage != NULL:
@@ -81,6 +101,8 @@ cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
 
 cdef void count_out(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     owner.mapped_bytes -= chunk.size
+    if owner.asleep:
+        return
     pool.counters.pool_bytes -= chunk.size
     if pool.usage != NULL:
         pool.usage.memory_went(owner.kind, chunk.size)

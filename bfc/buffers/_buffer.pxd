@@ -38,6 +38,8 @@ cdef class Owner:
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept
+    # What to raise where memory is not live, or sleeps.
+    cdef object why_not(self, ChunkHandle handle, int64_t allocation_id)
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept
     cdef void last_view_gone(self) noexcept
 

@@ -87,6 +87,9 @@ cdef class Owner:
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         return False
 
+    cdef object why_not(self, ChunkHandle handle, int64_t allocation_id):
+        return ClosedError(_GONE)
+
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
         return False
 
@@ -155,7 +158,7 @@ cdef class Buffer:
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
         if self.nbytes and not (self.allocation_id and self.owner.is_live(self.handle, self.allocation_id)):
-            raise ClosedError(_GONE)
+            raise self.owner.why_not(self.handle, self.allocation_id)
         return self.start
 
     cdef int hold(self) except -1:
@@ -165,7 +168,7 @@ cdef class Buffer:
         self.owner.exports += 1
         if self.nbytes and not self.owner.sync_exported(self.handle, self.allocation_id, &self.exports):
             self.let_go()
-            raise ClosedError(_GONE)
+            raise self.owner.why_not(self.handle, self.allocation_id)
         return 0
 
     cdef void let_go(self) noexcept:

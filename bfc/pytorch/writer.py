@@ -44,12 +44,13 @@ def as_torch(snapshot: Snapshot) -> dict[str, Any]:
     """The dict of `Snapshot.to_torch`."""
     device = _ordinal(snapshot.device)
     shared: _Shared = {}
+    regions = tuple(region for region in snapshot.regions if not region.asleep)
     entries = [
         _entry(entry, time_us, shared)
-        for entry, time_us in _in_time(_consistent(snapshot.history, snapshot.regions))
+        for entry, time_us in _in_time(_consistent(snapshot.history, regions))
     ]
     return {
-        "segments": [_segment(region, device, shared) for region in snapshot.regions],
+        "segments": [_segment(region, device, shared) for region in regions],
         "device_traces": [*([] for _ in range(device)), entries],
         "allocator_settings": _settings(snapshot),
         "external_annotations": [],

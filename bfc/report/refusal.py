@@ -18,10 +18,11 @@ def out_of_memory(
     """The error for a request without room, and what to try. The device has `total_bytes`, and
     gives at most `largest_block` at a time. `against_pieces`: what the policy has against
     fragmentation, and is not in use."""
+    in_use = max(0, stats.bytes_in_use - stats.bytes_asleep)
     not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
     return OutOfMemoryError(
         requested,
-        stats.bytes_in_use,
+        in_use,
         stats.pool_bytes,
         stats.bytes_limit,
         stats.largest_free_block_bytes,

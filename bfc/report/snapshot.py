@@ -68,6 +68,9 @@ class Stats:
         The most that was taken.
     bytes_waiting_for_streams : int
         The part of `bytes_in_use` that is freed already and waits for another stream.
+    bytes_asleep : int
+        The memory that sleeping tags have given back and that `wake()` takes again, in whole pages.
+        It is no part of `bytes_reserved`. What is allocated in them stays in `bytes_in_use`.
     """
 
     num_allocs: int = 0
@@ -82,11 +85,12 @@ class Stats:
     pool_bytes: int = 0
     peak_pool_bytes: int = 0
     bytes_waiting_for_streams: int = 0
+    bytes_asleep: int = 0
 
     @property
     def fragmentation(self) -> float:
         """The fraction of the free bytes outside the largest free chunk; NaN if nothing is free."""
-        free = self.pool_bytes - self.bytes_in_use
+        free = self.pool_bytes + self.bytes_asleep - self.bytes_in_use
         return (free - self.largest_free_block_bytes) / free if free else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
@@ -223,6 +227,8 @@ class RegionInfo:
     reserved : tuple of (int, int) or None
         Of an expandable segment, the address and the bytes of the reservation that it lies in. The
         region is a part of it that has memory.
+    asleep : bool
+        True if it has no memory now, and gets it back when its tag wakes.
     """
 
     ptr: int
@@ -233,6 +239,7 @@ class RegionInfo:
     pool_id: tuple[int, int] = (0, 0)
     frames: tuple[Frame, ...] = ()
     reserved: tuple[int, int] | None = None
+    asleep: bool = False
 
     @property
     def end(self) -> int:
@@ -371,6 +378,7 @@ class Snapshot:
                     "kind": region.kind,
                     "pool_id": list(region.pool_id),
                     "reserved": None if region.reserved is None else list(region.reserved),
+                    "asleep": region.asleep,
                     "chunks": [
                         {**asdict(chunk), "frames": [list(frame) for frame in chunk.frames]}
                         for chunk in region.chunks
@@ -392,9 +400,9 @@ class Snapshot:
 
         Notes
         -----
-        The viewer runs the history backwards from the segments. Entries that would make it fail are
-        left out: those about memory that is in no segment, and all entries before one that
-        contradicts the segments. Equal lists of frames are one object. Cost: O(n log n).
+        The viewer runs the history backwards from the segments. Memory that sleeps is in none of
+        them. Entries that would make it fail are left out: those about memory that is in no
+        segment, and all entries before one that contradicts the segments. Equal lists of frames are one object. Cost: O(n log n).
 
         Examples
         --------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bfc.units import format_bytes
@@ -46,7 +47,8 @@ def occupancy(snapshot: Snapshot, width: int = 100) -> str:
     Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (TensorFlow's behaviour, 2.13).
     Unmapped addresses are left out.
     """
-    extents = [Extent(region.ptr, region.size, (region,)) for region in snapshot.regions]
+    regions = _awake(snapshot).regions
+    extents = [Extent(region.ptr, region.size, (region,)) for region in regions]
     return _cells(extents, width) or "The allocator contains no memory."
 
 
@@ -95,9 +97,10 @@ def picture(snapshot: Snapshot) -> str:
                               * asked for   x slack   _ free
     """  # noqa: E501 - a row of the picture is 104 characters wide
     stats = snapshot.stats
-    live, free = snapshot.live_chunks(), snapshot.free_chunks()
+    whole, snapshot = snapshot, _awake(snapshot)
+    live, free = whole.live_chunks(), snapshot.free_chunks()
     free_bytes = sum(chunk.size for chunk in free)
-    lines = [_figures(snapshot, len(live))]
+    lines = [_figures(whole, len(live))]
     if free:
         lines.append(
             f"free {format_bytes(free_bytes)} in {_count(len(free), 'chunk')}, the largest "
@@ -119,6 +122,11 @@ def picture(snapshot: Snapshot) -> str:
     return "\n".join(lines)
 
 
+def _awake(snapshot: Snapshot) -> Snapshot:
+    """What has memory now."""
+    return replace(snapshot, regions=tuple(it for it in snapshot.regions if not it.asleep))
+
+
 def _figures(snapshot: Snapshot, live: int) -> str:
     stats = snapshot.stats
     figures = (
@@ -126,6 +134,8 @@ def _figures(snapshot: Snapshot, live: int) -> str:
         f"({_count(live, 'chunk')}), {format_bytes(stats.pool_bytes)} reserved, "
         f"limit {format_bytes(stats.bytes_limit)}"
     )
+    if stats.bytes_asleep:
+        figures += f", {format_bytes(stats.bytes_asleep)} asleep"
     ranges = {region.reserved for region in snapshot.regions if region.reserved is not None}
     if ranges:
         figures += f", {format_bytes(sum(nbytes for _, nbytes in ranges))} of addresses reserved"
