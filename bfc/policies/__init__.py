@@ -7,6 +7,8 @@ _deferred.pyx          frees in a scope with `strict`, whose fences are asked fo
 _private_pools.pyx     who uses its private pools, and what is diverted into them
 _releasing.pyx         which regions it gives back
 _mapper.pyx            who calls a sub-allocator to map memory, one thread at a time
+stash.py               what sleeping memory held
+_sleep.pyx             sleep and wake: memory that goes and comes back while its addresses stay
 _expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses
 _emptying.pyx          what goes back where it has such segments
 _stitching.pyx         pages that lie apart, mapped end to end for one request

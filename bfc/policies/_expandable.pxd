@@ -7,7 +7,8 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Pool
 from bfc.policies._private_pools cimport PoolId
-from bfc.policies._mapper cimport Faults, Mapper, Page
+from bfc.policies._mapper cimport Faults, Page
+from bfc.policies._sleep cimport Nap, Sleeper
 
 
 cdef struct Growing:                # a request that memory is mapped for
@@ -21,6 +22,11 @@ cdef struct FreePart:               # a free chunk of a range
     ChunkHandle handle
     uint64_t ptr
     uint64_t size
+
+
+cdef struct Span:                   # whole slots
+    uint64_t ptr
+    uint64_t nbytes
 
 
 @cython.final
@@ -43,7 +49,7 @@ cdef class Range:
 
 
 @cython.final
-cdef class ExpandableSegments(Mapper):
+cdef class ExpandableSegments(Sleeper):
     cdef bint strict                    # each slot is unmapped by a call of its own, and has PyTorch's size
     cdef list ranges                    # of Range, by address
     cdef bint some_stuck                # memory that could not be unmapped
@@ -69,6 +75,7 @@ cdef class ExpandableSegments(Mapper):
     cdef void mark_mapped(self, Range range, uint64_t ptr, uint64_t nbytes, runs) noexcept
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept
     cdef uint64_t unmap_part(self, Range range, FreePart* part, Faults faults) noexcept
+    cdef ChunkHandle begin_to_unmap(self, Range range, FreePart* part, uint64_t start, uint64_t end) noexcept
     cdef bint make_room(self, Range range) noexcept
     cdef bint wait_for(self, Range range, Faults faults) noexcept
     cdef void unmap_pages(self, Range range, uint64_t ptr, uint64_t nbytes, uint64_t step, Faults faults) noexcept
@@ -82,6 +89,10 @@ cdef class ExpandableSegments(Mapper):
     cdef void unreserve(self, Range range, Faults faults) noexcept
     cdef void remove(self, Range range) noexcept
     cdef void empty(self, Range range, Faults faults) noexcept
+    cdef list ranges_of(self, uint64_t tag)
+    cdef cbool list_slots(self, Range range, cbool live_only, vector[Span]& out) noexcept nogil
+    cdef uint64_t release_part(self, Range range, FreePart* part) noexcept
+    cdef bint is_asleep(self, Range range) noexcept
     cdef dict figures(self)
     cdef uint64_t lost_in(self, Range range) noexcept
 

@@ -16,9 +16,11 @@ from bfc.allocators._ranges cimport (
     remove_range,
 )
 from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._tags cimport Tag
 from bfc.policies._private_pools cimport PoolId
 from bfc.policies._releasing cimport list_in_ranges
 from bfc.policies._mapper cimport Faults, Page, call_create, call_reserve, lies_in, round_up_to
+from bfc.policies._sleep cimport Nap, Run, Sleeper, add_run
 
 from bfc.errors import SettingsError, SubAllocatorError, out_of_host_memory
 from bfc.suballocators.base import checked_memory_info
@@ -26,6 +28,7 @@ from bfc.suballocators.base import checked_memory_info
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_part "bfc::try_push_back"(vector[FreePart]& items, const FreePart& item) noexcept
+    cbool try_push_span "bfc::try_push_back"(vector[Span]& items, const Span& item) noexcept
 
 cdef enum:
     SMALL_SLOT = 2 << 20
@@ -105,7 +108,7 @@ cdef class Range:
 
 @cython.final
 @cython.no_gc_clear
-cdef class ExpandableSegments(Mapper):
+cdef class ExpandableSegments(Sleeper):
     """The ranges of an allocator, and what is mapped in them. It never calls the allocator."""
 
     def __cinit__(self):
@@ -119,6 +122,7 @@ cdef class ExpandableSegments(Mapper):
         cdef Range range
         cdef ChunkHandle handle
         cdef bint some = False
+        self.take_over_naps()
         for range in self.ranges:
             acquire_lock(self.lock[0])
             handle = self.pool.regions[range.ptr + range.nbytes].first if range.is_known else NO_CHUNK
@@ -428,17 +432,9 @@ cdef class ExpandableSegments(Mapper):
     cdef uint64_t unmap_part(self, Range range, FreePart* part, Faults faults) noexcept:
         cdef uint64_t start = range.ptr + round_up_to(part.ptr - range.ptr, range.slot)
         cdef uint64_t end = range.ptr + (part.ptr + part.size - range.ptr) // range.slot * range.slot
-        cdef Chunk* chunk
-        cdef ChunkHandle handle = NO_CHUNK
-        if start >= end or not self.make_room(range):
-            return 0
-        acquire_lock(self.lock[0])
-        chunk = &self.pool.chunks[part.handle]
-        if chunk.state == FREE and chunk.ptr == part.ptr and chunk.size == part.size:
-            handle = begin_unmapping(self.pool, part.handle, start, end)
-        self.lock.release()
+        cdef ChunkHandle handle = self.begin_to_unmap(range, part, start, end)
         if handle >= NO_HOST_MEMORY:
-            return 0        # another thread has taken it, or the host has no memory for the records
+            return 0
         if not self.wait_for(range, faults):
             acquire_lock(self.lock[0])
             range.must_wait = not cancel_unmapping(self.pool, handle)
@@ -449,6 +445,20 @@ cdef class ExpandableSegments(Mapper):
         start = self.settle(range, handle)
         self.drop_if_unused(range, faults)
         return start
+
+    cdef ChunkHandle begin_to_unmap(self, Range range, FreePart* part, uint64_t start, uint64_t end) noexcept:
+        """Lets a part of a free chunk leave. NO_CHUNK: there are no whole slots, or another thread has taken it.
+        NO_HOST_MEMORY: there is none for the records."""
+        cdef Chunk* chunk
+        cdef ChunkHandle handle = NO_CHUNK
+        if start >= end or not self.make_room(range):
+            return NO_CHUNK
+        acquire_lock(self.lock[0])
+        chunk = &self.pool.chunks[part.handle]
+        if chunk.state == FREE and chunk.ptr == part.ptr and chunk.size == part.size:
+            handle = begin_unmapping(self.pool, part.handle, start, end)
+        self.lock.release()
+        return handle
 
     cdef bint make_room(self, Range range) noexcept:
         """Makes room in the list of what is unmapped."""
@@ -649,6 +659,150 @@ cdef class ExpandableSegments(Mapper):
                 self.unmap_pages(range, start, end - start, end - start, faults)
             start = max(end, start + range.slot)
 
+    # -- sleep --------------------------------------------------------------------------------------------------------
+
+    cdef list ranges_of(self, uint64_t tag):
+        cdef Range range
+        cdef list found = []
+        for range in self.ranges:
+            if range.is_known and self.is_of_tag(range.bin_set, tag):
+                found.append(range)
+        return found
+
+    cdef bint is_asleep(self, Range range) noexcept:
+        return range.is_known and self.pool.bin_sets[range.bin_set].asleep
+
+    cdef int list_mapped(self, Nap nap) except -1:
+        cdef Range range
+        cdef Page page
+        cdef uint64_t start, end, last
+        cdef list pages
+        for range in self.ranges_of(nap.tag.number):
+            start = range.ptr
+            last = range.ptr + <uint64_t>len(range.pages) * range.slot
+            while start < last:
+                pages = []
+                end = start
+                while end < last and range.page_at(end) is not None:
+                    pages.append(range.page_at(end))
+                    end += range.slot
+                if pages:
+                    add_run(nap, start, end - start, pages, True)
+                start = max(end, start + range.slot)
+        return 0
+
+    cdef int list_needed(self, Nap nap) except -1:
+        cdef Range range
+        cdef Page page
+        cdef Span span
+        cdef vector[Span] spans
+        cdef cbool listed
+        cdef uint64_t done
+        cdef list pages
+        for range in self.ranges_of(nap.tag.number):
+            spans.clear()
+            acquire_lock(self.lock[0])
+            listed = self.list_slots(range, False, spans)
+            self.lock.release()
+            if not listed:
+                raise out_of_host_memory()
+            for span in spans:
+                pages = []
+                done = 0
+                while done < span.nbytes:
+                    page = Page()
+                    page.nbytes = range.slot
+                    pages.append(page)
+                    done += range.slot
+                add_run(nap, span.ptr, span.nbytes, pages, False)
+        return 0
+
+    cdef cbool list_slots(self, Range range, cbool live_only, vector[Span]& out) noexcept nogil:
+        """The slots of a range that chunks lie in, or live ones, where they lie end to end together. False: the host
+        has no memory for the list. Needs the lock."""
+        cdef ChunkHandle handle = self.pool.regions[range.ptr + range.nbytes].first
+        cdef Chunk* chunk
+        cdef uint64_t start, end
+        while handle != NO_CHUNK:
+            chunk = &self.pool.chunks[handle]
+            handle = chunk.next
+            if chunk.state in (UNMAPPED, LEAVING) or (live_only and chunk.state == FREE):
+                continue
+            start = range.ptr + (chunk.ptr - range.ptr) // range.slot * range.slot
+            end = range.ptr + round_up_to(chunk.ptr + chunk.size - range.ptr, range.slot)
+            if out.size() and out.back().ptr + out.back().nbytes >= start:
+                out.back().nbytes = max(out.back().ptr + out.back().nbytes, end) - out.back().ptr
+            elif not try_push_span(out, Span(start, end - start)):
+                return False
+        return True
+
+    cdef void note_runs(self, Nap nap) noexcept:
+        cdef Run run
+        cdef Range range
+        cdef Page page
+        cdef uint64_t ptr
+        for run in nap.runs:
+            range = self.range_of(run.ptr)
+            ptr = run.ptr
+            for page in run.pages:
+                range.pages[(ptr - range.ptr) // range.slot] = page if page.is_mapped else None
+                ptr += range.slot
+
+    cdef void shrink(self, Tag tag) noexcept:
+        cdef Range range
+        cdef ChunkHandle handle
+        cdef FreePart part
+        cdef vector[FreePart] parts
+        for range in self.ranges_of(tag.number):
+            parts.clear()
+            acquire_lock(self.lock[0])
+            handle = self.pool.regions[range.ptr + range.nbytes].first
+            while handle != NO_CHUNK:
+                part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
+                if self.pool.chunks[handle].state == FREE and not try_push_part(parts, part):
+                    break
+                handle = self.pool.chunks[handle].next
+            self.lock.release()
+            for part in parts:
+                self.release_part(range, &part)
+            handle = self.leaving_from(range, range.ptr)
+            while handle != NO_CHUNK and self.make_room(range):
+                part = self.part_of(handle)
+                self.settle(range, handle)
+                handle = self.leaving_from(range, part.ptr + part.size)
+
+    cdef uint64_t release_part(self, Range range, FreePart* part) noexcept:
+        """Gives up the whole slots inside of a free chunk that have no memory any more."""
+        cdef uint64_t start = range.ptr + round_up_to(part.ptr - range.ptr, range.slot)
+        cdef uint64_t end = range.ptr + (part.ptr + part.size - range.ptr) // range.slot * range.slot
+        cdef ChunkHandle handle = self.begin_to_unmap(range, part, start, end)
+        return self.settle(range, handle) if handle < NO_HOST_MEMORY else 0
+
+    cdef uint64_t bytes_held(self) noexcept:
+        cdef Range range
+        cdef uint64_t held = 0
+        for range in self.ranges:
+            if self.is_asleep(range):
+                held += range.count_mapped() * range.slot
+        return held
+
+    cdef uint64_t bytes_asleep(self) noexcept:
+        cdef Range range
+        cdef Span span
+        cdef vector[Span] spans
+        cdef uint64_t found = 0
+        for range in list(self.ranges):
+            spans.clear()
+            acquire_lock(self.lock[0])
+            if self.is_asleep(range):
+                self.list_slots(range, True, spans)
+            self.lock.release()
+            for span in spans:
+                found += span.nbytes
+        return found
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
     cdef dict figures(self):
         """How much there is of everything, for `page_stats`."""
         cdef Range range
@@ -679,6 +833,8 @@ cdef class ExpandableSegments(Mapper):
         if self.mapper:
             return 0
         if not range.is_known:
+            return range.count_mapped()
+        if self.is_asleep(range):
             return range.count_mapped()
         handle = self.leaving_from(range, range.ptr)
         while handle != NO_CHUNK:

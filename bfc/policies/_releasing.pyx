@@ -56,7 +56,7 @@ cdef cbool list_in_ranges(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandl
     if not list_sets(pool, id, kind, True, sets):
         return False
     for bin_set in sets:
-        if not pool.list_free(bin_set, out):
+        if not pool.bin_sets[bin_set].asleep and not pool.list_free(bin_set, out):
             return False
     return True
 
