@@ -402,7 +402,8 @@ class Snapshot:
         -----
         The viewer runs the history backwards from the segments. Memory that sleeps is in none of
         them. Entries that would make it fail are left out: those about memory that is in no
-        segment, and all entries before one that contradicts the segments. Equal lists of frames are one object. Cost: O(n log n).
+        segment, and all entries before one that contradicts the segments. Equal lists of frames are
+        one object. Cost: O(n log n).
 
         Examples
         --------
