@@ -54,6 +54,7 @@ cdef class Stitching(Mapper):
     cdef list made                      # of Page, by number; None: no page has this number
     cdef list retired                   # of Retired
     cdef vector[Run] held               # what the thread that maps has taken
+    cdef bint is_unmapping              # what is held
     cdef bint is_refused                # the sub-allocator has no memory for another page
     cdef Calls calls
 
@@ -111,6 +112,7 @@ cdef class Stitching(Mapper):
     cdef bint unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept
     cdef int unmap_run(self, Stretch stretch, Run* run, Faults faults) except -1
     cdef int unmap_stuck(self, Stretch stretch, Faults faults) except -1
+    cdef bint has_gone_in_part(self, Run* run) noexcept
     cdef void forget_chunks(self) noexcept
     cdef void close_views(self, Faults faults) noexcept
     cdef void empty(self, Stretch stretch, Faults faults) noexcept

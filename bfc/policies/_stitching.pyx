@@ -223,6 +223,7 @@ cdef class Stitching(Mapper):
         cdef Page page
         acquire_lock(self.lock[0])
         self.source.set_aside += set_aside
+        self.source.newest_call().nbytes += set_aside   # which a fork in one of these calls must not forget
         self.lock.release()
         try:
             pages = self.create(wanted)
@@ -237,6 +238,7 @@ cdef class Stitching(Mapper):
         finally:
             acquire_lock(self.lock[0])
             self.source.set_aside -= set_aside
+            self.source.newest_call().nbytes -= set_aside
             self.lock.release()
         return wanted
 
@@ -850,11 +852,15 @@ cdef class Stitching(Mapper):
         acquire_lock(self.lock[0])
         self.pages.hold_unshared(stretch.bin_set, most, views_too, self.held)
         self.lock.release()
-        while self.held.size():
-            run = self.held.back()
-            self.unmap_further_slots(&run, faults)
-            self.unmap_run(stretch, &run, faults)
-            self.held.pop_back()
+        self.is_unmapping = True
+        try:
+            while self.held.size():
+                run = self.held.back()
+                self.unmap_further_slots(&run, faults)
+                self.unmap_run(stretch, &run, faults)
+                self.held.pop_back()
+        finally:
+            self.is_unmapping = False
         return 0
 
     cdef int unmap_further_slots(self, Run* run, Faults faults) except -1:
@@ -943,15 +949,28 @@ cdef class Stitching(Mapper):
                                           or self.pool.chunks[handle].state != LEAVING):
                 handle = self.pool.chunks[handle].next
             if handle != NO_CHUNK:
-                behind = self.pool.chunks[handle].ptr + self.pool.chunks[handle].size
                 run = Run(stretch.bin_set, <uint32_t>window.slot_at(self.pool.chunks[handle].ptr),
                           <uint32_t>(self.pool.chunks[handle].size // self.page_size))
                 window.note_chunk(run.first, handle)
             self.lock.release()
             if handle == NO_CHUNK:
                 return 0
+            behind = window.address_of(run.first + run.count)
+            if self.has_gone_in_part(&run):     # a thread stopped for ever while it released the pages
+                self.settle(stretch, handle)    # and what is left of the chunk is for the next call
+                stretch.some_stuck = True
+                continue
             self.unmap_further_slots(&run, faults)
             self.unmap_run(stretch, &run, faults)
+
+    cdef bint has_gone_in_part(self, Run* run) noexcept:
+        cdef uint64_t i
+        cdef bint some = False
+        acquire_lock(self.lock[0])
+        for i in range(run.count):
+            some = some or self.pool.bin_sets[run.set].window.page_at(run.first + i) == NO_PAGE
+        self.lock.release()
+        return some
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -963,6 +982,11 @@ cdef class Stitching(Mapper):
         cdef Stretch stretch
         cdef ChunkHandle handle
         cdef Chunk chunk
+        if self.is_unmapping:       # what is held may be unmapped already: it stays LEAVING
+            self.is_unmapping = False
+            self.held.clear()
+            for stretch in self.stretches:
+                stretch.some_stuck = True
         self.let_held_go()
         for stretch in self.stretches:
             handle = NO_CHUNK
