@@ -114,6 +114,8 @@ class LedgerDevice(bfc.SimulatedSubAllocator):
         self.tell()
 
     def order(self, first: int, then: int) -> None:
+        if self.is_held(first) and not self.is_held(then):
+            self.hold(then)  # it cannot be done before the other is
         if self.ledger is not None:
             self.ledger.ordered(first, then)
 
@@ -398,11 +400,11 @@ class PageLedger:
         require(self.pages == self.device.pages, "pages differ")
         places = {start: it.page for start, it in self._mappings.items() if it.page > 0}
         require(places == self.device.mappings, "mappings differ")
+        stats = self.allocator.stats()  # which asks fences: first
         figures = self.allocator.page_stats()
         self._equal(figures, "pages", len(self.pages))
         require(set(self.pages.values()) <= {figures["page_size"]}, "a page of another size")
         reserved = figures["pages"] * figures["page_size"] + sum(self.device.live.values())
-        stats = self.allocator.stats()
         require(
             stats.bytes_reserved == reserved,
             f"bytes_reserved is {stats.bytes_reserved}, and the pages have {reserved}",
