@@ -20,15 +20,17 @@ def traces() -> Iterator[tuple[str, bfc.Trace]]:
         yield path.stem, bfc.Trace.load(path).closed()
 
 
-def churn(live: int, events: int, *, largest: int = 1 << 20, seed: int = 0) -> bfc.Trace:
+def churn(
+    live: int, events: int, *, smallest: int = 256, largest: int = 1 << 20, seed: int = 0
+) -> bfc.Trace:
     """`live` allocations, then `events` events that free a random one or make a new one, about as
     often.
 
-    Sizes are log-uniform from 256 bytes to `largest`.
+    Sizes are log-uniform from `smallest` to `largest`.
     """
     rng = np.random.default_rng(seed)
     total = live + events
-    sizes = np.exp(rng.uniform(np.log(256), np.log(largest), total)).astype(np.uint64).tolist()
+    sizes = np.exp(rng.uniform(np.log(smallest), np.log(largest), total)).astype(np.uint64).tolist()
     coin, pick = rng.random(total).tolist(), rng.random(total).tolist()
     op, ident, size = [], [], []
     alive: list[int] = []

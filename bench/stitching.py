@@ -1,0 +1,187 @@
+"""How stitching settles: `python -m bench.stitching`.
+
+Each trace is played several times in a row with everything freed in between. The first table has
+one stream and pages of 2 MiB: what is reserved for each byte that is live, the calls of the driver
+in each pass, and the most calls of one request; then what is reserved with the page size that the
+allocator chooses itself. The second has the traces of several streams on a device that is 1 %
+larger than what is live, and who waits for whom. The third has programs without a rhythm. Nothing
+is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+import bfc
+from bench.histories import churn, traces
+from bench.report import geometric_mean, machine, say
+from bfc.study.counted import CountedSimulated
+
+MIB, GIB = 1 << 20, 1 << 30
+PASSES = 6
+ROOM = 80 * GIB
+#: The memory of GPUs that people have, in GiB.
+USUAL = (4, 6, 8, 11, 12, 16, 24, 32, 40, 48, 80)
+HEADROOMS = (0.0, 0.05)
+#: Live blocks, and the smallest and the largest size of random churn.
+CHURNS = ((200, 1 * MIB, 256 * MIB), (200, 64 << 10, 256 * MIB), (1000, 256 << 10, 64 * MIB))
+CHURN_EVENTS = 20_000
+
+
+class LateDevice(CountedSimulated):
+    """A device on which no stream has ever finished, and which counts who waits for whom."""
+
+    asynchronous = True
+
+    def __init__(self, capacity: int, streams: tuple[int, ...]) -> None:
+        super().__init__(capacity)
+        self.orders = 0
+        for stream in streams:
+            self.hold(stream)
+
+    def order(self, first: int, then: int) -> None:
+        self.orders += 1
+
+    @property
+    def all_waits(self) -> int:
+        """Of streams for each other, and of the host."""
+        return self.orders + self.waits
+
+
+class Passes:
+    """A trace, so many times in a row on one device."""
+
+    def __init__(
+        self,
+        trace: bfc.Trace,
+        capacity: int,
+        *,
+        page_size: int | None = 2 * MIB,
+        headroom: float = 0.0,
+        passes: int = PASSES,
+    ) -> None:
+        device = LateDevice(capacity, tuple(int(it) for it in np.unique(trace.stream)))
+        self.refused = 0
+        self.calls: list[int] = []
+        self.waits: list[int] = []
+        self.reserved = self.live = 0
+        with bfc.BFCAllocator(
+            device, virtual_memory=True, page_size=page_size, headroom=headroom
+        ) as allocator:
+            for _ in range(passes):
+                calls, waits = device.driver_calls, device.all_waits
+                result = trace.replay(allocator)
+                self.refused += result.failed
+                self.calls.append(device.driver_calls - calls)
+                self.waits.append(device.all_waits - waits)
+                self.reserved = max(self.reserved, result.peak_bytes_reserved)
+                self.live = max(self.live, result.peak_bytes_live)
+            self.figures: dict[str, Any] = allocator.page_stats()
+            allocator.check()
+
+    @property
+    def ratio(self) -> float:
+        """What is reserved for each byte that is live."""
+        return self.reserved / self.live
+
+    @property
+    def page(self) -> int:
+        """MiB."""
+        return int(self.figures["page_size"]) // MIB
+
+
+def on_one_stream(trace: bfc.Trace) -> bfc.Trace:
+    return bfc.Trace(trace.op, trace.id, trace.size)
+
+
+def usual_device(live: int) -> int:
+    """The smallest usual device that holds so much, and 2.5 % more."""
+    return next(it for it in USUAL if it * GIB >= live * 1.025) * GIB
+
+
+def joined(counts: list[int]) -> str:
+    return " / ".join(map(str, counts))
+
+
+def report_one_stream(listed: dict[str, bfc.Trace]) -> None:
+    heading = f"{'one stream':30}{'reserved':>9}{'calls of passes 1 to 6':>34}{'stitches':>9}"
+    say(f"{heading}{'waits':>6}{'most':>6}{'usual device':>24}{'80 GiB':>15}")
+    ratios = []
+    for name, trace in listed.items():
+        single = on_one_stream(trace)
+        passes = Passes(single, ROOM)
+        ratios.append(passes.ratio)
+        device = usual_device(passes.live)
+        usual = Passes(single, device, page_size=None, passes=2)
+        large = Passes(single, ROOM, page_size=None, passes=2)
+        figures = passes.figures
+        title = f"{name} ({passes.live / GIB:.1f} GiB)"
+        own = f"{device // GIB} GiB, {usual.page} MiB: {ratio_or_refused(usual)}"
+        say(
+            f"{title:30}{ratio_or_refused(passes):>9}{joined(passes.calls):>34}"
+            f"{figures['stitches']:9}{sum(passes.waits):6}{figures['most_calls_of_a_request']:6}"
+            f"{own:>24}{f'{large.page} MiB: {ratio_or_refused(large)}':>15}"
+        )
+    say(f"{'geometric mean':30}{geometric_mean(ratios):9.4f}")
+    say(f"{'worst':30}{max(ratios):9.4f}")
+
+
+def ratio_or_refused(passes: Passes) -> str:
+    return "refused" if passes.refused else f"{passes.ratio:.4f}"
+
+
+def report_streams(listed: dict[str, bfc.Trace]) -> None:
+    say()
+    say(f"{'by stream':30}{'device':>9}{'reserved':>9}{'calls':>34}{'waits of passes 1 to 6':>34}")
+    for name, trace in listed.items():
+        if len(np.unique(trace.stream)) == 1:
+            continue
+        with_room = Passes(trace, ROOM)
+        full = Passes(trace, int(with_room.live * 1.01))
+        for device, passes in (("80 GiB", with_room), ("1.01", full)):
+            say(
+                f"{name:30}{device:>9}{ratio_or_refused(passes):>9}{joined(passes.calls):>34}"
+                f"{joined(passes.waits):>34}"
+            )
+
+
+def report_churn() -> None:
+    say()
+    say(
+        f"{'random churn':30}{'headroom':>9}{'reserved':>9}{'requests':>10}"
+        f"{'stitches a request':>20}{'calls a request':>17}"
+    )
+    for live, smallest, largest in CHURNS:
+        trace = churn(live, CHURN_EVENTS, smallest=smallest, largest=largest).closed()
+        requests = int((trace.op == 0).sum())
+        title = f"{live} live, {smallest >> 10} KiB to {largest // MIB} MiB"
+        for headroom in HEADROOMS:
+            passes = Passes(trace, ROOM, headroom=headroom, passes=1)
+            say(
+                f"{title:30}{headroom:9.0%}{ratio_or_refused(passes):>9}{requests:10}"
+                f"{passes.figures['stitches'] / requests:20.3f}{passes.calls[0] / requests:17.2f}"
+            )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", nargs="+", metavar="NAME", help="these traces (default: all)")
+    chosen = parser.parse_args(arguments).traces
+    listed = dict(traces())
+    unknown = [name for name in chosen or () if name not in listed]
+    if unknown:
+        parser.error(f"there is no trace {unknown[0]!r}; there are {', '.join(listed)}")
+    say(machine())
+    shown = {name: listed[name] for name in chosen or listed}
+    report_one_stream(shown)
+    report_streams(shown)
+    report_churn()
+
+
+if __name__ == "__main__":
+    main()
