@@ -40,9 +40,9 @@ if sys.platform == "linux":
     # The replay loop is to become one function for each policy, split and coalesce and bins
     # included: it took a seventh off an event, from 19.6 ns to 16.8.
     ENGINE += [
-        f"--param={name}=3000" for name in ("max-inline-insns-single", "max-inline-insns-auto")
+        f"--param={name}=9000" for name in ("max-inline-insns-single", "max-inline-insns-auto")
     ]
-    ENGINE += [f"--param={name}=2000" for name in ("inline-unit-growth", "large-function-growth")]
+    ENGINE += [f"--param={name}=5000" for name in ("inline-unit-growth", "large-function-growth")]
 
     # Two fields written one by one and read back as one vector make a processor wait, and what was
     # just freed is read back at once: without it an event took up to a fifth longer.

@@ -245,6 +245,8 @@ cdef enum:
     DEALLOCATE = 1
 
 ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
+ctypedef ChunkHandle (*AskPages)(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                 cbool indexed) noexcept nogil
 
 cdef struct Tally:                  # bytes asked for, of a replay
     uint64_t live
@@ -282,6 +284,7 @@ cdef class Pool:
     cdef uint32_t last_lane
     cdef void* pages                    # who keeps the pages that have several addresses; NULL: there are none
     cdef TellPages free_view             # and frees a chunk that lies in no window
+    cdef AskPages find_elsewhere        # what serves a request that no chunk fits, or NO_CHUNK
     cdef TellPages small_page_is_free    # and is told where a whole page of a range of small chunks is free
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF

@@ -544,9 +544,14 @@ cdef class Pool:
         """The same, rounded as BFC does."""
         cdef uint64_t rounded = round_up(requested, self.granularity)
         cdef uint32_t bin_set = self.find_lane(lane)
+        cdef ChunkHandle handle
         if bin_set == NO_LANE:
             return NO_CHUNK
-        return self.allocate_chunk(bin_set + is_large(rounded), rounded, requested, lane.stream, 0, True)
+        bin_set += is_large(rounded)
+        handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
+        if handle == NO_CHUNK:
+            handle = self.find_elsewhere(self.pages, bin_set, rounded, requested, lane.stream, True)
+        return handle
 
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
         """Frees what one stream alone has used, and nobody views. False for all else, and then nothing has changed."""
@@ -625,6 +630,8 @@ cdef class Pool:
                     bin_set = 0
                     rounded = round_up(size, granularity)
                 handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, counts, paged)
+                if paged and handle == NO_CHUNK:
+                    handle = self.find_elsewhere(self.pages, bin_set, rounded, size, events.stream[i], False)
                 if handle >= NO_HOST_MEMORY:
                     if counts and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts

@@ -79,7 +79,8 @@ cdef class Pages:
     cdef cbool has_room_for_pages(self, uint64_t count) noexcept nogil
     cdef void forget_page(self, uint32_t page) noexcept nogil
 
-    cdef cbool bring_home(self, uint32_t large) noexcept nogil
+    cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                    cbool indexed) noexcept nogil
     cdef cbool send_home(self, ChunkHandle handle) noexcept nogil
     cdef cbool lend_again(self, uint32_t small) noexcept nogil
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil

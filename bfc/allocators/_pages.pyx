@@ -17,7 +17,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, STATE, WAITING, BinSet, Chunk, ChunkHandle,
+    ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk, ChunkHandle,
     FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport carve, has_records, make_free
@@ -43,6 +43,11 @@ cdef cbool free_view_of(void* pages, ChunkHandle handle) noexcept nogil:
     return (<Pages>pages).free_view(handle)
 
 
+cdef ChunkHandle find_elsewhere(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                cbool indexed) noexcept nogil:
+    return (<Pages>pages).find_elsewhere(bin_set, rounded, requested, stream, indexed)
+
+
 cdef cbool send_home(void* pages, ChunkHandle handle) noexcept nogil:
     return (<Pages>pages).send_home(handle)
 
@@ -57,6 +62,7 @@ cdef class Pages:
         self.page_size = page_size
         pool.pages = <void*>self
         pool.free_view = free_view_of
+        pool.find_elsewhere = find_elsewhere
         pool.small_page_is_free = send_home
 
     cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil:
@@ -74,6 +80,20 @@ cdef class Pages:
         """How many pages lie whole in free chunks of a range."""
         cdef Window* window = self.pool.bin_sets[bin_set].window
         return window.count_free() if window != NULL else 0
+
+    cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                    cbool indexed) noexcept nogil:
+        """What can be had without a call where no chunk fits: a page that the range had before, or a kept view."""
+        cdef BinSet* owner = &self.pool.bin_sets[bin_set]
+        if owner.window == NULL:
+            return NO_CHUNK
+        if owner.kind == SMALL:
+            if not self.lend_again(bin_set):
+                return NO_CHUNK
+            return self.pool.allocate_chunk(bin_set, rounded, requested, stream, 0, indexed)
+        if owner.ranges == 0:
+            return NO_CHUNK
+        return self.use_kept_view(owner.ranges, self.pages_for(rounded), requested, stream, indexed)
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -103,23 +123,6 @@ cdef class Pages:
         """Of a page that is mapped nowhere."""
         self.records[page] = PageRecord()
         self.count -= 1
-
-    cdef cbool bring_home(self, uint32_t large) noexcept nogil:
-        """Takes back the free pages that were lent to the range of small chunks of the same stream. Whether there were
-        any."""
-        cdef Window* small = self.pool.bin_sets[large - 1].window
-        cdef PageRecord* record
-        cdef cbool some = False
-        cdef size_t slot
-        if small == NULL:
-            return False
-        for slot in range(small.slots()):
-            if not small.is_free(slot):
-                continue
-            record = &self.records[small.page_at(slot)]
-            if record.slots[record.home].set == large:
-                some = self.move(small.page_at(slot), record.home) or some
-        return some
 
     cdef cbool send_home(self, ChunkHandle handle) noexcept nogil:
         """Sends a page home that is free in a range of small chunks now: what is free then depends on what is live

@@ -20,9 +20,8 @@ cdef class BFCAllocator(Allocator):
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_for(self, Request* request) except -1 nogil
     cdef int set_up_stitching(self, page_size, headroom) except -1
-    cdef ChunkHandle find_mapped(self, uint32_t bin_set, uint64_t rounded, Request* request) noexcept nogil
+    cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil
     cdef int map_for(self, Request* request, Placement* placed) except -1 with gil
     cdef bint place_mapped(self, Request* request, Placement* placed) except -1
     cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF
     cdef int require_mapping(self, str method) except -1
-    cdef ChunkHandle find_in(self, uint32_t bin_set, Request* request) noexcept nogil

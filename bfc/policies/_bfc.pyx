@@ -285,7 +285,7 @@ cdef class BFCAllocator(Allocator):
         cdef cbool satisfied
         if self.stitches:
             self.set_lane(&request.lane, request.stream)
-            return self.find_mapped(self.bin_set_of(request), request.rounded, request)
+            return self.find_mapped(self.bin_set_of(request), request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
         return self.find(request)
@@ -405,26 +405,15 @@ cdef class BFCAllocator(Allocator):
                 self.pool.bin_sets[lane + kind].is_range = True
         return lane + is_large(request.rounded)
 
-    cdef ChunkHandle find_mapped(self, uint32_t bin_set, uint64_t rounded, Request* request) noexcept nogil:
-        """What can be had without a call: a chunk, pages that were lent, or a kept view (docs/design.md)."""
+    cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil:
         cdef ChunkHandle handle
         if bin_set == NO_LANE:
             return NO_HOST_MEMORY
-        handle = self.find_in(bin_set, request)
-        if handle != NO_CHUNK or self.pool.bin_sets[bin_set].window == NULL:
-            return handle
-        if not is_large(rounded):
-            return self.find_in(bin_set, request) if self.stitching.pages.lend_again(bin_set) else handle
-        if self.stitching.pages.bring_home(bin_set):
-            handle = self.find_in(bin_set, request)
-        if handle == NO_CHUNK and self.pool.bin_sets[bin_set].ranges:
-            handle = self.stitching.pages.use_kept_view(self.pool.bin_sets[bin_set].ranges,
-                                                        self.stitching.pages.pages_for(rounded), request.nbytes,
-                                                        request.stream, request.indexed)
+        handle = self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
+        if handle == NO_CHUNK:
+            handle = self.stitching.pages.find_elsewhere(bin_set, request.rounded, request.nbytes, request.stream,
+                                                         request.indexed)
         return handle
-
-    cdef inline ChunkHandle find_in(self, uint32_t bin_set, Request* request) noexcept nogil:
-        return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
 
     cdef int map_for(self, Request* request, Placement* placed) except -1 with gil:
         """Makes, moves and stitches pages until the request fits, or nothing more can be done."""
