@@ -54,6 +54,7 @@ OPTIMISATION = {
     "_core": ENGINE,
     "allocators.": HOT,
     "allocators._invariants": COLD,
+    "allocators._page_use": COLD,
     "buffers.": HOT,
     "copying.": COPIES,
     "interpreter._forks": HOT,

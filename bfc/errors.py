@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from bfc.units import format_bytes
+
+
+class PagesInUse(NamedTuple):
+    """How much of its pages an allocator with `virtual_memory` uses when it refuses a request.
+
+    Attributes
+    ----------
+    page_size : int
+        The bytes of a page.
+    pages : int
+        All pages.
+    in_use : int
+        Those in which something is in use.
+    sparse : int
+        Those of which less than a tenth is in use.
+    """
+
+    page_size: int
+    pages: int
+    in_use: int
+    sparse: int
 
 
 class OutOfMemoryError(MemoryError):
@@ -28,6 +50,9 @@ class OutOfMemoryError(MemoryError):
         Who has refused it, in words.
     advice : tuple of str, optional
         What to try.
+    pages : PagesInUse, optional
+        Of an allocator with `virtual_memory`: `page_size` in bytes, and how many `pages` there are,
+        how many are `in_use`, and how many are `sparse`, with less than a tenth in use.
 
     Notes
     -----
@@ -45,6 +70,7 @@ class OutOfMemoryError(MemoryError):
         *,
         refused: str = "",
         advice: tuple[str, ...] = (),
+        pages: PagesInUse | None = None,
     ) -> None:
         self.requested = requested
         self.in_use = in_use
@@ -54,6 +80,7 @@ class OutOfMemoryError(MemoryError):
         self.fragmentation = fragmentation
         self.refused = refused
         self.advice = advice
+        self.pages = pages
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -65,7 +92,8 @@ class OutOfMemoryError(MemoryError):
             self.largest_free,
             self.fragmentation,
         )
-        return functools.partial(type(self), refused=self.refused, advice=self.advice), figures
+        words = {"refused": self.refused, "advice": self.advice, "pages": self.pages}
+        return functools.partial(type(self), **words), figures
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
@@ -81,6 +109,14 @@ class OutOfMemoryError(MemoryError):
                 f"  fragmentation {self.fragmentation:.1%} of what is free lies outside the "
                 "largest block"
             )
+        if self.pages is not None:
+            size, pages, in_use, sparse = self.pages
+            lines.append(f"  pages         {pages} of {format_bytes(size)}, {in_use} in use")
+            if sparse:
+                lines.append(
+                    f"  pinned        {format_bytes(sparse * size)}, in pages of which less than a "
+                    "tenth is in use"
+                )
         if self.refused:
             lines.append(f"  refused by    {self.refused}")
         lines += [f"  try: {line}" for line in self.advice]

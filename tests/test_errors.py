@@ -11,9 +11,11 @@ import pytest
 
 import bfc
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 LINES, COLUMNS = 24, 120
+SEE = "print(allocator.snapshot()) shows what stands between them"
 
 
 def refusal(allocator: bfc.BFCAllocator, nbytes: int) -> bfc.OutOfMemoryError:
@@ -49,6 +51,16 @@ def refused(make_allocator: Callable, simulated: Callable) -> bfc.OutOfMemoryErr
     return refusal(make_allocator(simulated("8 GiB", max_bytes=1000)), GIB)
 
 
+def stitched(make_allocator: Callable, **options: object) -> bfc.OutOfMemoryError:
+    """Eight pages of small chunks in which 64 KiB are left of each, and eight of large ones."""
+    allocator = make_allocator("32 MiB", virtual_memory=True, **options)
+    small = [allocator.allocate_raw(64 * KIB) for _ in range(256)]
+    large = [allocator.allocate_raw(3 * MIB) for _ in range(5)]
+    allocator.deallocate_many([ptr for number, ptr in enumerate(small) if number % 32])
+    allocator.deallocate_many(large[::2])
+    return refusal(allocator, 20 * MIB)
+
+
 class Never:
     def done(self) -> bool:
         return False
@@ -69,7 +81,7 @@ class NeverDone(bfc.SimulatedSubAllocator):
         super().free(address, nbytes)
 
 
-SITUATIONS = [full, fragmented, limited]
+SITUATIONS = [full, fragmented, limited, stitched]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -111,6 +123,90 @@ def test_fragmentation_is_named_with_its_figure(make_allocator) -> None:
     assert error.fragmentation == pytest.approx(127 / 128)
     assert "fragmentation 99.2%" in str(error)
     assert "less fragmentation" in str(error)
+
+
+def test_pages_are_named_and_what_little_pins_them(make_allocator) -> None:
+    error = stitched(make_allocator)
+    # Of the large pages, those of the two chunks that are left: 3 to 6 and 9 to 12 MiB.
+    assert error.pages == (2 * MIB, 16, 8 + 4, 8)
+    assert (error.pages.page_size, error.pages.in_use, error.pages.sparse) == (2 * MIB, 12, 8)
+    assert str(error).splitlines() == [
+        "out of memory: asked for 20.00 MiB (20971520 bytes)",
+        "  in use        6.50 MiB",
+        "  reserved      32.00 MiB of a limit of 32.00 MiB",
+        "  free inside   25.50 MiB, the largest block 4.00 MiB",
+        "  fragmentation 84.3% of what is free lies outside the largest block",
+        "  pages         16 of 2.00 MiB, 12 in use",
+        "  pinned        16.00 MiB, in pages of which less than a tenth is in use",
+        "  refused by    the memory limit, of which 0 B are not taken yet",
+        f"  try: less fragmentation: enough is free, but in pieces; {SEE}",
+    ]
+
+
+def test_smaller_pages_are_advised_where_there_are_any(make_allocator) -> None:
+    error = stitched(make_allocator, page_size="8 MiB")
+    assert error.pages.page_size == 8 * MIB
+    assert "a page_size below 8.00 MiB: only pages that are wholly free can be joined" in str(error)
+
+
+def test_a_page_of_a_view_is_in_use_through_the_view(make_allocator) -> None:
+    """Three pages lie apart, of which the view needs 4 MiB and a bit: its last page is pinned."""
+    allocator = make_allocator("10 MiB", virtual_memory=True)
+    chunks = [allocator.allocate_raw(2 * MIB) for _ in range(5)]
+    allocator.deallocate_many(chunks[::2])
+    view = allocator.allocate_raw(4 * MIB + 1000)
+    assert view not in chunks
+    assert refusal(allocator, 2 * MIB).pages == (2 * MIB, 5, 5, 1)
+    allocator.deallocate_raw(view)
+    assert refusal(allocator, 8 * MIB).pages == (2 * MIB, 5, 2, 0)
+
+
+def test_what_waits_for_a_stream_is_in_use(make_allocator) -> None:
+    allocator = make_allocator(NeverDone("8 MiB"), virtual_memory=True)
+    ptr = allocator.allocate_raw(3 * MIB)
+    allocator.record_stream(ptr, 9)
+    allocator.deallocate_raw(ptr)
+    error = refusal(allocator, 8 * MIB)
+    assert error.in_use == 3 * MIB
+    assert error.pages == (2 * MIB, 2, 2, 0)
+
+
+def test_a_plain_allocator_is_told_what_joins_pieces(make_allocator) -> None:
+    advice = "  try: virtual_memory=True, which joins such pieces"
+    for growth in (True, False):
+        allocator = make_allocator("64 MiB", allow_growth=growth)
+        ptrs = [allocator.allocate_raw(4 * MIB) for _ in range(16)]
+        allocator.deallocate_many(ptrs[::2])
+        error = refusal(allocator, 8 * MIB)
+        assert error.pages is None
+        assert advice in str(error).splitlines()
+    assert advice not in str(full(make_allocator))
+    assert "virtual_memory" not in str(stitched(make_allocator))
+
+
+class Plain(bfc.SubAllocator):
+    """A source that maps nothing."""
+
+    device = bfc.SimulatedSubAllocator("1 MiB").device
+    total_bytes = 64 * MIB
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
+        return 1 << 40, nbytes
+
+    def free(self, address: int, nbytes: int) -> None:
+        pass
+
+
+def test_where_virtual_memory_is_impossible_it_is_not_advised(make_allocator) -> None:
+    large = bfc.SimulatedSubAllocator("64 MiB")
+    small = bfc.SimulatedSubAllocator("1 MiB")  # less than a page
+    for source, options in ((Plain(), {}), (large, {"strict": True}), (small, {})):
+        allocator = make_allocator(source, **options)
+        ptrs = [allocator.allocate_raw(source.total_bytes // 16) for _ in range(16)]
+        allocator.deallocate_many(ptrs[::2])
+        text = str(refusal(allocator, source.total_bytes // 8))
+        assert "less fragmentation" in text
+        assert "virtual_memory" not in text
 
 
 def test_a_limit_below_the_device_is_named(make_allocator) -> None:
@@ -159,7 +255,7 @@ FIGURES = ("requested", "in_use", "reserved", "limit", "largest_free")
 @pytest.mark.parametrize(
     "again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy]
 )
-@pytest.mark.parametrize("situation", [full, fragmented, limited])
+@pytest.mark.parametrize("situation", SITUATIONS)
 def test_an_error_survives_pickling_word_for_word(
     make_allocator, again: Callable, situation
 ) -> None:
@@ -169,6 +265,7 @@ def test_an_error_survives_pickling_word_for_word(
     assert [getattr(same, name) for name in FIGURES] == [getattr(error, name) for name in FIGURES]
     assert same.fragmentation == pytest.approx(error.fragmentation, nan_ok=True)
     assert str(same) == str(error)
+    assert same.pages == error.pages
 
 
 def test_an_error_can_be_made_by_hand() -> None:

@@ -404,7 +404,7 @@ cdef class Allocator(Tagged):
             refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
             raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
                                 refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block,
-                                self.against_pieces())
+                                self.against_pieces(), self.page_use())
         return 0
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:

@@ -28,7 +28,8 @@ cdef class Ledger(Owner):
     cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
     cdef list entries_of(self, vector[HistoryRecord]& records)
     cdef int add_runs(self, list found, Region* region, BinSet* owner, vector[Chunk]& chunks, size_t first,
-                      size_t end) except -1
+                      size_t end, list pages) except -1
+    cdef object page_use(self)
     cdef object chunk_info(self, Chunk* chunk)
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef bint is_asleep_locked(self, ChunkHandle handle) noexcept nogil

@@ -8,11 +8,13 @@ from bfc._core cimport (
     Lane, Pool,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
+from bfc.allocators._pages cimport Pages
+from bfc.allocators._page_use cimport PageUse, count_use, list_pages
 from bfc.allocators._invariants cimport first_fault
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._source cimport Source
 
-from bfc.errors import AsleepError, InvalidPointerError, InvariantError, out_of_host_memory
+from bfc.errors import AsleepError, InvalidPointerError, InvariantError, PagesInUse, out_of_host_memory
 from bfc.report import snapshot as _snapshot
 from bfc.streams import is_queue as _is_queue
 
@@ -322,9 +324,13 @@ cdef class Ledger(Owner):
         cdef vector[uint64_t] firsts
         cdef vector[BinSet] owners
         cdef vector[HistoryRecord] records
+        cdef vector[uint32_t] numbers
+        cdef vector[uint64_t] first_pages
         self.catch_up()
         self.acquire()
         cdef bint copied = self.pool.copy_out(regions, chunks, firsts, owners)
+        if self.pool.pages != NULL:
+            copied = copied and list_pages(<Pages>self.pool.pages, regions, numbers, first_pages)
         if self.pool.history != NULL:
             copied = copied and self.pool.history.copy(records)
             self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT))
@@ -335,15 +341,20 @@ cdef class Ledger(Owner):
             raise out_of_host_memory()
         found = []
         for i in range(regions.size()):
-            self.add_runs(found, &regions[i], &owners[i], chunks, firsts[i], firsts[i + 1])
+            pages = []
+            if first_pages.size():
+                for j in range(first_pages[i], first_pages[i + 1]):
+                    pages.append(numbers[j])
+            self.add_runs(found, &regions[i], &owners[i], chunks, firsts[i], firsts[i + 1], pages)
         return _snapshot.Snapshot(str(self.device), self.stats_of(counters, largest_free), tuple(found),
                                   tuple(self.entries_of(records)), self.settings_now())
 
     cdef int add_runs(self, list found, Region* region, BinSet* owner, vector[Chunk]& chunks, size_t first,
-                      size_t end) except -1:
-        """Adds what is to be seen of a region: of a range, each run of chunks with memory as a region of its own."""
+                      size_t end, list pages) except -1:
+        """Adds what is to be seen of a region: of a range, each run of chunks with memory as a region of its own.
+        `pages` are those of its slots, if it has any."""
         cdef size_t i = first
-        cdef uint64_t start
+        cdef uint64_t start, stop, page_size = (<Pages>self.pool.pages).page_size if pages else 1
         cdef list run
         while i < end:
             run = []
@@ -352,13 +363,26 @@ cdef class Ledger(Owner):
                 run.append(self.chunk_info(&chunks[i]))
                 i += 1
             if run:
+                stop = chunks[i - 1].ptr + chunks[i - 1].size
+                slots = slice((start - region.ptr) // page_size, (stop - region.ptr) // page_size)
                 found.append(_snapshot.RegionInfo(
-                    start, chunks[i - 1].ptr + chunks[i - 1].size - start, tuple(run),
+                    start, stop - start, tuple(run),
                     owner.lane.stream, "large" if owner.kind == LARGE else "small",
                     (owner.lane.pool[0], owner.lane.pool[1]), self.frames_of(0, region.ptr),
-                    (region.ptr, region.end - region.ptr) if owner.is_range else None, owner.asleep != 0))
+                    (region.ptr, region.end - region.ptr) if owner.is_range else None, owner.asleep != 0,
+                    () if owner.asleep else tuple(pages[slots]), bool(pages) and owner.window == NULL))
             i += 1
         return 0
+
+    cdef object page_use(self):
+        """How much of the pages is in use, for the text of a refusal; None: there are no pages."""
+        cdef PageUse use
+        if self.pool.pages == NULL:
+            return None
+        self.acquire()
+        cdef cbool counted = count_use(<Pages>self.pool.pages, &use)
+        self.lock.release()
+        return PagesInUse(use.page_size, use.pages, use.in_use, use.sparse) if counted else None
 
     cdef object chunk_info(self, Chunk* chunk):
         cdef uint32_t state = chunk.state & STATE

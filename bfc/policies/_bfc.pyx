@@ -388,6 +388,13 @@ cdef class BFCAllocator(Allocator):
     cdef void regions_released(self) noexcept nogil:
         self.growth.reset()
 
+    cdef object against_pieces(self):
+        if self.stitches or self.strict or self.limit < SMALLEST_PAGE:
+            return ""
+        if not self.sub_allocator.supports_virtual_memory:
+            return ""
+        return "virtual_memory=True"
+
     # -- memory that is mapped ----------------------------------------------------------------------------------------
 
     @cython.final

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from bfc.errors import OutOfMemoryError
+from bfc.errors import OutOfMemoryError, PagesInUse
 from bfc.report.snapshot import Stats
 from bfc.units import format_bytes
+
+#: No device maps smaller pieces.
+SMALLEST_PAGE = 2 << 20
 
 
 def out_of_memory(
@@ -14,10 +17,11 @@ def out_of_memory(
     refused_by: str = "",
     largest_block: int | None = None,
     against_pieces: str = "",
+    pages: PagesInUse | None = None,
 ) -> OutOfMemoryError:
     """The error for a request without room, and what to try. The device has `total_bytes`, and
     gives at most `largest_block` at a time. `against_pieces`: what the policy has against
-    fragmentation, and is not in use."""
+    fragmentation, and is not in use. `pages`: what memory is mapped in, if it is stitched."""
     in_use = max(0, stats.bytes_in_use - stats.bytes_asleep)
     not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
     return OutOfMemoryError(
@@ -28,7 +32,8 @@ def out_of_memory(
         stats.largest_free_block_bytes,
         stats.fragmentation,
         refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
-        advice=_advice(requested, stats, total_bytes, largest_block, against_pieces),
+        advice=_advice(requested, stats, total_bytes, largest_block, against_pieces, pages),
+        pages=pages,
     )
 
 
@@ -38,6 +43,7 @@ def _advice(
     total_bytes: int,
     largest_block: int | None,
     against_pieces: str,
+    pages: PagesInUse | None,
 ) -> tuple[str, ...]:
     lines = []
     if largest_block is not None and requested > largest_block:
@@ -55,6 +61,9 @@ def _advice(
         )
         if against_pieces:
             lines.append(f"{against_pieces}, which joins such pieces")
+        if pages is not None and pages.page_size > SMALLEST_PAGE:
+            size = format_bytes(pages.page_size)
+            lines.append(f"a page_size below {size}: only pages that are wholly free can be joined")
     if stats.bytes_limit < total_bytes:
         lines.append(f"a higher memory_limit: the device has {format_bytes(total_bytes)}")
     if waiting:

@@ -225,10 +225,15 @@ class RegionInfo:
     frames : tuple of Frame
         The Python frames of the allocation that it was taken for, if a history keeps them.
     reserved : tuple of (int, int) or None
-        Of an expandable segment, the address and the bytes of the reservation that it lies in. The
-        region is a part of it that has memory.
+        Of mapped memory, the address and the bytes of the reservation that it lies in. The region
+        is a part of it that has memory.
     asleep : bool
         True if it has no memory now, and gets it back when its tag wakes.
+    pages : tuple of int
+        With `virtual_memory`, the numbers of its pages in the order of their addresses. A page that
+        is mapped at several addresses is in the one region through which it is used.
+    is_view : bool
+        True if it is one block whose pages lie apart elsewhere, and were stitched together.
     """
 
     ptr: int
@@ -240,6 +245,8 @@ class RegionInfo:
     frames: tuple[Frame, ...] = ()
     reserved: tuple[int, int] | None = None
     asleep: bool = False
+    pages: tuple[int, ...] = ()
+    is_view: bool = False
 
     @property
     def end(self) -> int:
@@ -379,6 +386,8 @@ class Snapshot:
                     "pool_id": list(region.pool_id),
                     "reserved": None if region.reserved is None else list(region.reserved),
                     "asleep": region.asleep,
+                    "pages": list(region.pages),
+                    "is_view": region.is_view,
                     "chunks": [
                         {**asdict(chunk), "frames": [list(frame) for frame in chunk.frames]}
                         for chunk in region.chunks

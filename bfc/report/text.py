@@ -85,7 +85,8 @@ def _cells(extents: Sequence[Extent], width: int) -> str:
 def picture(snapshot: Snapshot) -> str:
     """The figures, then the regions; where there are many, those with most in use, and what is in
     use in the others as one line. A large region takes several lines. What is mapped in one
-    reservation is drawn together, with the unmapped addresses in between.
+    reservation is drawn together, with the addresses in between that are unmapped, or whose pages
+    are used at others. A view, whose pages were stitched together, has lines of its own.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
@@ -139,6 +140,12 @@ def _figures(snapshot: Snapshot, live: int) -> str:
     ranges = {region.reserved for region in snapshot.regions if region.reserved is not None}
     if ranges:
         figures += f", {format_bytes(sum(nbytes for _, nbytes in ranges))} of addresses reserved"
+    pages = sum(len(region.pages) for region in snapshot.regions)
+    views = sum(region.is_view for region in snapshot.regions)
+    if pages:
+        figures += f", {_count(pages, 'page')} of {format_bytes(stats.pool_bytes // pages)}"
+    if views:
+        figures += f", {_count(views, 'view')} in use"
     return figures
 
 
@@ -146,6 +153,8 @@ def _legend(snapshot: Snapshot) -> str:
     legend = f"{'':25} {ASKED} asked for   {SLACK} slack   {FREE} free"
     if any(region.reserved is not None for region in snapshot.regions):
         legend += f"   {UNMAPPED} unmapped"
+    if any(region.pages for region in snapshot.regions):
+        legend += ", or used at other addresses"
     if any(chunk.state == "leaving" for chunk in snapshot.chunks()):
         legend += f"   {LEAVING} on its way back"
     return legend
@@ -185,7 +194,8 @@ def _rows(extent: Extent, rows: int) -> list[str]:
     for row in range(rows):
         address = extent.start + extent.size * row // rows
         size = format_bytes(extent.bytes_reserved) if row == 0 else ""
-        lines.append(f"{address:#013x} {size:>11} |{cells[row * WIDTH : (row + 1) * WIDTH]}|")
+        line = f"{address:#013x} {size:>11} |{cells[row * WIDTH : (row + 1) * WIDTH]}|"
+        lines.append(f"{line} view" if extent.regions[0].is_view else line)
     return lines
 
 
