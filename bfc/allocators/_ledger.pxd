@@ -34,6 +34,7 @@ cdef class Ledger(Owner):
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef bint is_asleep_locked(self, ChunkHandle handle) noexcept nogil
     cdef object tag_of_pool(self, uint64_t first, uint64_t second)
+    cdef uint64_t bytes_not_released(self) noexcept
     cdef uint64_t bytes_asleep(self) noexcept
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF

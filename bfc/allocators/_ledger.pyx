@@ -82,6 +82,10 @@ cdef class Ledger(Owner):
         """The name of the tag that memory of a pool belongs to; None of none."""
         return None
 
+    cdef uint64_t bytes_not_released(self) noexcept:
+        """Of pages that the sub-allocator failed to release, and that still count as reserved."""
+        return 0
+
     cdef uint64_t bytes_asleep(self) noexcept:
         """What has to be mapped to wake all that sleeps."""
         return 0
@@ -249,7 +253,7 @@ cdef class Ledger(Owner):
             peak_bytes_in_use=counters.peak_bytes_in_use,
             largest_alloc_size=counters.largest_alloc_size,
             bytes_limit=self.limit,
-            bytes_reserved=counters.pool_bytes,
+            bytes_reserved=counters.pool_bytes + self.bytes_not_released(),
             peak_bytes_reserved=counters.peak_pool_bytes,
             pool_bytes=counters.pool_bytes,
             peak_pool_bytes=counters.peak_pool_bytes,

@@ -504,7 +504,8 @@ cdef class BFCAllocator(Allocator):
         >>> allocator.page_stats()["pages"]
         3
         """
-        self.require_mapping("page_stats")
+        if not self.stitches:
+            self.require_mapping("page_stats")
         return self.stitching.stats()
 
     def trim(self, keep=0, *, wait=False):
@@ -561,6 +562,9 @@ cdef class BFCAllocator(Allocator):
 
     cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
         return self.trim(0, wait=True) if self.stitches else 0
+
+    cdef uint64_t bytes_not_released(self) noexcept:
+        return self.stitching.unreleased_bytes() if self.stitches else 0
 
     cdef int require_mapping(self, str method) except -1:
         if self.is_closed:

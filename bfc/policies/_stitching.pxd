@@ -62,6 +62,8 @@ cdef class Stitching(Mapper):
     cdef uint64_t count_calls(self) noexcept
     cdef void note_request(self, uint64_t calls_before) noexcept
     cdef bint provide(self, uint32_t bin_set, uint64_t rounded) except -1
+    cdef bint has_failed(self) noexcept
+    cdef int try_again(self) except -1
     cdef bint provide_small(self, Stretch stretch) except -1
     cdef bint provide_large(self, Stretch stretch, uint64_t rounded) except -1
     cdef uint64_t missing_at_end(self, Stretch stretch, uint64_t rounded) noexcept
@@ -91,7 +93,8 @@ cdef class Stitching(Mapper):
     cdef int map_held(self, Stretch stretch) except -1
     cdef int map_again(self, Stretch stretch, list pages) except -1
     cdef cbool add_slots(self, Stretch stretch, ChunkHandle handle, list pages)
-    cdef void keep_stuck(self, lost, list pages) noexcept
+    cdef void keep_stuck(self, lost, list pages, uint64_t ptr, uint64_t nbytes) noexcept
+    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept
     cdef int seat_held(self, Stretch stretch, bint for_good) except -1
     cdef void let_held_go(self) noexcept
     cdef bint stitch(self, Stretch stretch, uint64_t pages) except -1
@@ -119,4 +122,6 @@ cdef class Stitching(Mapper):
     cdef bint may_be_unmapped(self, uint32_t page) noexcept
     cdef void drop_slot(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept
     cdef bint give_addresses_back(self, Stretch stretch, Faults faults) noexcept
+    cdef uint64_t count_mapped(self, Stretch stretch) noexcept
+    cdef uint64_t unreleased_bytes(self) noexcept
     cdef dict stats(self)

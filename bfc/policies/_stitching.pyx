@@ -87,13 +87,41 @@ cdef class Stitching(Mapper):
 
     cdef bint provide(self, uint32_t bin_set, uint64_t rounded) except -1:
         """Brings memory for a request nearer, by one step. False: there is no step that would."""
-        self.sweep(None, False, False)
         cdef Stretch stretch = self.stretch_of(bin_set)
+        self.sweep(None, False, False)
+        if self.has_failed():
+            self.try_again()
         if stretch is None:
             stretch = self.reserve(bin_set)
         if stretch.bin_set & 1 == LARGE:
             return self.provide_large(stretch, rounded)
         return self.provide_small(stretch)
+
+    cdef bint has_failed(self) noexcept:
+        """Whether the sub-allocator failed to unmap or to release something that is to be tried again."""
+        cdef Stretch stretch
+        cdef Retired retired
+        for stretch in self.stretches:
+            if stretch.some_stuck:
+                return True
+        for retired in self.retired:
+            if retired.is_stuck:
+                return True
+        return self.unreleased is not None
+
+    cdef int try_again(self) except -1:
+        """Unmaps and releases what the sub-allocator failed to take back before."""
+        cdef Faults faults = Faults()
+        cdef Stretch stretch
+        cdef dict idle = {}
+        self.try_unreleased_again(faults)
+        self.sweep(faults, False, True)
+        for stretch in self.stretches:
+            if stretch.is_known and stretch.some_stuck and self.is_idle(stretch.stream, False, idle, faults):
+                self.unmap_stuck(stretch, faults)
+        if faults.interrupt is not None:
+            raise faults.interrupt
+        return 0
 
     cdef bint provide_small(self, Stretch stretch) except -1:
         """One page: a free one of the stream's large chunks, a new one, or one of another stream."""
@@ -175,9 +203,10 @@ cdef class Stitching(Mapper):
         return None
 
     cdef Stretch reserve(self, uint32_t bin_set):
-        """Reserves addresses for as many pages as there can be: each is mapped into a range once at most."""
+        """Reserves addresses for as many pages as there can be, as each is mapped into a range once at most; and some
+        more, in case that a few cannot be unmapped."""
         cdef Stretch stretch = Stretch()
-        stretch.nbytes = max(self.limit // self.page_size, <uint64_t>1) * self.page_size
+        stretch.nbytes = (self.limit // self.page_size * 17 // 16 + 16) * self.page_size
         stretch.bin_set = bin_set
         stretch.tail = NO_CHUNK
         self.stretches.append(stretch)      # room, before there are addresses
@@ -203,7 +232,7 @@ cdef class Stitching(Mapper):
         if overlaps:        # and they are not ours to give back
             raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {stretch.ptr:#x}, which is in use")
         if not stretch.is_known:
-            self.source.sub_allocator.unreserve(stretch.ptr, stretch.nbytes)
+            self.give_addresses_up(stretch.ptr, stretch.nbytes, None)
             raise out_of_host_memory()
         return 0
 
@@ -311,6 +340,9 @@ cdef class Stitching(Mapper):
             if begun and handle == stretch.tail:
                 stretch.tail = self.pool.chunks[handle].next
         self.lock.release()
+        if handle == NO_CHUNK:
+            raise SubAllocatorError(f"no addresses are left for stream {stretch.stream}, as some could not be unmapped: "
+                                    f"release_free_regions() tries that again")
         if not begun:
             raise out_of_host_memory()
         return handle
@@ -528,7 +560,8 @@ cdef class Stitching(Mapper):
                 cancel_mapping(self.pool, handle, False)
             self.find_tail(stretch)
             self.lock.release()
-            self.keep_stuck(lost, mapped)
+            if lost:
+                self.keep_stuck(lost, mapped, 0, 0)
             raise
         del pages[:count]
         return 0
@@ -559,14 +592,15 @@ cdef class Stitching(Mapper):
             handle = self.pool.chunks[handle].next
         return True
 
-    cdef void keep_stuck(self, lost, list pages) noexcept:
-        """Notes addresses that pages are mapped at all the same: they are released once that is undone."""
+    cdef void keep_stuck(self, lost, list pages, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Notes addresses that pages are mapped at all the same: the pages are released once that is undone, and a
+        reservation (of 0 bytes: there is none) is given back."""
         cdef Retired stuck
         cdef uint32_t page
-        if not lost:
-            return
         try:
             stuck = Retired()
+            stuck.ptr = ptr
+            stuck.nbytes = nbytes
             stuck.mapped = list(lost)
             stuck.pages = list(pages)
             stuck.is_stuck = True
@@ -577,6 +611,15 @@ cdef class Stitching(Mapper):
         for page in pages:
             self.pages.records[page].views += 1
         self.lock.release()
+
+    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
+        """Gives a reservation back: if that fails, then the next time that memory is given back."""
+        try:
+            self.source.sub_allocator.unreserve(ptr, nbytes)
+        except BaseException as error:
+            self.keep_stuck((), [], ptr, nbytes)
+            if faults is not None:
+                faults.add(error)
 
     cdef int seat_held(self, Stretch stretch, bint for_good) except -1:
         """Lets the held pages be used through their slots in a range from now on. `for_good`: views count on it."""
@@ -679,9 +722,9 @@ cdef class Stitching(Mapper):
         except BaseException as error:
             lost = getattr(error, "lost", ())
             if lost:
-                self.keep_stuck(lost, pages)
+                self.keep_stuck(lost, pages, ptr, nbytes)
             else:
-                self.source.sub_allocator.unreserve(ptr, nbytes)
+                self.give_addresses_up(ptr, nbytes, None)
             raise
         return 0
 
@@ -1057,7 +1100,7 @@ cdef class Stitching(Mapper):
                 acquire_lock(self.lock[0])
                 self.pages.forget_view(number)
                 self.lock.release()
-                self.source.sub_allocator.unreserve(ptr, nbytes)
+                self.give_addresses_up(ptr, nbytes, faults)
             except BaseException as error:
                 faults.add(error)
 
@@ -1107,6 +1150,23 @@ cdef class Stitching(Mapper):
         self.lock.release()
         return True
 
+    cdef uint64_t count_mapped(self, Stretch stretch) noexcept:
+        """Needs the lock."""
+        cdef Window* window = self.pool.bin_sets[stretch.bin_set].window
+        cdef uint64_t slot, count = 0
+        for slot in range(window.slots() if window != NULL else 0):
+            count += window.page_at(slot) != NO_PAGE
+        return count
+
+    cdef uint64_t unreleased_bytes(self) noexcept:
+        """The bytes of the pages that the sub-allocator failed to release."""
+        cdef Page page = self.unreleased
+        cdef uint64_t nbytes = 0
+        while page is not None:
+            nbytes += page.nbytes
+            page = page.next
+        return nbytes
+
     cdef dict stats(self):
         """How much there is of everything, and what was called so far: for `page_stats`."""
         cdef uint64_t pages, free_pages = 0, views = 0, slots, lost = 0
@@ -1117,7 +1177,8 @@ cdef class Stitching(Mapper):
         acquire_lock(self.lock[0])
         pages, slots = self.pages.count, self.pages.views.slots()
         for stretch in self.stretches:
-            if not stretch.is_known:
+            if not stretch.is_known:    # what is still mapped after close()
+                lost += self.count_mapped(stretch)
                 continue
             free_pages += self.pages.count_free(stretch.bin_set)
             handle = self.pool.regions[stretch.ptr + stretch.nbytes].first if stretch.some_stuck else NO_CHUNK
@@ -1134,7 +1195,8 @@ cdef class Stitching(Mapper):
             slots += len(retired.pages)
             lost += len(retired.pages) if retired.is_stuck else 0
         return {
-            "page_size": self.page_size, "pages": pages, "pages_owned": pages - free_pages, "views": views,
+            "page_size": self.page_size, "pages": pages + self.unreleased_bytes() // self.page_size,
+            "pages_owned": pages - free_pages, "views": views,
             "slots_mapped": slots, "stitches": self.calls.stitches, "creates": self.calls.creates,
             "maps": self.calls.maps, "set_accesses": self.calls.set_accesses, "unmaps": self.calls.unmaps,
             "releases": self.calls.releases, "stream_waits": self.calls.stream_waits,
