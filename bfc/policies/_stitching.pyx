@@ -341,8 +341,8 @@ cdef class Stitching(Mapper):
                 stretch.tail = self.pool.chunks[handle].next
         self.lock.release()
         if handle == NO_CHUNK:
-            raise SubAllocatorError(f"no addresses are left for stream {stretch.stream}, as some could not be unmapped: "
-                                    f"release_free_regions() tries that again")
+            raise SubAllocatorError(f"no addresses are left for stream {stretch.stream}, as some could not be "
+                                    f"unmapped: release_free_regions() tries that again")
         if not begun:
             raise out_of_host_memory()
         return handle
