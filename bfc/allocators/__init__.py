@@ -1,6 +1,7 @@
 """The machine that both policies share: a pool behind a lock, on a source. In order:
 
 _timestamps.pyx    frees that are merged once a frontier has passed them
+_extending.pyx     allocations that grow in place
 _ranges.pyx        regions of reserved addresses, part of which have no memory
 _pages.pyx         pages that have several addresses
 _page_use.pyx      which pages are used through which addresses, and how much of each

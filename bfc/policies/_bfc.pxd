@@ -25,3 +25,5 @@ cdef class BFCAllocator(Allocator):
     cdef bint place_mapped(self, Request* request, Placement* placed) except -1
     cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF
     cdef int require_mapping(self, str method) except -1
+    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1
+    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1

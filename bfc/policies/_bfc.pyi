@@ -3,6 +3,7 @@ from typing import SupportsIndex
 
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
+from bfc.buffers._buffer import Buffer
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
@@ -219,4 +220,46 @@ class BFCAllocator(Allocator):
         >>> allocator.deallocate_raw(allocator.allocate_raw(64 << 20))
         >>> allocator.trim("16 MiB")
         50331648
+        """
+
+    def try_extend(self, buffer: Buffer | SupportsIndex, nbytes: SupportsIndex | str) -> bool:
+        """Make an allocation larger where it is, without a copy.
+
+        Parameters
+        ----------
+        buffer : Buffer or int
+            The allocation, or its address.
+        nbytes : int or str
+            Its new size in bytes, from its present one on.
+
+        Returns
+        -------
+        bool
+            True if what lies behind it was free, or could be mapped. If False, nothing has changed.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is no live allocation of this allocator.
+        ValueError
+            If `nbytes` is less than the present size, or malformed.
+        TypeError
+            If an argument has the wrong type.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        With `virtual_memory`, new pages are mapped behind a chunk that is the last of its range. A view, which is
+        what a request was stitched for, only grows up to its last page.
+
+        Cost: O(log n) if enough is free behind it, otherwise the calls that map pages.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> cache = allocator.allocate("64 MiB")
+        >>> allocator.try_extend(cache, "96 MiB"), cache.nbytes
+        (True, 100663296)
         """

@@ -10,9 +10,10 @@ from libcpp.vector cimport vector
 from bfc._core cimport (
     MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
 )
-from bfc.buffers._arguments cimport count_from
-from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.buffers._arguments cimport address_from, count_from
+from bfc.buffers._buffer cimport HOST_STREAM, Buffer
 from bfc.allocators._timestamps cimport merge_timestamped
+from bfc.allocators._extending cimport extend_chunk
 from bfc.allocators._invariants cimport fault_in_pages
 from bfc.allocators._source cimport total_size
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
@@ -559,6 +560,86 @@ cdef class BFCAllocator(Allocator):
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
         return released
+
+    def try_extend(self, buffer, nbytes):
+        """Make an allocation larger where it is, without a copy.
+
+        Parameters
+        ----------
+        buffer : Buffer or int
+            The allocation, or its address.
+        nbytes : int or str
+            Its new size in bytes, from its present one on.
+
+        Returns
+        -------
+        bool
+            True if what lies behind it was free, or could be mapped. If False, nothing has changed.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is no live allocation of this allocator.
+        ValueError
+            If `nbytes` is less than the present size, or malformed.
+        TypeError
+            If an argument has the wrong type.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        With `virtual_memory`, new pages are mapped behind a chunk that is the last of its range. A view, which is
+        what a request was stitched for, only grows up to its last page.
+
+        Cost: O(log n) if enough is free behind it, otherwise the calls that map pages.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> cache = allocator.allocate("64 MiB")
+        >>> allocator.try_extend(cache, "96 MiB"), cache.nbytes
+        (True, 100663296)
+        """
+        cdef Buffer owned = None
+        cdef uint64_t size = parse_bytes(nbytes), rounded = round_up(size, self.pool.granularity)
+        cdef uint64_t address
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        if isinstance(buffer, Buffer):
+            owned = self.own_buffer(buffer)
+        address = address_from(buffer) if owned is None else owned.start
+        if size < self.chunk_at(address).requested_size:
+            raise ValueError(f"{address:#x} has {self.chunk_at(address).requested_size} bytes, and would have "
+                             f"{size}: try_extend makes nothing smaller")
+        if not self.extend_now(address, rounded, size):
+            if not self.stitches or not self.map_behind(address, rounded):
+                return False
+            if not self.extend_now(address, rounded, size):
+                return False    # another thread has taken it
+        if owned is not None:
+            owned.nbytes = size
+        return True
+
+    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.handle_of(address)
+        cdef bint done = handle != NO_CHUNK and extend_chunk(self.pool, handle, rounded, nbytes)
+        self.lock.release()
+        return done
+
+    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1:
+        """Maps what an allocation lacks for its new size, where its range goes on unmapped. Whether it did."""
+        cdef uint64_t calls
+        if not self.stitching.enter(0):
+            return False
+        calls = self.stitching.count_calls()
+        try:
+            return self.stitching.grow_behind(address, rounded)
+        finally:
+            self.stitching.note_request(calls)
+            self.stitching.leave()
 
     cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
         return self.trim(0, wait=True) if self.stitches else 0

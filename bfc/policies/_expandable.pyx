@@ -674,7 +674,6 @@ cdef class ExpandableSegments(Sleeper):
 
     cdef int list_mapped(self, Nap nap) except -1:
         cdef Range range
-        cdef Page page
         cdef uint64_t start, end, last
         cdef list pages
         for range in self.ranges_of(nap.tag.number):

@@ -74,10 +74,10 @@ cdef class Stitching(Mapper):
     cdef Stretch reserve(self, uint32_t bin_set)
     cdef int take_in(self, Stretch stretch) except -1
     cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept
-    cdef uint64_t grow(self, Stretch stretch, uint64_t wanted) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t grow(self, Stretch stretch, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
     cdef list create(self, uint64_t wanted)
-    cdef uint64_t map_new(self, Stretch stretch, list pages) except? 0xFFFFFFFFFFFFFFFF
-    cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, uint64_t* ptr,
+    cdef uint64_t map_new(self, Stretch stretch, list pages, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
+    cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, ChunkHandle at, uint64_t* ptr,
                            uint64_t* count) except? 0xFFFFFFFE
     cdef ChunkHandle first_hole(self, Stretch stretch) noexcept
     cdef int enter_pages(self, Stretch stretch, uint64_t ptr, list pages) except -1
@@ -87,6 +87,7 @@ cdef class Stitching(Mapper):
     cdef void drop_page(self, uint32_t number, Faults faults) noexcept
     cdef void settle(self, Stretch stretch, ChunkHandle handle) noexcept
     cdef void find_tail(self, Stretch stretch) noexcept
+    cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1
     cdef uint64_t adopt(self, Stretch stretch, uint64_t wanted, bint from_others) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t hold_free(self, Stretch stretch, uint64_t wanted, bint from_others) noexcept
     cdef int order_after(self, Stretch stretch) except -1

@@ -20,6 +20,7 @@ from libcpp.vector cimport vector
 from bfc._core cimport (
     ABSENT, FREE, LARGE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Window,
 )
+from bfc.allocators._extending cimport bytes_behind
 from bfc.allocators._ranges cimport (
     IS_GROWING, add_range, begin_mapping, cancel_mapping, cut_absent, end_mapping, end_unmapping, forget_absent,
     join_absent, remove_range,
@@ -127,7 +128,7 @@ cdef class Stitching(Mapper):
         """One page: a free one of the stream's large chunks, a new one, or one of another stream."""
         if self.adopt(stretch, 1, False):
             return True
-        if self.room() and self.grow(stretch, 1):
+        if self.room() and self.grow(stretch, 1, NO_CHUNK):
             return True
         return self.adopt(stretch, 1, True) > 0
 
@@ -139,13 +140,13 @@ cdef class Stitching(Mapper):
         self.lock.release()
         missing = wanted - own if own < wanted else 0
         if missing_at_end <= room and (missing_at_end <= missing or self.is_within_headroom(missing_at_end, rounded)):
-            return self.grow(stretch, missing_at_end) > 0
+            return self.grow(stretch, missing_at_end, NO_CHUNK) > 0
         if missing == 0:
             return self.stitch(stretch, wanted)
         others = self.free_of_others(stretch) if missing > room else 0
         if missing > room + others:
             return False
-        if room and self.grow(stretch, min(missing, room)):
+        if room and self.grow(stretch, min(missing, room), NO_CHUNK):
             return True
         return self.adopt(stretch, missing, True) > 0
 
@@ -244,9 +245,9 @@ cdef class Stitching(Mapper):
 
     # -- new pages ----------------------------------------------------------------------------------------------------
 
-    cdef uint64_t grow(self, Stretch stretch, uint64_t wanted) except? 0xFFFFFFFFFFFFFFFF:
-        """Makes pages and maps them into a range, at its end if they fit there. Returns how many: fewer where the
-        sub-allocator has no memory for more."""
+    cdef uint64_t grow(self, Stretch stretch, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
+        """Makes pages and maps them into a range: at this unmapped chunk, or else (NO_CHUNK) at its end if they fit
+        there. Returns how many: fewer where the sub-allocator has no memory for more."""
         cdef uint64_t set_aside = wanted * self.page_size
         cdef list pages
         cdef Page page
@@ -259,7 +260,7 @@ cdef class Stitching(Mapper):
             wanted = len(pages)
             try:
                 while pages:
-                    self.map_new(stretch, pages)
+                    self.map_new(stretch, pages, at)
             finally:
                 for page in pages:
                     self.calls.releases += 1
@@ -298,10 +299,10 @@ cdef class Stitching(Mapper):
         del pages[made:]
         return pages
 
-    cdef uint64_t map_new(self, Stretch stretch, list pages) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t map_new(self, Stretch stretch, list pages, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
         """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
         cdef uint64_t ptr = 0, count = 0
-        cdef ChunkHandle handle = self.begin(stretch, len(pages), &ptr, &count)
+        cdef ChunkHandle handle = self.begin(stretch, len(pages), at, &ptr, &count)
         cdef list mapped = pages[:count]
         cdef cbool done
         try:
@@ -320,7 +321,7 @@ cdef class Stitching(Mapper):
         self.note_change()
         return count
 
-    cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, uint64_t* ptr,
+    cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, ChunkHandle at, uint64_t* ptr,
                            uint64_t* count) except? 0xFFFFFFFE:
         """Takes unmapped addresses: at the end of a range, or else where it has a hole, and then perhaps fewer. Each
         page is mapped into a range once at most, so that there are some."""
@@ -328,7 +329,7 @@ cdef class Stitching(Mapper):
         cdef Chunk* chunk
         cdef cbool begun = False
         acquire_lock(self.lock[0])
-        handle = stretch.tail
+        handle = at if at != NO_CHUNK else stretch.tail
         if handle == NO_CHUNK or self.pool.chunks[handle].size < wanted * self.page_size:
             handle = self.first_hole(stretch)
         if handle != NO_CHUNK:
@@ -467,6 +468,28 @@ cdef class Stitching(Mapper):
         cdef ChunkHandle last = self.pool.chunk_at_end(&self.pool.regions[stretch.ptr + stretch.nbytes])
         stretch.tail = last if self.pool.chunks[last].state == UNMAPPED else <ChunkHandle>NO_CHUNK
 
+    cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1:
+        """Makes pages for a chunk that is to be as large as `rounded`, and maps them behind it. Whether it has them."""
+        cdef ChunkHandle handle, behind = NO_CHUNK
+        cdef uint32_t bin_set = 0
+        cdef uint64_t missing = 0
+        acquire_lock(self.lock[0])
+        handle = self.pool.handle_of(address)
+        if handle != NO_CHUNK:
+            bin_set = self.pool.chunks[handle].bin_set
+            behind = self.pool.chunks[handle].next
+            missing = rounded - self.pool.chunks[handle].size - bytes_behind(self.pool, handle)
+            if bytes_behind(self.pool, handle):
+                behind = self.pool.chunks[behind].next
+        if behind != NO_CHUNK and (self.pool.chunks[behind].state != UNMAPPED
+                                   or self.pool.chunks[behind].size < missing):
+            behind = NO_CHUNK
+        self.lock.release()
+        missing = self.pages.pages_for(missing)
+        if behind == NO_CHUNK or missing > self.room():
+            return False
+        return self.grow(self.stretch_of(bin_set), missing, behind) == missing
+
     # -- pages that change hands --------------------------------------------------------------------------------------
 
     cdef uint64_t adopt(self, Stretch stretch, uint64_t wanted, bint from_others) except? 0xFFFFFFFFFFFFFFFF:
@@ -540,7 +563,7 @@ cdef class Stitching(Mapper):
     cdef int map_again(self, Stretch stretch, list pages) except -1:
         """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
         cdef uint64_t ptr = 0, count = 0
-        cdef ChunkHandle handle = self.begin(stretch, len(pages), &ptr, &count)
+        cdef ChunkHandle handle = self.begin(stretch, len(pages), NO_CHUNK, &ptr, &count)
         cdef list mapped = pages[:count]
         cdef cbool done
         try:
