@@ -11,6 +11,7 @@ stash.py               what sleeping memory held
 _sleep.pyx             sleep and wake: memory that goes and comes back while its addresses stay
 _expandable.pyx        its expandable segments: memory that is mapped into ranges of addresses
 _emptying.pyx          what goes back where it has such segments
+_page_mapper.pyx       pages that may have several addresses: made, mapped, given back
 _stitching.pyx         pages that lie apart, mapped end to end for one request
 _bfc.pyx               TensorFlow's best fit with coalescing
 _caching.pyx           PyTorch's caching policy

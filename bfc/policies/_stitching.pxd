@@ -3,126 +3,29 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
-from bfc.allocators._pages cimport Pages, Run, Slot, View
-from bfc.policies._mapper cimport Faults, Mapper
+from bfc.policies._page_mapper cimport PageMapper, Stretch
 
 
 @cython.final
-cdef class Stretch:
-    cdef uint64_t ptr
-    cdef uint64_t nbytes
-    cdef uint32_t bin_set
-    cdef uint64_t stream
-    cdef ChunkHandle tail               # what is unmapped at its end; NO_CHUNK: nothing
-    cdef bint is_known                  # to the pool: until the allocator closes
-    cdef bint some_stuck                # memory that could not be unmapped
-
-
-@cython.final
-cdef class Retired:
-    cdef uint64_t ptr
-    cdef uint64_t nbytes                # 0: addresses of a range, which are not given back
-    cdef uint64_t stream
-    cdef list pages                     # by number
-    cdef list mapped                    # what of it still is: (address, bytes)
-    cdef object fence                   # of the stream that used it; None: nothing was queued
-    cdef bint is_stuck                  # the sub-allocator failed to unmap it
-
-
-cdef struct Calls:
-    uint64_t creates
-    uint64_t maps                       # of pages
-    uint64_t set_accesses
-    uint64_t unmaps
-    uint64_t releases
-    uint64_t stream_waits
-    uint64_t stitches
-    uint64_t most                       # of a request
-    double seconds                      # in the sub-allocator
-
-
-@cython.final
-cdef class Stitching(Mapper):
-    cdef Pages pages
-    cdef uint64_t page_size
-    cdef uint64_t limit
-    cdef double headroom
-    cdef list stretches                 # of Stretch
-    cdef list made                      # of Page, by number; None: no page has this number
-    cdef list retired                   # of Retired
-    cdef vector[Run] held               # what the thread that maps has taken
-    cdef bint is_unmapping              # what is held
-    cdef bint is_refused                # the sub-allocator has no memory for another page
-    cdef Calls calls
-
-    cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1
-    cdef uint64_t count_calls(self) noexcept
-    cdef void note_request(self, uint64_t calls_before) noexcept
+cdef class Stitching(PageMapper):
     cdef bint provide(self, uint32_t bin_set, uint64_t rounded) except -1
-    cdef bint has_failed(self) noexcept
-    cdef int try_again(self) except -1
     cdef bint provide_small(self, Stretch stretch) except -1
     cdef bint provide_large(self, Stretch stretch, uint64_t rounded) except -1
+    cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1
     cdef uint64_t missing_at_end(self, Stretch stretch, uint64_t rounded) noexcept
     cdef uint64_t room(self) noexcept
     cdef uint64_t free_of_others(self, Stretch stretch) noexcept
     cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept
-    cdef Stretch stretch_of(self, uint32_t bin_set)
-    cdef Stretch reserve(self, uint32_t bin_set)
-    cdef int take_in(self, Stretch stretch) except -1
-    cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept
-    cdef uint64_t grow(self, Stretch stretch, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
-    cdef list create(self, uint64_t wanted)
-    cdef uint64_t map_new(self, Stretch stretch, list pages, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
-    cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, ChunkHandle at, uint64_t* ptr,
-                           uint64_t* count) except? 0xFFFFFFFE
-    cdef ChunkHandle first_hole(self, Stretch stretch) noexcept
-    cdef int enter_pages(self, Stretch stretch, uint64_t ptr, list pages) except -1
-    cdef list numbers_of(self, list pages)
-    cdef int put(self, uint64_t ptr, list numbers) except -1
-    cdef void give_up(self, Stretch stretch, ChunkHandle handle, uint64_t ptr, uint64_t count, lost) noexcept
-    cdef void drop_page(self, uint32_t number, Faults faults) noexcept
-    cdef void settle(self, Stretch stretch, ChunkHandle handle) noexcept
-    cdef void find_tail(self, Stretch stretch) noexcept
-    cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1
     cdef uint64_t adopt(self, Stretch stretch, uint64_t wanted, bint from_others) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t hold_free(self, Stretch stretch, uint64_t wanted, bint from_others) noexcept
     cdef int order_after(self, Stretch stretch) except -1
     cdef int map_held(self, Stretch stretch) except -1
     cdef int map_again(self, Stretch stretch, list pages) except -1
     cdef cbool add_slots(self, Stretch stretch, ChunkHandle handle, list pages)
-    cdef void keep_stuck(self, lost, list pages, uint64_t ptr, uint64_t nbytes) noexcept
-    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept
     cdef int seat_held(self, Stretch stretch, bint for_good) except -1
-    cdef void let_held_go(self) noexcept
     cdef bint stitch(self, Stretch stretch, uint64_t pages) except -1
     cdef list hold_for_view(self, Stretch stretch, uint64_t pages, uint32_t* number)
     cdef int map_view(self, uint32_t number, list pages) except -1
     cdef int retire_for(self, uint64_t pages) except -1
-    cdef bint retire(self, uint32_t number) except -1
-    cdef int list_pages(self, uint32_t number, list pages) except -1
-    cdef uint32_t page_at(self, uint32_t bin_set, uint64_t slot) noexcept
-    cdef int sweep(self, Faults faults, bint wait, bint again) except -1
-    cdef int unmap_retired(self, Retired retired) except -1
-    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) except -1
-    cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF
-    cdef int retire_all(self) except -1
-    cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept
-    cdef int trim_stretch(self, Stretch stretch, uint64_t most, bint views_too, Faults faults) except -1
-    cdef int unmap_further_slots(self, Run* run, Faults faults) except -1
-    cdef bint unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept
-    cdef int unmap_run(self, Stretch stretch, Run* run, Faults faults) except -1
-    cdef int unmap_stuck(self, Stretch stretch, Faults faults) except -1
-    cdef bint has_gone_in_part(self, Run* run) noexcept
-    cdef void forget_chunks(self) noexcept
-    cdef void close_views(self, Faults faults) noexcept
-    cdef void empty(self, Stretch stretch, Faults faults) noexcept
-    cdef bint may_be_unmapped(self, uint32_t page) noexcept
-    cdef void drop_slot(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept
-    cdef bint give_addresses_back(self, Stretch stretch, Faults faults) noexcept
-    cdef uint64_t count_mapped(self, Stretch stretch) noexcept
-    cdef uint64_t unreleased_bytes(self) noexcept
-    cdef dict stats(self)

@@ -1,10 +1,4 @@
-from bfc.policies._mapper import Mapper
+from bfc.policies._page_mapper import PageMapper
 
-class Stretch:
-    """Reserved addresses of one stream, for small or for large chunks."""
-
-class Retired:
-    """A view that is to be unmapped once its stream has finished with it."""
-
-class Stitching(Mapper):
-    """The pages of an allocator, and where they are mapped. It never calls the allocator."""
+class Stitching(PageMapper):
+    """What a request does that no free chunk fits."""
