@@ -428,8 +428,8 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t changes, calls
         if request.rounded > self.limit:
             return 0
-        if not self.stitching.enter(0):
-            request.blocked = True
+        request.blocked = not self.stitching.enter(0)
+        if request.blocked:
             return 0
         changes, calls = self.stitching.changes, self.stitching.count_calls()
         self.stitching.is_refused = False
