@@ -92,8 +92,10 @@ class OutOfMemoryError(MemoryError):
             self.largest_free,
             self.fragmentation,
         )
-        words = {"refused": self.refused, "advice": self.advice, "pages": self.pages}
-        return functools.partial(type(self), **words), figures
+        again = functools.partial(
+            type(self), refused=self.refused, advice=self.advice, pages=self.pages
+        )
+        return again, figures
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
