@@ -414,7 +414,7 @@ cdef class Ledger(Owner):
         return []
 
     def check(self):
-        """Recount every invariant from nothing: I1 to I12 of docs/design.md.
+        """Recount every invariant from nothing: I1 to I14 of docs/design.md.
 
         Raises
         ------
