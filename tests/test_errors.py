@@ -184,6 +184,24 @@ def test_a_plain_allocator_is_told_what_joins_pieces(make_allocator) -> None:
     assert "virtual_memory" not in str(stitched(make_allocator))
 
 
+def test_a_caching_allocator_is_told_what_comes_next() -> None:
+    """Expandable segments where they are off, and stitching where they do not suffice: here each
+    piece of 20 MiB has 9 MiB that are live."""
+    advised = {}
+    for on in ("False", "True"):
+        device = bfc.SimulatedSubAllocator("80 MiB")
+        settings = f"expandable_segments:{on}"
+        with bfc.CachingAllocator(device, settings=settings) as allocator:
+            ptrs = [allocator.allocate_raw(9 * MIB) for _ in range(8)]
+            allocator.deallocate_many(ptrs[::2])
+            text = str(refusal(allocator, 30 * MIB))
+        advised[on] = [line for line in text.splitlines() if "joins such pieces" in line]
+    assert advised == {
+        "False": ["  try: settings='expandable_segments:True', which joins such pieces"],
+        "True": ["  try: BFCAllocator(virtual_memory=True), which joins such pieces"],
+    }
+
+
 class Plain(bfc.SubAllocator):
     """A source that maps nothing."""
 

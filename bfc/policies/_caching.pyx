@@ -659,9 +659,9 @@ cdef class CachingAllocator(Allocator):
         return not (self.strict and self.is_gated())
 
     cdef object against_pieces(self):
-        if self.expands or not self.sub_allocator.supports_virtual_memory:
+        if not self.sub_allocator.supports_virtual_memory:
             return ""
-        return "settings='expandable_segments:True'"
+        return "BFCAllocator(virtual_memory=True)" if self.expands else "settings='expandable_segments:True'"
 
     cdef int give_up_ranges(self) except -1:
         self.drop_kept()
