@@ -199,9 +199,10 @@ cdef class PageMapper(Mapper):
         """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
         cdef uint64_t ptr = 0, count = 0
         cdef ChunkHandle handle = self.begin(stretch, len(pages), at, &ptr, &count)
-        cdef list mapped = pages[:count]
+        cdef list mapped
         cdef cbool done
         try:
+            mapped = pages[:count]
             self.enter_pages(stretch, ptr, mapped)
             del pages[:count]
             self.put(ptr, driver_numbers(mapped))
@@ -253,20 +254,30 @@ cdef class PageMapper(Mapper):
 
     cdef int enter_pages(self, Stretch stretch, uint64_t ptr, list pages) except -1:
         """Enters pages that are to be mapped: all, or none."""
+        cdef Window* window
         cdef uint32_t number = NO_PAGE
         cdef uint64_t first
         cdef Py_ssize_t entered = 0, count = len(pages)
+        cdef cbool done
         self.made.extend([None] * max(0, <Py_ssize_t>self.pages.count + count - len(self.made)))
         acquire_lock(self.lock[0])
-        first = self.pool.bin_sets[stretch.bin_set].window.slot_at(ptr)
+        window = self.pool.bin_sets[stretch.bin_set].window
+        first = window.slot_at(ptr)
         while entered < count:
             number = self.pages.enter_page(stretch.bin_set, <uint32_t>(first + entered))
             if number == NO_PAGE:
                 break
             self.made[number] = pages[entered]
             entered += 1
+        done = entered == count
+        while entered > 0 and not done:
+            entered -= 1
+            number = window.page_at(first + entered)
+            window.set_page(first + entered, NO_PAGE)
+            self.pages.forget_page(number)
+            self.made[number] = None
         self.lock.release()
-        if number == NO_PAGE:
+        if not done:
             raise out_of_host_memory()
         return 0
 

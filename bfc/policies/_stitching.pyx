@@ -210,9 +210,10 @@ cdef class Stitching(PageMapper):
         """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
         cdef uint64_t ptr = 0, count = 0
         cdef ChunkHandle handle = self.begin(stretch, len(pages), NO_CHUNK, &ptr, &count)
-        cdef list mapped = pages[:count]
+        cdef list mapped
         cdef cbool done
         try:
+            mapped = pages[:count]
             self.put(ptr, self.numbers_of(mapped))
             acquire_lock(self.lock[0])
             done = self.add_slots(stretch, handle, mapped)
