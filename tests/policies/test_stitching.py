@@ -276,6 +276,33 @@ def test_the_limit_counts_pages() -> None:
         assert caught.value.reserved == device.live_bytes == 10 * MIB
 
 
+# -- growing in place -----------------------------------------------------------------------------
+
+
+def test_a_buffer_grows_where_it_is() -> None:
+    device = bfc.SimulatedSubAllocator("64 MiB")
+    with made(device) as allocator:
+        buffer = allocator.allocate("3 MiB")
+        ptr = buffer.ptr
+        for mebibytes in range(4, 64):
+            assert allocator.try_extend(buffer, mebibytes * MIB) is True
+            assert (buffer.ptr, buffer.nbytes) == (ptr, mebibytes * MIB)
+        assert allocator.try_extend(buffer, 65 * MIB) is False
+        assert buffer.nbytes == 63 * MIB
+        allocator.check()
+        buffer.free()
+
+
+def test_a_buffer_does_not_grow_into_another() -> None:
+    with made(bfc.SimulatedSubAllocator("64 MiB")) as allocator:
+        first = allocator.allocate("3 MiB")
+        second = allocator.allocate("3 MiB")
+        assert second.ptr > first.ptr
+        assert allocator.try_extend(first, 9 * MIB) is False
+        assert (first.nbytes, second.nbytes) == (3 * MIB, 3 * MIB)
+        allocator.check()
+
+
 # -- giving back -------------------------------------------------------------------------------
 
 
@@ -411,3 +438,22 @@ def test_trimming_to_a_negative_size(keep: int | str) -> None:
 def test_options_of_virtual_memory_without_it(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="virtual_memory"):
         bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), **option)
+
+
+def test_the_error_names_pages_that_little_of_them_pins() -> None:
+    device = bfc.SimulatedSubAllocator("32 MiB")
+    with made(device) as allocator:
+        pinned = []
+        for _ in range(4):  # a page each, of which a block of 1 KiB stays
+            blocks = [allocator.allocate_raw(nbytes) for nbytes in (1000, MIB - 1024, MIB)]
+            pinned.append(blocks.pop(0))
+            for ptr in blocks:
+                allocator.deallocate_raw(ptr)
+            allocator.allocate_raw(MIB - 1024)
+            allocator.allocate_raw(MIB)
+        for chunk in allocator.snapshot().live_chunks():
+            if chunk.ptr not in pinned:
+                allocator.deallocate_raw(chunk.ptr)
+        with pytest.raises(bfc.OutOfMemoryError, match="less than a tenth") as caught:
+            allocator.allocate_raw(32 * MIB)
+        assert "8.00 MiB, in pages of which less than a tenth is in use" in str(caught.value)

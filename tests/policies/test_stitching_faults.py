@@ -239,6 +239,14 @@ def trim_all(world: World) -> None:
     world.allocator.trim(wait=True)
 
 
+def extend(world: World) -> None:
+    buffer = world.allocator.allocate(3 * MIB)
+    try:
+        world.allocator.try_extend(buffer, 9 * MIB)
+    finally:
+        buffer.free()
+
+
 def churn(world: World) -> None:
     """Views are made and taken again, and pages pass between streams."""
     for size, stream in ((20, 0), (12, 1), (20, 0), (0.7, 1), (16, 0)):
@@ -253,7 +261,7 @@ def close(world: World) -> None:
 
 OPERATIONS = [
     allocate, allocate_small, allocate_for_another_stream, allocate_too_much, allocate_many,
-    release_free_regions, trim, trim_all, churn, close,
+    release_free_regions, trim, trim_all, extend, churn, close,
 ]  # fmt: skip
 
 # -- every call fails once -------------------------------------------------------------------------
