@@ -510,6 +510,50 @@ def expandable(make_cuda) -> Iterator[bfc.CachingAllocator]:
     _torch.serve_device(None, 0)
 
 
+@pytest.fixture
+def stitching(make_cuda) -> Iterator[bfc.BFCAllocator]:
+    maps = bfc.CUDASubAllocator().supports_virtual_memory
+    if not maps:
+        pytest.skip(str(maps))
+    allocator = make_cuda(2 if not ON_GPU else 0, virtual_memory=True)
+    _torch.serve_device(allocator, 0)
+    yield allocator
+    _torch.serve_device(None, 0)
+
+
+def test_a_pool_that_stitches_maps_nothing_for_pytorch(stitching, whole, emulated) -> None:
+    for nbytes in (1000, 5 * MIB):
+        with pytest.raises(MemoryError, match="reserved 0 of a limit of 67108864"):
+            whole.alloc(nbytes)
+    assert (emulated.count("cuMemCreate"), emulated.count("cuMemAlloc")) == (0, 0)
+    stitching.check()
+
+
+def test_a_pool_that_stitches_serves_pytorch_what_python_has_mapped(
+    stitching, whole, emulated
+) -> None:
+    """Free pages of the range, a view that is kept, and a page of small chunks."""
+    stitching.allocate(1000).free()
+    blocks = [stitching.allocate(5 * MIB) for _ in range(12)]
+    for block in blocks[::2]:
+        block.free()
+    view = stitching.allocate(20 * MIB)
+    at = view.ptr
+    view.free()
+    with emulated.counting() as calls:
+        joined, small = whole.alloc(20 * MIB), whole.alloc(1000)
+    assert calls == {}
+    assert joined == at
+    with pytest.raises(MemoryError, match="limit of 67108864"):
+        whole.alloc(12 * MIB)
+    whole.free(joined)
+    whole.free(small)
+    for block in blocks[1::2]:
+        block.free()
+    whole.free(whole.alloc(60 * MIB))
+    assert stitching.stats().bytes_in_use == 0
+
+
 expandable_segments = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
 
 
