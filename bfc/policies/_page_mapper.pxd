@@ -86,8 +86,6 @@ cdef class PageMapper(Mapper):
     cdef int sweep(self, Faults faults, bint wait, bint again) except -1
     cdef int unmap_retired(self, Retired retired) except -1
     cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) except -1
-    cdef bint has_failed(self) noexcept
-    cdef int try_again(self) except -1
     cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF
     cdef int retire_all(self) except -1
     cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept

@@ -493,32 +493,6 @@ cdef class PageMapper(Mapper):
 
     # -- giving back ---------------------------------------------------------------------------------------------------
 
-    cdef bint has_failed(self) noexcept:
-        """Whether the sub-allocator failed to unmap or to release something that is to be tried again."""
-        cdef Stretch stretch
-        cdef Retired retired
-        for stretch in self.stretches:
-            if stretch.some_stuck:
-                return True
-        for retired in self.retired:
-            if retired.is_stuck:
-                return True
-        return self.unreleased is not None
-
-    cdef int try_again(self) except -1:
-        """Unmaps and releases what the sub-allocator failed to take back before."""
-        cdef Faults faults = Faults()
-        cdef Stretch stretch
-        cdef dict idle = {}
-        self.try_unreleased_again(faults)
-        self.sweep(faults, False, True)
-        for stretch in self.stretches:
-            if stretch.is_known and stretch.some_stuck and self.is_idle(stretch.stream, False, idle, faults):
-                self.unmap_stuck(stretch, faults)
-        if faults.interrupt is not None:
-            raise faults.interrupt
-        return 0
-
     cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF:
         """Releases free pages until no more than so many bytes are left: first those that have one address. Returns
         the bytes."""

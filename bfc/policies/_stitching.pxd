@@ -11,6 +11,8 @@ from bfc.policies._page_mapper cimport PageMapper, Stretch
 @cython.final
 cdef class Stitching(PageMapper):
     cdef bint provide(self, uint32_t bin_set, uint64_t rounded) except -1
+    cdef bint has_failed(self) noexcept
+    cdef int try_again(self) except -1
     cdef bint provide_small(self, Stretch stretch) except -1
     cdef bint provide_large(self, Stretch stretch, uint64_t rounded) except -1
     cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1

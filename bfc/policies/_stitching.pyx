@@ -16,7 +16,8 @@ from bfc.allocators._extending cimport bytes_behind
 from bfc.allocators._ranges cimport cancel_mapping, cut_absent, join_absent
 from bfc.allocators._pages cimport NO_SLOT, NO_VIEW, PageRecord, Run, Slot, View
 from bfc.allocators._lock cimport acquire_lock
-from bfc.policies._mapper cimport call_reserve
+from bfc.policies._mapper cimport Faults, call_reserve
+from bfc.policies._page_mapper cimport Retired
 
 from bfc.errors import out_of_host_memory
 
@@ -43,6 +44,32 @@ cdef class Stitching(PageMapper):
         if stretch.bin_set & 1 == LARGE:
             return self.provide_large(stretch, rounded)
         return self.provide_small(stretch)
+
+    cdef bint has_failed(self) noexcept:
+        """Whether the sub-allocator failed to unmap or to release something that is to be tried again."""
+        cdef Stretch stretch
+        cdef Retired retired
+        for stretch in self.stretches:
+            if stretch.some_stuck:
+                return True
+        for retired in self.retired:
+            if retired.is_stuck:
+                return True
+        return self.unreleased is not None
+
+    cdef int try_again(self) except -1:
+        """Unmaps and releases what the sub-allocator failed to take back before."""
+        cdef Faults faults = Faults()
+        cdef Stretch stretch
+        cdef dict idle = {}
+        self.try_unreleased_again(faults)
+        self.sweep(faults, False, True)
+        for stretch in self.stretches:
+            if stretch.is_known and stretch.some_stuck and self.is_idle(stretch.stream, False, idle, faults):
+                self.unmap_stuck(stretch, faults)
+        if faults.interrupt is not None:
+            raise faults.interrupt
+        return 0
 
     cdef bint provide_small(self, Stretch stretch) except -1:
         """One page: a free one of the stream's large chunks, a new one, or one of another stream."""
