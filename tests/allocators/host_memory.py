@@ -185,6 +185,16 @@ def strict_expandable_world() -> World:
     return world
 
 
+def stitching_world() -> World:
+    return World(
+        bfc.SimulatedSubAllocator, bfc.BFCAllocator, virtual_memory=True, page_size="2 MiB"
+    )
+
+
+def stitching_host_world() -> World:
+    return World(bfc.HostSubAllocator, bfc.BFCAllocator, virtual_memory=True, page_size="2 MiB")
+
+
 def pinned_world() -> World:
     return World(bfc.SimulatedSubAllocator, bfc.PinnedAllocator)
 
@@ -203,9 +213,12 @@ def reserve_world() -> World:
 
 # -- what is done ----------------------------------------------------------------------------------
 
-ON_HOST = [bfc_host_world, pinned_host_world]
+ON_HOST = [bfc_host_world, pinned_host_world, stitching_host_world]
 EXPANDABLE = [expandable_world, strict_expandable_world]
-LEDGERS = [bfc_world, caching_world, recorded_world, strict_world, *EXPANDABLE]
+STITCHING = [stitching_world, stitching_host_world]
+LEDGERS = [
+    bfc_world, caching_world, recorded_world, strict_world, *EXPANDABLE, stitching_world,
+]  # fmt: skip
 CACHING = [caching_world, recorded_world, *EXPANDABLE]
 PINNED = [pinned_world, reserve_world]
 POOLS = [*LEDGERS, *PINNED]
@@ -394,6 +407,40 @@ def grow_into_holes(world: World) -> object:
     allocator.allocate(30 * MIB, 7).free()
     allocator.allocate(30 * MIB, 8).free()
     return allocator.page_stats()
+
+
+def with_room_for_addresses(world: World) -> None:
+    world.ptrs += [0] * 18  # the operation makes no list longer: it would lose what it has got
+
+
+@on(STITCHING, before=with_room_for_addresses)
+def stitch(world: World) -> object:
+    """A view over holes, which is kept, taken again, and given up; pages of another stream."""
+    allocator, ptrs = world.allocator, world.ptrs
+    for i in range(len(ptrs) - 18, len(ptrs)):
+        ptrs[i] = allocator.allocate_raw((2 + 2 * (i & 1)) * MIB)
+    for i in range(len(ptrs) - 18, len(ptrs)):
+        if i & 1:
+            allocator.deallocate_raw(ptrs[i])
+    for size in (20, 12, 20, 16):
+        allocator.allocate(size * MIB).free()
+    allocator.allocate(14 * MIB, 7).free()
+    return allocator.page_stats()
+
+
+@on(STITCHING)
+def trim(world: World) -> object:
+    allocator = world.allocator
+    allocator.allocate(20 * MIB).free()
+    allocator.trim(8 * MIB)
+    return allocator.trim(wait=True) and None
+
+
+@on(STITCHING)
+def extend(world: World) -> object:
+    buffer = world.allocator.allocate(3 * MIB)
+    world.allocator.try_extend(buffer, 9 * MIB)
+    return buffer
 
 
 def with_a_clock(world: World) -> np.ndarray:
