@@ -103,6 +103,9 @@ cdef class Pages:
     cdef cbool is_usable(self, View* view) noexcept nogil
     cdef cbool take_view(self, View* view) noexcept nogil
     cdef cbool add_view(self, uint32_t number) noexcept nogil
+    cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
+                                   cbool indexed) noexcept nogil
+    cdef ChunkHandle hand_out(self, View* view, uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil
     cdef void count_mappings(self, View* view, int change) noexcept nogil
     cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
     cdef uint32_t oldest_kept_view(self) noexcept nogil

@@ -290,11 +290,25 @@ cdef class Pages:
             return NO_CHUNK
         if (indexed and not self.pool.starts.reserve()) or not self.take_view(best):
             return NO_HOST_MEMORY
+        return self.hand_out(best, requested, stream, indexed)
+
+    cdef inline ChunkHandle hand_out(self, View* view, uint64_t requested, uint64_t stream,
+                                     cbool indexed) noexcept nogil:
+        """Of a view whose pages are absent everywhere else."""
         self.uses += 1
-        best.last_used = self.uses
-        best.state = LIVE
-        return self.pool.hand_out(&self.pool.bin_sets[bin_set], best.chunk, self.pool.chunks[best.chunk].size,
+        view.last_used = self.uses
+        view.state = LIVE
+        return self.pool.hand_out(&self.pool.bin_sets[view.set], view.chunk, self.pool.chunks[view.chunk].size,
                                   requested, stream, indexed, False, True)
+
+    cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
+                                   cbool indexed) noexcept nogil:
+        """Hands out a view whose pages are held. Needs room in the table of starts."""
+        cdef View* view = &self.views.at(number)
+        cdef Run run
+        for run in view.runs:
+            self.pool.chunks[self.chunk_of(&run)].state = ABSENT
+        return self.hand_out(view, requested, stream, indexed)
 
     cdef cbool is_usable(self, View* view) noexcept nogil:
         cdef Run run

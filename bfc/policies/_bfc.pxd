@@ -22,7 +22,7 @@ cdef class BFCAllocator(Allocator):
     cdef int set_up_stitching(self, page_size, headroom) except -1
     cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil
     cdef int map_for(self, Request* request, Placement* placed) except -1 with gil
-    cdef bint place_mapped(self, Request* request, Placement* placed) except -1
+    cdef bint place_mapped(self, Request* request, Placement* placed, ChunkHandle served) except -1
     cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF
     cdef int require_mapping(self, str method) except -1
     cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1

@@ -20,7 +20,7 @@ from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, 
 from bfc.policies._growth cimport Growth, backpedal
 from bfc.policies._private_pools cimport this_thread
 from bfc.policies._mapper cimport Faults, raise_faults
-from bfc.policies._stitching cimport Stitching
+from bfc.policies._stitching cimport Stitching, Wanted
 
 from bfc.errors import ClosedError, InvariantError, out_of_host_memory
 from bfc.units import format_bytes, parse_bytes
@@ -426,6 +426,7 @@ cdef class BFCAllocator(Allocator):
     cdef int map_for(self, Request* request, Placement* placed) except -1 with gil:
         """Makes, moves and stitches pages until the request fits, or nothing more can be done."""
         cdef uint64_t changes, calls
+        cdef Wanted wanted = Wanted(request.rounded, request.nbytes, request.stream, request.indexed, NO_CHUNK)
         if request.rounded > self.limit:
             return 0
         request.blocked = not self.stitching.enter(0)
@@ -434,8 +435,8 @@ cdef class BFCAllocator(Allocator):
         changes, calls = self.stitching.changes, self.stitching.count_calls()
         self.stitching.is_refused = False
         try:
-            while not self.place_mapped(request, placed):
-                if not self.stitching.provide(self.bin_set_now(request), request.rounded):
+            while not self.place_mapped(request, placed, wanted.handle):
+                if not self.stitching.provide(self.bin_set_now(request), &wanted):
                     break
         finally:
             request.asking.changes += self.stitching.changes - changes
@@ -451,12 +452,13 @@ cdef class BFCAllocator(Allocator):
             raise out_of_host_memory()
         return bin_set
 
-    cdef bint place_mapped(self, Request* request, Placement* placed) except -1:
-        """Serves the request if it fits by now. Whether it did, or the host has no memory."""
+    cdef bint place_mapped(self, Request* request, Placement* placed, ChunkHandle served) except -1:
+        """Serves the request if it fits by now, unless it is `served` already. Whether it did, or the host has no
+        memory."""
         self.acquire()
         cdef bint closed = self.is_closed
         if not closed:
-            self.fill(self.place(request), request, placed)
+            self.fill(served if served != NO_CHUNK else self.place(request), request, placed)
         self.lock.release()
         if closed:
             self.stitching.must_close = True

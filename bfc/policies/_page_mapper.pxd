@@ -65,7 +65,6 @@ cdef class PageMapper(Mapper):
     cdef int take_in(self, Stretch stretch) except -1
     cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept
     cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept
-    cdef uint32_t page_at(self, uint32_t bin_set, uint64_t slot) noexcept
     cdef uint64_t grow(self, Stretch stretch, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
     cdef list create(self, uint64_t wanted)
     cdef uint64_t map_new(self, Stretch stretch, list pages, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF

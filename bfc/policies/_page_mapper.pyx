@@ -133,12 +133,6 @@ cdef class PageMapper(Mapper):
         self.lock.release()
         return ptr
 
-    cdef uint32_t page_at(self, uint32_t bin_set, uint64_t slot) noexcept:
-        acquire_lock(self.lock[0])
-        cdef uint32_t page = self.pool.bin_sets[bin_set].window.page_at(slot)
-        self.lock.release()
-        return page
-
     # -- new pages -----------------------------------------------------------------------------------------------------
 
     cdef uint64_t grow(self, Stretch stretch, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
@@ -434,11 +428,18 @@ cdef class PageMapper(Mapper):
 
     cdef int list_pages(self, uint32_t number, list pages) except -1:
         """The numbers of a view's pages. Only the thread that maps changes what is read here."""
+        cdef vector[uint32_t] found
+        cdef uint32_t page
         cdef Run run
         cdef size_t i
+        found.reserve(self.pages.views.at(number).pages)
+        acquire_lock(self.lock[0])
         for run in self.pages.views.at(number).runs:
             for i in range(run.count):
-                pages.append(self.page_at(run.set, run.first + i))
+                found.push_back(self.pool.bin_sets[run.set].window.page_at(run.first + i))
+        self.lock.release()
+        for page in found:
+            pages.append(page)
         return 0
 
     cdef int sweep(self, Faults faults, bint wait, bint again) except -1:

@@ -19,7 +19,7 @@ from bfc.allocators._lock cimport acquire_lock
 from bfc.policies._mapper cimport Faults, call_reserve
 from bfc.policies._page_mapper cimport Retired
 
-from bfc.errors import out_of_host_memory
+from bfc.errors import SubAllocatorError, out_of_host_memory
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
@@ -33,8 +33,8 @@ cdef enum:
 cdef class Stitching(PageMapper):
     """What a request does that no free chunk fits."""
 
-    cdef bint provide(self, uint32_t bin_set, uint64_t rounded) except -1:
-        """Brings memory for a request nearer, by one step. False: there is no step that would."""
+    cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1:
+        """Brings memory for a request nearer, by one step, and may serve it. False: there is no step that would."""
         cdef Stretch stretch = self.stretch_of(bin_set)
         self.sweep(None, False, False)
         if self.has_failed():
@@ -42,7 +42,7 @@ cdef class Stitching(PageMapper):
         if stretch is None:
             stretch = self.reserve(bin_set)
         if stretch.bin_set & 1 == LARGE:
-            return self.provide_large(stretch, rounded)
+            return self.provide_large(stretch, wanted)
         return self.provide_small(stretch)
 
     cdef bint has_failed(self) noexcept:
@@ -79,17 +79,18 @@ cdef class Stitching(PageMapper):
             return True
         return self.adopt(stretch, 1, True) > 0
 
-    cdef bint provide_large(self, Stretch stretch, uint64_t rounded) except -1:
-        cdef uint64_t wanted = self.pages.pages_for(rounded), room = self.room(), others, own, missing
-        cdef uint64_t missing_at_end = self.missing_at_end(stretch, rounded)
+    cdef bint provide_large(self, Stretch stretch, Wanted* wanted) except -1:
+        cdef uint64_t pages = self.pages.pages_for(wanted.rounded), room = self.room(), others, own, missing
+        cdef uint64_t missing_at_end = self.missing_at_end(stretch, wanted.rounded)
         acquire_lock(self.lock[0])
         own = self.pages.count_free(stretch.bin_set) + self.pages.count_free(stretch.bin_set - 1)
         self.lock.release()
-        missing = wanted - own if own < wanted else 0
-        if missing_at_end <= room and (missing_at_end <= missing or self.is_within_headroom(missing_at_end, rounded)):
+        missing = pages - own if own < pages else 0
+        if missing_at_end <= room and (missing_at_end <= missing
+                                       or self.is_within_headroom(missing_at_end, wanted.rounded)):
             return self.grow(stretch, missing_at_end, NO_CHUNK) > 0
         if missing == 0:
-            return self.stitch(stretch, wanted)
+            return self.stitch(stretch, pages, wanted)
         others = self.free_of_others(stretch) if missing > room else 0
         if missing > room + others:
             return False
@@ -314,16 +315,17 @@ cdef class Stitching(PageMapper):
 
     # -- views ---------------------------------------------------------------------------------------------------------
 
-    cdef bint stitch(self, Stretch stretch, uint64_t pages) except -1:
-        """Maps free pages of a stream end to end, as a view that is kept. False: it has too few by now."""
+    cdef bint stitch(self, Stretch stretch, uint64_t pages, Wanted* wanted) except -1:
+        """Maps free pages of a stream end to end, as a view that is kept, and serves the request there. True, too, if
+        another thread has taken some of them meanwhile."""
         cdef uint32_t number = NO_VIEW
         cdef list held
         self.retire_for(pages)
         held = self.hold_for_view(stretch, pages, &number)
         if held is None:
-            return False
+            return True
         try:
-            self.map_view(number, held)
+            self.map_view(number, held, wanted)
         except BaseException:
             acquire_lock(self.lock[0])
             self.pages.views.forget(number)
@@ -343,11 +345,13 @@ cdef class Stitching(PageMapper):
         cdef size_t i, at = 0
         cdef View* view
         cdef Run run
-        cdef cbool opened
+        cdef cbool opened, is_short
         acquire_lock(self.lock[0])
         held = self.pages.hold(stretch.bin_set, pages, ANY_LENGTH, self.held)
         if held < pages:
             held += self.pages.hold(stretch.bin_set - 1, pages - held, ANY_LENGTH, self.held)
+        is_short = held < pages and (self.pages.count_free(stretch.bin_set)
+                                     + self.pages.count_free(stretch.bin_set - 1) + held < pages)
         set_of_views = self.pool.open_ranges(stretch.bin_set)
         number[0] = self.pages.views.open() if held == pages else <uint32_t>NO_VIEW
         opened = set_of_views != NO_LANE and number[0] != NO_VIEW
@@ -365,23 +369,20 @@ cdef class Stitching(PageMapper):
         if not opened:
             self.pages.let_go(self.held)
         self.lock.release()
-        if not opened and held == pages:
+        if not opened and not is_short:
             raise out_of_host_memory()
         return found if opened else None
 
-    cdef int map_view(self, uint32_t number, list pages) except -1:
+    cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1:
         cdef uint64_t nbytes = len(pages) * self.page_size
         cdef uint64_t ptr = call_reserve(self.source.sub_allocator, nbytes)
-        cdef cbool added
         try:
             self.put(ptr, self.numbers_of(pages))
-            acquire_lock(self.lock[0])
-            self.pages.views.at(number).address = ptr
-            added = not self.pool.overlaps_region(ptr, nbytes) and self.pages.add_view(number)
-            self.lock.release()
-            if not added:
+            try:
+                self.enter_view(number, ptr, wanted)
+            except BaseException:
                 self.call_unmap(ptr, nbytes)
-                raise out_of_host_memory()
+                raise
         except BaseException as error:
             lost = getattr(error, "lost", ())
             if lost:
@@ -389,6 +390,22 @@ cdef class Stitching(PageMapper):
             else:
                 self.give_addresses_up(ptr, nbytes, None)
             raise
+        return 0
+
+    cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) except -1:
+        """Adds a view that is mapped to the pool, and hands it out: nothing is held any more."""
+        cdef uint64_t nbytes = self.pages.views.at(number).pages * self.page_size
+        acquire_lock(self.lock[0])
+        cdef cbool overlaps = self.pool.overlaps_region(ptr, nbytes)
+        self.pages.views.at(number).address = ptr
+        if not overlaps and (not wanted.indexed or self.pool.starts.reserve()) and self.pages.add_view(number):
+            wanted.handle = self.pages.hand_held_out(number, wanted.requested, wanted.stream, wanted.indexed)
+            self.held.clear()
+        self.lock.release()
+        if overlaps:
+            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
+        if wanted.handle == NO_CHUNK:
+            raise out_of_host_memory()
         return 0
 
     cdef int retire_for(self, uint64_t pages) except -1:
