@@ -4,8 +4,8 @@ cimport cython
 from cpython.long cimport PyLong_CheckExact
 
 from bfc._core cimport (
-    ABSENT, FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, LEAVING, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, Counters,
-    Lane, Pool,
+    ABSENT, FREE, HISTORY_SNAPSHOT, IN_USE, LARGE, LEAVING, NO_CHUNK, NO_PAGE, STATE, UNMAPPED, WAITING, BinSet, Chunk,
+    Counters, Lane, Pool,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
 from bfc.allocators._pages cimport Pages
@@ -368,13 +368,16 @@ cdef class Ledger(Owner):
                 i += 1
             if run:
                 stop = chunks[i - 1].ptr + chunks[i - 1].size
-                slots = slice((start - region.ptr) // page_size, (stop - region.ptr) // page_size)
+                own = []
+                for page in pages[(start - region.ptr) // page_size:(stop - region.ptr) // page_size]:
+                    if page != NO_PAGE and not owner.asleep:    # another thread may be giving this one back
+                        own.append(page)
                 found.append(_snapshot.RegionInfo(
                     start, stop - start, tuple(run),
                     owner.lane.stream, "large" if owner.kind == LARGE else "small",
                     (owner.lane.pool[0], owner.lane.pool[1]), self.frames_of(0, region.ptr),
                     (region.ptr, region.end - region.ptr) if owner.is_range else None, owner.asleep != 0,
-                    () if owner.asleep else tuple(pages[slots]), bool(pages) and owner.window == NULL))
+                    tuple(own), bool(own) and owner.window == NULL))
             i += 1
         return 0
 

@@ -92,7 +92,8 @@ cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexc
         for run in view.runs:
             window = pages.pool.bin_sets[run.set].window
             for slot in range(run.first, run.first + run.count):
-                used[window.page_at(slot)] += min(left, pages.page_size)
+                if window.page_at(slot) != NO_PAGE:
+                    used[window.page_at(slot)] += min(left, pages.page_size)
                 left -= min(left, pages.page_size)
 
 
@@ -105,6 +106,6 @@ cdef View* view_of(Pages pages, ChunkHandle handle) noexcept nogil:
     """The view in use whose chunk this is, or NULL."""
     cdef Chunk* chunk = &pages.pool.chunks[handle]
     cdef BinSet* owner = &pages.pool.bin_sets[chunk.bin_set]
-    if not owner.is_range or owner.window != NULL or chunk.state & STATE not in (IN_USE, WAITING):
+    if not owner.is_range or owner.window != NULL or owner.asleep or chunk.state & STATE not in (IN_USE, WAITING):
         return NULL
     return &pages.views.at(pages.views.of_chunk(handle))

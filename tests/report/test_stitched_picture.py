@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -123,6 +123,51 @@ def test_pages_that_other_streams_took_over_are_theirs():
                     assert region.stream == stream
             allocator.deallocate_raw(address)
             allocator.deallocate_raw(small)
+
+
+class Watched(bfc.SimulatedSubAllocator):
+    """Takes a snapshot in the middle of every change of what is mapped."""
+
+    allocator: bfc.BFCAllocator | None = None
+    snapshots = 0
+
+    def watch(self) -> None:
+        if self.allocator is None:
+            return
+        snapshot = self.allocator.snapshot()
+        assert snapshot.stats.pool_bytes == sum(region.size for region in snapshot.regions)
+        pages = [page for region in snapshot.regions for page in region.pages]
+        assert len(set(pages)) == len(pages)
+        assert all(page < 32 for page in pages)
+        assert "limit 64.00 MiB" in str(snapshot)
+        self.snapshots += 1
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self.watch()
+        super().map(address, pages)
+        self.watch()
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.watch()
+        super().unmap(address, nbytes)
+        self.watch()
+
+    def release(self, page: int) -> None:
+        self.watch()
+        super().release(page)
+
+
+def test_a_page_that_is_on_its_way_counts_once_too():
+    source = Watched("64 MiB")
+    with bfc.BFCAllocator(source, virtual_memory=True) as allocator:
+        source.allocator = allocator
+        addresses, view = with_a_view(allocator)
+        allocator.deallocate_raw(view)
+        allocator.trim()
+        allocator.deallocate_many(addresses[1::2])
+        allocator.trim()
+        assert source.snapshots > 60
+        source.allocator = None
 
 
 @pytest.mark.parametrize("page_size", [2 * MIB, 8 * MIB])
