@@ -187,7 +187,7 @@ cdef class Allocator(Tagged):
         return True
 
     cdef int check_tag(self, Request* request) except -1:
-        return 0
+        return self.refuse_if_asleep(request.tag)
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
@@ -359,7 +359,8 @@ cdef class Allocator(Tagged):
             self.set_freed_before(&request, freed_before)
         if self.tags_open:
             request.tag = self.tag_here()
-            self.check_tag(&request)
+            if request.tag:
+                self.check_tag(&request)
         cdef uint64_t seen = self.frees.get()
         cdef uint64_t changes = self.source.changes.get()
         self.try_allocate(&request, placed)

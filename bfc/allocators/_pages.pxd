@@ -108,6 +108,7 @@ cdef class Pages:
     cdef ChunkHandle hand_out(self, View* view, uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil
     cdef void count_mappings(self, View* view, int change) noexcept nogil
     cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
+    cdef cbool is_kept(self, uint32_t number) noexcept nogil
     cdef uint32_t oldest_kept_view(self) noexcept nogil
     cdef void retire_view(self, uint32_t number) noexcept nogil
     cdef void forget_view(self, uint32_t number) noexcept nogil

@@ -380,11 +380,15 @@ cdef class Pages:
         view.state = KEPT
         return True
 
+    cdef cbool is_kept(self, uint32_t number) noexcept nogil:
+        """Whether a view is mapped, and nothing lives in it."""
+        return self.views.at(number).state == KEPT and not self.pool.bin_sets[self.views.at(number).set].asleep
+
     cdef uint32_t oldest_kept_view(self) noexcept nogil:
         """The kept view that was used longest ago, or NO_VIEW."""
         cdef uint32_t oldest = NO_VIEW, number
         for number in range(self.views.count()):
-            if self.views.at(number).state == KEPT and (
+            if self.is_kept(number) and (
                     oldest == NO_VIEW or self.views.at(number).last_used < self.views.at(oldest).last_used):
                 oldest = number
         return oldest

@@ -81,7 +81,6 @@ cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept n
             pool.usage.memory_went(owner.kind, owner.mapped_bytes)
     else:
         pool.counters.pool_bytes += owner.mapped_bytes
-        pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
         if pool.usage != NULL:
             pool.usage.memory_came(owner.kind, owner.mapped_bytes)
     return owner.mapped_bytes

@@ -38,6 +38,7 @@ cdef class Tagged(Frees):
     cdef vector[uint64_t] tags_asleep   # their numbers: nothing is allocated in these. Guarded by the lock
     cdef int64_t tags_open          # scopes of tags that were entered and not left; guarded by the GIL
 
+    cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil
     cdef cbool is_tag_asleep(self, uint64_t number) noexcept nogil
     cdef uint64_t tag_here(self) except? 0xFFFFFFFFFFFFFFFF
     cdef Tag find_tag(self, name)

@@ -55,8 +55,8 @@ class Tagged(Frees):
 
         Notes
         -----
-        A CachingAllocator serves each tag from memory of its own. An allocation within both a tag and a
-        `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
+        Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
+        and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
         its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees
         take their slow way, some 100 ns more.
 
@@ -101,9 +101,9 @@ class Tagged(Frees):
         BufferError
             If another object holds a view of memory of these tags (an array, a memoryview).
         SettingsError
-            If the allocator maps no memory (`settings="expandable_segments:True"`, on a source that can
-            map), a part of the tag's memory is not mapped, or contents are to be kept of a simulated
-            device, which has none.
+            If the allocator maps no memory (`virtual_memory=True` and `expandable_segments:True` do), a
+            part of the tag's memory is not mapped, or contents are to be kept of a simulated device,
+            which has none.
         ValueError
             If a tag is unknown or named twice, or `keep` has another value.
         TypeError

@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc.errors import ClosedError, SettingsError
+from bfc.errors import AsleepError, ClosedError, SettingsError
 
 _entries = ContextVar("bfc.tags", default=())
 
@@ -114,8 +114,8 @@ cdef class Tagged(Frees):
 
         Notes
         -----
-        A CachingAllocator serves each tag from memory of its own. An allocation within both a tag and a
-        `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
+        Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
+        and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
         its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees
         take their slow way, some 100 ns more.
 
@@ -166,6 +166,16 @@ cdef class Tagged(Frees):
                 return True
         return False
 
+    cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil:
+        """Refuses a request for a tag that sleeps."""
+        self.acquire()
+        cdef cbool asleep = self.is_tag_asleep(tag)
+        self.lock.release()
+        if asleep:
+            name = self.tag_of_pool(TAG_POOLS, tag)
+            raise AsleepError(f"tag {name!r} sleeps: wake({name!r}) before more is allocated in it")
+        return 0
+
     cdef bint has_more_to_do(self) noexcept:
         return self.tags_open > 0
 
@@ -210,9 +220,9 @@ cdef class Tagged(Frees):
         BufferError
             If another object holds a view of memory of these tags (an array, a memoryview).
         SettingsError
-            If the allocator maps no memory (`settings="expandable_segments:True"`, on a source that can
-            map), a part of the tag's memory is not mapped, or contents are to be kept of a simulated
-            device, which has none.
+            If the allocator maps no memory (`virtual_memory=True` and `expandable_segments:True` do), a
+            part of the tag's memory is not mapped, or contents are to be kept of a simulated device,
+            which has none.
         ValueError
             If a tag is unknown or named twice, or `keep` has another value.
         TypeError
@@ -346,7 +356,8 @@ cdef class Tagged(Frees):
 cdef object no_mapping(Tagged allocator):
     return SettingsError(f"only memory that is mapped can sleep, and {allocator!r} maps none",
                          key="expandable_segments", allowed="True", where="sleep()",
-                         hint="bfc.CachingAllocator(source, settings='expandable_segments:True')")
+                         hint="bfc.CachingAllocator(source, settings='expandable_segments:True'), or "
+                              "bfc.BFCAllocator(source, virtual_memory=True)")
 
 
 cdef bint some_sleep(list tags) noexcept:

@@ -13,6 +13,7 @@ _expandable.pyx        its expandable segments: memory that is mapped into range
 _emptying.pyx          what goes back where it has such segments
 _page_mapper.pyx       pages that may have several addresses: made, mapped, given back
 _stitching.pyx         pages that lie apart, mapped end to end for one request
+_sleeping_pages.pyx    such pages that sleep
 _bfc.pyx               TensorFlow's best fit with coalescing
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy

@@ -3,7 +3,7 @@
 import math
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -16,11 +16,14 @@ from bfc.allocators._timestamps cimport merge_timestamped
 from bfc.allocators._extending cimport extend_chunk
 from bfc.allocators._invariants cimport fault_in_pages
 from bfc.allocators._source cimport total_size
+from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._growth cimport Growth, backpedal
 from bfc.policies._private_pools cimport this_thread
 from bfc.policies._mapper cimport Faults, raise_faults
-from bfc.policies._stitching cimport Stitching, Wanted
+from bfc.policies._sleep cimport put_tags_to_sleep, wake_tags
+from bfc.policies._stitching cimport Wanted
+from bfc.policies._sleeping_pages cimport SleepingPages
 
 from bfc.errors import ClosedError, InvariantError, out_of_host_memory
 from bfc.units import format_bytes, parse_bytes
@@ -172,8 +175,9 @@ cdef class BFCAllocator(Allocator):
 
     cdef int set_up_stitching(self, page_size, headroom) except -1:
         cdef uint64_t nbytes = page_size_for(self.limit, page_size, self.sub_allocator)
-        self.stitching = Stitching()
+        self.stitching = SleepingPages()
         self.stitching.stand_behind(&self.lock, self.pool, self.source)
+        self.stitching.know_tags(self.fences, &self.tags_asleep)
         self.stitching.set_up(self.limit, nbytes, headroom)
         self.by_stream = self.home_stream != HOST_STREAM
         self.stitches = True
@@ -286,6 +290,11 @@ cdef class BFCAllocator(Allocator):
         cdef cbool satisfied
         if self.stitches:
             self.set_lane(&request.lane, request.stream)
+            if request.tag:
+                if self.is_tag_asleep(request.tag):
+                    return NO_CHUNK
+                request.lane.pool[0] = TAG_POOLS
+                request.lane.pool[1] = request.tag
             return self.find_mapped(self.bin_set_of(request), request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
@@ -298,6 +307,8 @@ cdef class BFCAllocator(Allocator):
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
         behaviour, 2.2)."""
+        if request.tag:
+            self.refuse_if_asleep(request.tag)
         if self.stitches:
             return 0 if request.asking.without_gil else self.map_for(request, placed)
         self.extend(request, placed)
@@ -435,6 +446,8 @@ cdef class BFCAllocator(Allocator):
         changes, calls = self.stitching.changes, self.stitching.count_calls()
         self.stitching.is_refused = False
         try:
+            if request.tag:
+                self.refuse_if_asleep(request.tag)
             while not self.place_mapped(request, placed, wanted.handle):
                 if not self.stitching.provide(self.bin_set_now(request), &wanted):
                     break
@@ -479,7 +492,19 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef int give_up_ranges(self) except -1:
+        self.drop_kept()
         return self.stitching.give_all_back() if self.stitches else 0
+
+    cdef object put_to_sleep(self, dict ways):
+        if not self.stitches:
+            raise no_mapping(self)
+        return put_tags_to_sleep(self, self.stitching, ways)
+
+    cdef int wake_up(self, list tags, object fill) except -1:
+        return wake_tags(self, self.stitching, tags, fill, self.limit) if self.stitches else 0
+
+    cdef uint64_t bytes_asleep(self) noexcept:
+        return self.stitching.bytes_asleep() if self.tags_asleep.size() else 0
 
     def page_stats(self):
         """How much memory is mapped, and what was called for that, of an allocator with `virtual_memory`.
@@ -627,8 +652,12 @@ cdef class BFCAllocator(Allocator):
     cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
-        cdef bint done = handle != NO_CHUNK and extend_chunk(self.pool, handle, rounded, nbytes)
+        cdef bint asleep = handle != NO_CHUNK and self.is_asleep_locked(handle)
+        cdef bint done = handle != NO_CHUNK and not asleep and extend_chunk(self.pool, handle, rounded, nbytes)
+        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if asleep else 0
         self.lock.release()
+        if asleep:
+            raise self.why_not(handle, allocation_id)
         return done
 
     cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1:

@@ -1,6 +1,5 @@
 """PyTorch's policy: where a request may look, and what is tried, in which order, where nothing fits."""
 
-import gc
 import math
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from bfc._core cimport (
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, no_mapping, some_sleep
+from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
@@ -29,12 +28,12 @@ from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
+from bfc.policies._sleep cimport put_tags_to_sleep, wake_tags
 from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.policies._emptying cimport Emptying
 
-from bfc.errors import AsleepError, ClosedError, SettingsError, never_set_up, out_of_host_memory
+from bfc.errors import ClosedError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
-from bfc.report.refusal import out_of_memory
 from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
@@ -384,29 +383,17 @@ cdef class CachingAllocator(Allocator):
         return self.find(request)
 
     cdef int check_tag(self, Request* request) except -1:
-        """Refuses a request for a tag that sleeps, or that a private pool is to serve as well."""
-        cdef cbool asleep, elsewhere
-        if not request.tag:
-            return 0
+        """Also refuses what a private pool is to serve as well."""
+        cdef cbool elsewhere
+        self.refuse_if_asleep(request.tag)
         self.acquire()
-        asleep = self.is_tag_asleep(request.tag)
         self.set_lane(&request.lane, request.stream)
         elsewhere = not is_default(pool_of(&request.lane))
         self.lock.release()
-        name = self.tag_of_pool(TAG_POOLS, request.tag)
-        if asleep:
-            raise AsleepError(f"tag {name!r} sleeps: wake({name!r}) before more is allocated in it")
         if elsewhere:
+            name = self.tag_of_pool(TAG_POOLS, request.tag)
             raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one")
         return 0
-
-    cdef int refuse_asleep(self, Request* request) except -1 with gil:
-        """Refuses a request for a tag that has fallen asleep since it was checked."""
-        cdef cbool asleep
-        self.acquire()
-        asleep = self.is_tag_asleep(request.tag)
-        self.lock.release()
-        return self.check_tag(request) if asleep else 0
 
     @cython.final
     cdef ChunkHandle find(self, Request* request) noexcept nogil:
@@ -428,7 +415,7 @@ cdef class CachingAllocator(Allocator):
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
         if request.tag:
-            self.refuse_asleep(request)
+            self.refuse_if_asleep(request.tag)
         if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
@@ -498,7 +485,7 @@ cdef class CachingAllocator(Allocator):
             changes = self.segments.changes
             try:
                 if request.tag:
-                    self.refuse_asleep(request)
+                    self.refuse_if_asleep(request.tag)
                 self.open_ranges(request, &growing)
                 while not self.place_in_ranges(request, placed, &growing):
                     if not self.segments.map_more(&growing):
@@ -672,28 +659,11 @@ cdef class CachingAllocator(Allocator):
     cdef object put_to_sleep(self, dict ways):
         if not self.expands and not self.segments.are_some():
             raise no_mapping(self)
-        if any(way is not None for way in ways.values()) and self.device.kind == "simulated":
-            raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
-                                hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
         self.record_deferred(True)
-        self.settle(True, True)     # what was freed and waits for other streams
-        return self.segments.put_to_sleep(ways)
+        return put_tags_to_sleep(self, self.segments, ways)
 
     cdef int wake_up(self, list tags, object fill) except -1:
-        cdef uint64_t needed
-        if not some_sleep(tags):
-            return 0
-        if fill is not None and self.device.kind == "simulated":
-            raise SettingsError("a simulated device has no contents to fill", key="fill", where="wake()")
-        needed = self.segments.wake_up(tags, fill, self.allowed)
-        if needed:
-            gc.collect()    # buffers in reference cycles
-            self.release_free_regions()
-            needed = self.segments.wake_up(tags, fill, self.allowed)
-        if needed:
-            raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes,
-                                repr(self.sub_allocator) if self.source.refused_bytes.get() else "")
-        return 0
+        return wake_tags(self, self.segments, tags, fill, self.allowed)
 
     cdef uint64_t bytes_asleep(self) noexcept:
         return self.segments.bytes_asleep() if self.tags_asleep.size() else 0

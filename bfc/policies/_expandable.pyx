@@ -670,7 +670,7 @@ cdef class ExpandableSegments(Sleeper):
         return found
 
     cdef bint is_asleep(self, Range range) noexcept:
-        return range.is_known and self.pool.bin_sets[range.bin_set].asleep
+        return range.is_known and self.is_set_asleep(range.bin_set)
 
     cdef int list_mapped(self, Nap nap) except -1:
         cdef Range range

@@ -7,7 +7,8 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
 from bfc.allocators._pages cimport Pages, Run, Slot, View
-from bfc.policies._mapper cimport Faults, Mapper
+from bfc.policies._mapper cimport Faults
+from bfc.policies._sleep cimport Sleeper
 
 
 @cython.final
@@ -44,7 +45,7 @@ cdef struct Calls:
     double seconds                      # in the sub-allocator
 
 
-cdef class PageMapper(Mapper):
+cdef class PageMapper(Sleeper):
     cdef Pages pages
     cdef uint64_t page_size
     cdef uint64_t limit

@@ -1,4 +1,4 @@
-from bfc.policies._mapper import Mapper
+from bfc.policies._sleep import Sleeper
 
 class Stretch:
     """Reserved addresses of one stream, for small or for large chunks."""
@@ -6,5 +6,5 @@ class Stretch:
 class Retired:
     """A view that is to be unmapped once its stream has finished with it."""
 
-class PageMapper(Mapper):
+class PageMapper(Sleeper):
     """The pages of an allocator, and where they are mapped. It never calls the allocator."""

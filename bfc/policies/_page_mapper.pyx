@@ -20,6 +20,7 @@ from bfc.allocators._ranges cimport (
 from bfc.allocators._pages cimport KEPT, LIVE, RETIRED, Pages, Run, Slot, View
 from bfc.allocators._lock cimport acquire_lock
 from bfc.policies._mapper cimport Faults, Page, call_create, call_reserve, lies_in
+from bfc.policies._sleep cimport Sleeper
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 
@@ -51,7 +52,7 @@ cdef class Retired:
 
 
 @cython.no_gc_clear
-cdef class PageMapper(Mapper):
+cdef class PageMapper(Sleeper):
     """The pages of an allocator, and where they are mapped. It never calls the allocator."""
 
     def __cinit__(self):
@@ -507,7 +508,7 @@ cdef class PageMapper(Mapper):
                 self.retire_all()
             self.sweep(faults, wait, True)
             for stretch in self.stretches:
-                if not stretch.is_known:
+                if not stretch.is_known or self.is_set_asleep(stretch.bin_set):
                     continue
                 if stretch.some_stuck and self.is_idle(stretch.stream, wait, idle, faults):
                     self.unmap_stuck(stretch, faults)
@@ -522,7 +523,7 @@ cdef class PageMapper(Mapper):
             acquire_lock(self.lock[0])
             is_kept = False
             while number < self.pages.views.count() and not is_kept:
-                is_kept = self.pages.views.at(number).state == KEPT
+                is_kept = self.pages.is_kept(number)
                 number += not is_kept
             self.lock.release()
             if not is_kept:

@@ -8,6 +8,7 @@ from libcpp.vector cimport vector
 from bfc._core cimport ChunkHandle
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._tags cimport Tag, Tagged
+from bfc.allocators._allocator cimport Allocator
 from bfc.policies._mapper cimport Mapper, Page
 
 
@@ -17,6 +18,8 @@ cdef class Run:
     cdef uint64_t nbytes
     cdef list pages                 # of Page, end to end; a page may stand in several runs
     cdef bint is_mapped
+    cdef list lost                  # what of it is mapped all the same: (address, bytes); None: nothing
+    cdef uint64_t tag               # where an engine keeps it
 
     cdef void note_unmapped(self) noexcept
 
@@ -39,6 +42,7 @@ cdef class Nap:
     cdef vector[Live] live
     cdef uint64_t aside             # bytes that are set aside from the limit meanwhile
     cdef bint is_waking
+    cdef bint is_up                 # all of it is mapped, and awake
 
     cdef bint misses_pages(self) noexcept
     cdef void settle_pages(self) noexcept
@@ -63,6 +67,7 @@ cdef class Sleeper(Mapper):
     cdef uint64_t bytes_held(self) noexcept
     cdef uint64_t bytes_asleep(self) noexcept
 
+    cdef bint is_set_asleep(self, uint32_t bin_set) noexcept
     cdef int enter_or_wait(self) except -1
     cdef int sleep_all(self, list naps) except -1
     cdef int block(self, uint64_t number) except -1
@@ -81,6 +86,7 @@ cdef class Sleeper(Mapper):
     cdef list alive(self, kept)
     cdef void fall_asleep(self, list naps) noexcept
     cdef int give_up_held(self, Nap nap) except -1
+    cdef void give_page_up(self, Page page) noexcept
     cdef bint take_room(self, list naps, uint64_t allowed, uint64_t* needed) except -1
     cdef int fill_in(self, Nap nap, object fill) except -1
     cdef void rise(self, list naps) noexcept
@@ -88,4 +94,6 @@ cdef class Sleeper(Mapper):
     cdef void take_over_naps(self) noexcept
 
 
+cdef object put_tags_to_sleep(Allocator allocator, Sleeper sleeper, dict ways)
+cdef int wake_tags(Allocator allocator, Sleeper sleeper, list tags, object fill, uint64_t allowed) except -1
 cdef void add_run(Nap nap, uint64_t ptr, uint64_t nbytes, list pages, bint is_mapped)

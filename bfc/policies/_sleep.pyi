@@ -2,6 +2,7 @@ from bfc.allocators._tags import Tag
 from bfc.policies._mapper import Mapper
 
 def by_number(tag: Tag) -> int: ...
+def is_something(way: object) -> bool: ...
 
 class Run:
     """Mapped memory that lies end to end, or the addresses for it."""

@@ -8,6 +8,7 @@ A set of bins of a tag that sleeps is marked `asleep`. Its chunks stay as they a
 nothing; nobody looks for memory in it, and what it holds does not count as reserved.
 """
 
+import gc
 import time
 
 cimport cython
@@ -22,12 +23,14 @@ from bfc.allocators._ranges cimport count_asleep
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
 from bfc.allocators._fences cimport Fences
-from bfc.allocators._tags cimport TAG_POOLS, Tag
+from bfc.allocators._tags cimport TAG_POOLS, Tag, some_sleep
+from bfc.allocators._allocator cimport Allocator
 from bfc.policies._mapper cimport Mapper, Page, call_create, lies_in
 
 from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory
 from bfc.policies.stash import Parcel, Stash, fill_with, maker
 from bfc.report.asleep import SleepReport
+from bfc.report.refusal import out_of_memory
 from bfc.units import format_bytes
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
@@ -115,6 +118,9 @@ cdef class Sleeper(Mapper):
     cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil:
         cdef uint64_t* pool = self.pool.bin_sets[bin_set].lane.pool
         return pool[0] == TAG_POOLS and pool[1] == number
+
+    cdef bint is_set_asleep(self, uint32_t bin_set) noexcept:
+        return self.pool.bin_sets[bin_set].asleep != 0
 
     cdef int enter_or_wait(self) except -1:
         while not self.enter(0):
@@ -247,6 +253,7 @@ cdef class Sleeper(Mapper):
         for i in range(<uint32_t>self.pool.bin_sets.size()):
             if self.pool.bin_sets[i].asleep and self.is_of_tag(i, nap.tag.number):
                 count_asleep(self.pool, i, False)
+        self.pool.counters.peak_pool_bytes = max(self.pool.counters.peak_pool_bytes, self.pool.counters.pool_bytes)
         self.lock.release()
         self.unblock(nap.tag.number)
 
@@ -306,6 +313,7 @@ cdef class Sleeper(Mapper):
             self.go_down(naps)
             return False
         for nap in naps:
+            nap.is_up = True
             self.note_runs(nap)
             self.unmark(nap)
             close_kept(nap.kept)
@@ -394,6 +402,7 @@ cdef class Sleeper(Mapper):
             sub_allocator.map(run.ptr, numbers)
         except BaseException as error:
             lost = getattr(error, "lost", ())
+            run.lost = list(lost)
             for page in run.pages:
                 page.is_mapped = page.is_mapped or (len(lost) > 0 and lies_in(ptr, lost))
                 ptr += page.nbytes
@@ -423,7 +432,7 @@ cdef class Sleeper(Mapper):
         for nap in naps:
             for page in nap.pages:
                 if page.number is not None and not page.is_mapped:
-                    self.release_page(page, None)
+                    self.give_page_up(page)
             self.note_runs(nap)
 
     # -- wake ---------------------------------------------------------------------------------------------------------
@@ -481,11 +490,23 @@ cdef class Sleeper(Mapper):
             for run in before.runs:
                 self.source.sub_allocator.unmap(run.ptr, run.nbytes)
                 run.note_unmapped()
-                for page in run.pages:
-                    self.release_page(page, None)
         finally:
+            before.settle_pages()
+            for page in before.pages:
+                if page.number is not None and not page.is_mapped:
+                    self.give_page_up(page)
             self.note_runs(before)
         return 0
+
+    cdef void give_page_up(self, Page page) noexcept:
+        """Releases a page that stands in an engine's books, and is to be made anew."""
+        cdef Page spare
+        try:
+            spare = Page()
+        except MemoryError:
+            return      # it goes on being held
+        spare.number, spare.nbytes, page.number = page.number, page.nbytes, None
+        self.release_page(spare, None)
 
     cdef bint take_room(self, list naps, uint64_t allowed, uint64_t* needed) except -1:
         """Sets what is to be mapped aside from the limit. Whether there is room."""
@@ -531,6 +552,7 @@ cdef class Sleeper(Mapper):
         """Enters that the tags are awake."""
         cdef Nap nap
         for nap in naps:
+            nap.is_up = True
             self.note_runs(nap)
             nap.tag.is_asleep = False
             nap.tag.kept = None
@@ -551,6 +573,11 @@ cdef class Sleeper(Mapper):
         cdef uint64_t ptr
         self.moving = None
         for nap in naps or ():
+            try:
+                if not nap.runs and not nap.is_waking:
+                    self.list_mapped(nap)   # it had not come so far
+            except BaseException:
+                pass
             for run in nap.runs:
                 ptr = run.ptr
                 for page in run.pages:
@@ -559,6 +586,7 @@ cdef class Sleeper(Mapper):
                     except BaseException:
                         pass
                     ptr += page.nbytes
+                run.note_unmapped()
             for page in nap.pages:
                 page.is_mapped = False
                 try:
@@ -566,6 +594,7 @@ cdef class Sleeper(Mapper):
                         self.source.sub_allocator.release(page.number)
                 except BaseException:
                     pass
+                page.number = None
             nap.tag.is_broken = not nap.is_waking and nap.way is not None
             nap.kept = nap.tag.kept if nap.is_waking else None
             nap.aside = 0       # what was set aside for that thread's calls is forgotten with them
@@ -611,3 +640,34 @@ cdef void close_kept(kept) noexcept:
             kept.close()
         except BaseException:
             pass        # memory of the user's, or of a driver that fails: nobody could do anything about it
+
+
+cdef object put_tags_to_sleep(Allocator allocator, Sleeper sleeper, dict ways):
+    """What `sleep` does, where memory is mapped."""
+    if allocator.device.kind == "simulated" and any(map(is_something, ways.values())):
+        raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
+                            hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
+    allocator.settle(True, True)    # what was freed and waits for other streams
+    return sleeper.put_to_sleep(ways)
+
+
+cdef int wake_tags(Allocator allocator, Sleeper sleeper, list tags, object fill, uint64_t allowed) except -1:
+    """What `wake` does, where memory is mapped."""
+    cdef uint64_t needed
+    if not some_sleep(tags):
+        return 0
+    if fill is not None and allocator.device.kind == "simulated":
+        raise SettingsError("a simulated device has no contents to fill", key="fill", where="wake()")
+    needed = sleeper.wake_up(tags, fill, allowed)
+    if needed:
+        gc.collect()    # buffers in reference cycles
+        allocator.release_free_regions()
+        needed = sleeper.wake_up(tags, fill, allowed)
+    if needed:
+        refused_by = repr(allocator.sub_allocator) if allocator.source.refused_bytes.get() else ""
+        raise out_of_memory(needed, allocator.stats(), allocator.sub_allocator.total_bytes, refused_by)
+    return 0
+
+
+def is_something(way):
+    return way is not None

@@ -1,6 +1,5 @@
 """Stitching: a part of `BFCAllocator(virtual_memory=True)`."""
 
-cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
@@ -16,7 +15,6 @@ cdef struct Wanted:                 # a request that nothing fits
     ChunkHandle handle              # what it was served with, or NO_CHUNK
 
 
-@cython.final
 cdef class Stitching(PageMapper):
     cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1
     cdef bint has_failed(self) noexcept
@@ -26,6 +24,9 @@ cdef class Stitching(PageMapper):
     cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1
     cdef uint64_t missing_at_end(self, Stretch stretch, uint64_t rounded) noexcept
     cdef uint64_t room(self) noexcept
+    cdef bint is_kin(self, Stretch other, Stretch stretch) noexcept
+    cdef bint is_stranger(self, Stretch other, Stretch stretch) noexcept
+    cdef bint trim_strangers(self, Stretch stretch, uint64_t wanted) except -1
     cdef uint64_t free_of_others(self, Stretch stretch) noexcept
     cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept
     cdef uint64_t adopt(self, Stretch stretch, uint64_t wanted, bint from_others) except? 0xFFFFFFFFFFFFFFFF

@@ -28,7 +28,6 @@ cdef enum:
     ANY_LENGTH = 0xFFFFFFFF             # of a run
 
 
-@cython.final
 @cython.no_gc_clear
 cdef class Stitching(PageMapper):
     """What a request does that no free chunk fits."""
@@ -50,7 +49,7 @@ cdef class Stitching(PageMapper):
         cdef Stretch stretch
         cdef Retired retired
         for stretch in self.stretches:
-            if stretch.some_stuck:
+            if stretch.some_stuck and not self.is_set_asleep(stretch.bin_set):
                 return True
         for retired in self.retired:
             if retired.is_stuck:
@@ -65,7 +64,9 @@ cdef class Stitching(PageMapper):
         self.try_unreleased_again(faults)
         self.sweep(faults, False, True)
         for stretch in self.stretches:
-            if stretch.is_known and stretch.some_stuck and self.is_idle(stretch.stream, False, idle, faults):
+            if not stretch.is_known or not stretch.some_stuck or self.is_set_asleep(stretch.bin_set):
+                continue
+            if self.is_idle(stretch.stream, False, idle, faults):
                 self.unmap_stuck(stretch, faults)
         if faults.interrupt is not None:
             raise faults.interrupt
@@ -77,7 +78,7 @@ cdef class Stitching(PageMapper):
             return True
         if self.room() and self.grow(stretch, 1, NO_CHUNK):
             return True
-        return self.adopt(stretch, 1, True) > 0
+        return self.adopt(stretch, 1, True) > 0 or self.trim_strangers(stretch, 1)
 
     cdef bint provide_large(self, Stretch stretch, Wanted* wanted) except -1:
         cdef uint64_t pages = self.pages.pages_for(wanted.rounded), room = self.room(), others, own, missing
@@ -93,7 +94,7 @@ cdef class Stitching(PageMapper):
             return self.stitch(stretch, pages, wanted)
         others = self.free_of_others(stretch) if missing > room else 0
         if missing > room + others:
-            return False
+            return self.trim_strangers(stretch, missing - room - others)
         if room and self.grow(stretch, min(missing, room), NO_CHUNK):
             return True
         return self.adopt(stretch, missing, True) > 0
@@ -105,6 +106,8 @@ cdef class Stitching(PageMapper):
         cdef uint64_t missing = 0
         acquire_lock(self.lock[0])
         handle = self.pool.handle_of(address)
+        if handle != NO_CHUNK and self.is_set_asleep(self.pool.chunks[handle].bin_set):
+            handle = NO_CHUNK
         if handle != NO_CHUNK:
             bin_set = self.pool.chunks[handle].bin_set
             behind = self.pool.chunks[handle].next
@@ -149,10 +152,44 @@ cdef class Stitching(PageMapper):
         cdef uint64_t count = 0
         acquire_lock(self.lock[0])
         for other in self.stretches:
-            if other.is_known and other.bin_set | 1 != stretch.bin_set | 1:
+            if self.is_kin(other, stretch):
                 count += self.pages.count_free(other.bin_set)
         self.lock.release()
         return count
+
+    cdef bint is_kin(self, Stretch other, Stretch stretch) noexcept:
+        """Whether a range belongs to another stream and to the same tag: what sleeps shares no page with what is awake.
+        Needs the lock."""
+        cdef uint64_t* theirs = self.pool.bin_sets[other.bin_set].lane.pool
+        cdef uint64_t* ours = self.pool.bin_sets[stretch.bin_set].lane.pool
+        return (other.is_known and other.bin_set | 1 != stretch.bin_set | 1
+                and theirs[0] == ours[0] and theirs[1] == ours[1])
+
+    cdef bint is_stranger(self, Stretch other, Stretch stretch) noexcept:
+        """Whether a range belongs to another tag, and is awake. Needs the lock."""
+        return (other.is_known and other.bin_set | 1 != stretch.bin_set | 1 and not self.is_kin(other, stretch)
+                and not self.is_set_asleep(other.bin_set))
+
+    cdef bint trim_strangers(self, Stretch stretch, uint64_t wanted) except -1:
+        """Releases free pages of other tags, which cannot be lent. Whether any went."""
+        cdef uint64_t before = self.pages.count, there = 0
+        cdef dict idle = {}
+        cdef Faults faults = Faults()
+        cdef Stretch other
+        acquire_lock(self.lock[0])
+        for other in self.stretches:
+            if self.is_stranger(other, stretch):
+                there += self.pages.count_free(other.bin_set)
+        self.lock.release()
+        if there == 0:
+            return False
+        self.retire_all()
+        self.sweep(faults, True, False)
+        for other in self.stretches:
+            if (self.is_stranger(other, stretch) and before - self.pages.count < wanted
+                    and self.is_idle(other.stream, True, idle, faults)):
+                self.trim_stretch(other, wanted - (before - self.pages.count), True, faults)
+        return self.pages.count < before
 
     cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept:
         """Whether so many more pages are less above the most that was ever in use than the user allows."""
@@ -196,7 +233,7 @@ cdef class Stitching(PageMapper):
         while from_others and got < wanted:
             most, best = 0, None
             for other in self.stretches:
-                if other.is_known and other.bin_set | 1 != stretch.bin_set | 1:
+                if self.is_kin(other, stretch):
                     if self.pages.count_free(other.bin_set) > most:
                         most, best = self.pages.count_free(other.bin_set), other
             if best is None or self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:

