@@ -37,7 +37,7 @@ cdef class Stitching(PageMapper):
     cdef cbool add_slots(self, Stretch stretch, ChunkHandle handle, list pages)
     cdef int seat_held(self, Stretch stretch, bint for_good) except -1
     cdef bint stitch(self, Stretch stretch, uint64_t pages, Wanted* wanted) except -1
-    cdef list hold_for_view(self, Stretch stretch, uint64_t pages, uint32_t* number)
+    cdef bint hold_for_view(self, Stretch stretch, uint64_t pages, uint32_t* number) except -1
     cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1
     cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) except -1
     cdef int retire_for(self, uint64_t pages) except -1

@@ -261,12 +261,14 @@ cdef class Stitching(PageMapper):
         cdef list pages = []
         cdef uint32_t page
         cdef Run run
+        cdef cbool is_new
         for run in self.held:
             acquire_lock(self.lock[0])
             page = self.pool.bin_sets[run.set].window.page_at(run.first)
-            if self.pages.records[page].in_set(stretch.bin_set) == NO_SLOT:
-                pages.append(page)
+            is_new = self.pages.records[page].in_set(stretch.bin_set) == NO_SLOT
             self.lock.release()
+            if is_new:      # what needs memory of the host comes after the lock
+                pages.append(page)
         while pages:
             self.map_again(stretch, pages)
         return 0
@@ -356,12 +358,12 @@ cdef class Stitching(PageMapper):
         """Maps free pages of a stream end to end, as a view that is kept, and serves the request there. True, too, if
         another thread has taken some of them meanwhile."""
         cdef uint32_t number = NO_VIEW
-        cdef list held
+        cdef list held = []
         self.retire_for(pages)
-        held = self.hold_for_view(stretch, pages, &number)
-        if held is None:
+        if not self.hold_for_view(stretch, pages, &number):
             return True
         try:
+            self.list_pages(number, held)
             self.map_view(number, held, wanted)
         except BaseException:
             acquire_lock(self.lock[0])
@@ -374,12 +376,10 @@ cdef class Stitching(PageMapper):
         self.note_change()
         return True
 
-    cdef list hold_for_view(self, Stretch stretch, uint64_t pages, uint32_t* number):
-        """Holds pages for a view, and opens it. Returns their numbers in its order; None: there are too few."""
-        cdef list found = [0] * <Py_ssize_t>pages
+    cdef bint hold_for_view(self, Stretch stretch, uint64_t pages, uint32_t* number) except -1:
+        """Holds pages for a view, and opens it. False: there are too few."""
         cdef uint64_t held
         cdef uint32_t set_of_views
-        cdef size_t i, at = 0
         cdef View* view
         cdef Run run
         cdef cbool opened, is_short
@@ -398,9 +398,6 @@ cdef class Stitching(PageMapper):
             view.set = set_of_views
             for run in self.held:
                 opened = opened and try_push_run(view.runs, run)
-                for i in range(run.count):
-                    found[at] = self.pool.bin_sets[run.set].window.page_at(run.first + i)
-                    at += 1
             if not opened:
                 self.pages.views.forget(number[0])
         if not opened:
@@ -408,7 +405,7 @@ cdef class Stitching(PageMapper):
         self.lock.release()
         if not opened and not is_short:
             raise out_of_host_memory()
-        return found if opened else None
+        return opened
 
     cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1:
         cdef uint64_t nbytes = len(pages) * self.page_size
