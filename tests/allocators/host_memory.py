@@ -187,12 +187,12 @@ def strict_expandable_world() -> World:
 
 def stitching_world() -> World:
     return World(
-        bfc.SimulatedSubAllocator, bfc.BFCAllocator, virtual_memory=True, page_size="2 MiB"
+        bfc.SimulatedSubAllocator, bfc.BFCAllocator, virtual_memory=True, page_size="8 MiB"
     )
 
 
 def stitching_host_world() -> World:
-    return World(bfc.HostSubAllocator, bfc.BFCAllocator, virtual_memory=True, page_size="2 MiB")
+    return World(bfc.HostSubAllocator, bfc.BFCAllocator, virtual_memory=True, page_size="8 MiB")
 
 
 def pinned_world() -> World:
@@ -410,19 +410,18 @@ def grow_into_holes(world: World) -> object:
 
 
 def with_room_for_addresses(world: World) -> None:
-    world.ptrs += [0] * 18  # the operation makes no list longer: it would lose what it has got
+    world.ptrs += [0] * 6  # the operation makes no list longer: it would lose what it has got
 
 
 @on(STITCHING, before=with_room_for_addresses)
 def stitch(world: World) -> object:
     """A view over holes, which is kept, taken again, and given up; pages of another stream."""
     allocator, ptrs = world.allocator, world.ptrs
-    for i in range(len(ptrs) - 18, len(ptrs)):
-        ptrs[i] = allocator.allocate_raw((2 + 2 * (i & 1)) * MIB)
-    for i in range(len(ptrs) - 18, len(ptrs)):
-        if i & 1:
-            allocator.deallocate_raw(ptrs[i])
-    for size in (20, 12, 20, 16):
+    for i in range(-6, 0):
+        ptrs[i] = allocator.allocate_raw(8 * MIB)
+    for i in range(-6, 0, 2):
+        allocator.deallocate_raw(ptrs[i])
+    for size in (20, 12, 20):
         allocator.allocate(size * MIB).free()
     allocator.allocate(14 * MIB, 7).free()
     return allocator.page_stats()
