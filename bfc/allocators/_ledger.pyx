@@ -377,7 +377,7 @@ cdef class Ledger(Owner):
                     owner.lane.stream, "large" if owner.kind == LARGE else "small",
                     (owner.lane.pool[0], owner.lane.pool[1]), self.frames_of(0, region.ptr),
                     (region.ptr, region.end - region.ptr) if owner.is_range else None, owner.asleep != 0,
-                    tuple(own), bool(own) and owner.window == NULL))
+                    tuple(own), bool(owner.is_range and owner.window == NULL and self.pool.pages != NULL)))
             i += 1
         return 0
 

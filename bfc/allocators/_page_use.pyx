@@ -64,7 +64,7 @@ cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil:
             handle = chunk.next
         postincrement(it)
     use.page_size = pages.page_size
-    use.pages = pages.count
+    use.pages = pages.pool.counters.pool_bytes // pages.page_size     # those that sleep have no memory
     use.in_use = use.sparse = 0
     for nbytes in used:
         use.in_use += nbytes > 0

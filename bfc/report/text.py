@@ -141,7 +141,7 @@ def _figures(snapshot: Snapshot, live: int) -> str:
     if ranges:
         figures += f", {format_bytes(sum(nbytes for _, nbytes in ranges))} of addresses reserved"
     pages = sum(len(region.pages) for region in snapshot.regions)
-    views = sum(region.is_view for region in snapshot.regions)
+    views = sum(region.is_view and not region.asleep for region in snapshot.regions)
     if pages:
         figures += f", {_count(pages, 'page')} of {format_bytes(stats.pool_bytes // pages)}"
     if views:

@@ -170,6 +170,31 @@ def test_a_page_that_is_on_its_way_counts_once_too():
         source.allocator = None
 
 
+def test_what_sleeps_has_no_pages_and_gets_others():
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"), virtual_memory=True) as allocator:
+        with allocator.tag("weights"):
+            addresses = [allocator.allocate_raw(5 * MIB) for _ in range(8)]
+            allocator.deallocate_many(addresses[::2])
+            view = allocator.allocate_raw(12 * MIB)
+        awake = allocator.allocate_raw(3 * MIB)
+        allocator.sleep()
+        snapshot = allocator.snapshot()
+        assert {region.is_view for region in snapshot.regions if region.ptr == view} == {True}
+        *asleep, other = snapshot.regions
+        assert {(region.asleep, region.pages) for region in asleep} == {(True, ())}
+        assert (other.ptr, other.asleep, len(other.pages)) == (awake, False, 2)
+        assert "view" not in str(snapshot)
+        with pytest.raises(bfc.OutOfMemoryError) as refused:
+            allocator.allocate_raw(62 * MIB)
+        assert refused.value.pages == (2 * MIB, 2, 2, 0)
+        allocator.wake()
+        snapshot = allocator.snapshot()
+        assert_each_page_counts_once(snapshot)
+        assert sum(region.is_view for region in snapshot.regions) == 1
+        live = {chunk.ptr for chunk in snapshot.live_chunks()}
+        assert live == {*addresses[1::2], view, awake}
+
+
 @pytest.mark.parametrize("page_size", [2 * MIB, 8 * MIB])
 def test_each_page_counts_once_at_any_time(page_size):
     dice = random.Random(page_size)
