@@ -188,8 +188,8 @@ def test_what_undoes_it_fails_as_well(
         pytest.skip("nothing is copied")
     happened = 0
     before = calls_of(make, undoing, keep, op) if undoing == "copy" else 0
-    for number in range(1, calls_of(make, kind, keep, op) + 1):
-        for second in (1, 2):
+    for number in range(1, calls_of(make, kind, keep, op) + 1, 2):
+        for second in (1, 2) if number == 1 else (1,):
             world = World(make, keep)
             if op == "wake":
                 world.sleep()
