@@ -275,7 +275,8 @@ cdef class Pages:
 
     cdef ChunkHandle use_kept_view(self, uint32_t bin_set, uint64_t pages, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
-        """Hands out a kept view of exactly so many pages, the one that was used last; or NO_CHUNK."""
+        """Hands out a kept view of exactly so many pages, the one that was made first, so that a program that repeats
+        does the same each time; or NO_CHUNK."""
         cdef vector[uint32_t]* same = self.views.of_size(bin_set, <uint32_t>pages)
         cdef View* best = NULL
         cdef View* view

@@ -57,6 +57,8 @@ cdef class Scope:
 
     def __enter__(self):
         cdef Entry entry = Entry()
+        if self.owner is None:
+            raise TypeError("a scope comes from allocator.tag(name)")
         entry.owner = self.owner
         entry.tag = self.tag
         self.entered.append((_entries.set((*_entries.get(), entry)), entry))
@@ -66,7 +68,7 @@ cdef class Scope:
 
     def __exit__(self, *exc_info):
         cdef Entry entry
-        for item in reversed(self.entered):
+        for item in reversed(self.entered or ()):
             try:
                 _entries.reset(item[0])
             except ValueError:
@@ -80,7 +82,7 @@ cdef class Scope:
         raise RuntimeError("this tag was not entered here: write `with allocator.tag(name):`")
 
     def __repr__(self):
-        return f"<tag {self.tag.name!r} of {self.owner!r}>"
+        return f"<tag {self.tag.name!r} of {self.owner!r}>" if self.owner is not None else "<tag of nothing>"
 
 
 @cython.no_gc_clear

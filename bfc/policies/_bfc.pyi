@@ -33,9 +33,9 @@ class BFCAllocator(Allocator):
         The stream that the allocator belongs to. Memory freed on it is reused there at once.
     virtual_memory : bool, optional
         Map memory page by page, and stitch free pages that lie apart where no free chunk is large
-        enough, so that no request is refused for fragmentation. Each stream has ranges of addresses of
-        its own, chunks are always split, and memory always grows: `allow_growth` and
-        `fragmentation_fraction` do nothing. The limit counts pages.
+        enough: only what shares a page with a live chunk is lost to other requests. Each stream has
+        ranges of addresses of its own, chunks are always split, and memory always grows:
+        `allow_growth` and `fragmentation_fraction` do nothing. The limit counts pages.
     page_size : int or str, optional
         With `virtual_memory`, the bytes of a page: a power of two, and a multiple of the source's
         `mapping_granularity`. None is the power of two at or above an 8192nd of the limit, from 2 to
