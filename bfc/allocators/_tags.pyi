@@ -58,7 +58,7 @@ class Tagged(Frees):
         Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
         and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
         its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees
-        take their slow way, some 100 ns more.
+        take their slow way, a few hundred nanoseconds more.
 
         Examples
         --------
