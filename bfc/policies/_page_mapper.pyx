@@ -431,11 +431,13 @@ cdef class PageMapper(Sleeper):
         """The numbers of a view's pages. Only the thread that maps changes what is read here."""
         cdef vector[uint32_t] found
         cdef uint32_t page
-        cdef Run run
-        cdef size_t i
-        found.reserve(self.pages.views.at(number).pages)
+        cdef View* view = &self.pages.views.at(number)
+        cdef Run* run
+        cdef size_t i, k
+        found.reserve(view.pages)
         acquire_lock(self.lock[0])
-        for run in self.pages.views.at(number).runs:
+        for k in range(view.runs.size()):   # a loop over the vector itself would copy it
+            run = &view.runs[k]
             for i in range(run.count):
                 found.push_back(self.pool.bin_sets[run.set].window.page_at(run.first + i))
         self.lock.release()
