@@ -711,6 +711,8 @@ cdef class PageMapper(Sleeper):
         self.forget_chunks()
         self.try_unreleased_again(faults)
         for stretch in self.stretches:
+            if self.count_mapped(stretch) == 0:
+                continue    # and its stream may be gone
             try:
                 self.source.sub_allocator.wait(stretch.stream)
             except BaseException as error:      # a device that fails gets its memory back all the same
@@ -810,7 +812,7 @@ cdef class PageMapper(Sleeper):
         return True
 
     cdef uint64_t count_mapped(self, Stretch stretch) noexcept:
-        """Needs the lock."""
+        """How many pages are mapped into a range. Only the thread that maps changes that."""
         cdef Window* window = self.pool.bin_sets[stretch.bin_set].window
         cdef uint64_t slot, count = 0
         for slot in range(window.slots() if window != NULL else 0):
