@@ -17,6 +17,7 @@ cdef class Stretch:
     cdef uint64_t nbytes
     cdef uint32_t bin_set
     cdef uint64_t stream
+    cdef uint64_t asked_of              # the stream that says when earlier work is done
     cdef ChunkHandle tail               # what is unmapped at its end; NO_CHUNK: nothing
     cdef bint is_known                  # to the pool: until the allocator closes
     cdef bint some_stuck                # memory that could not be unmapped

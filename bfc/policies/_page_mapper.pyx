@@ -13,7 +13,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Window
+from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Lane, Window
 from bfc.allocators._ranges cimport (
     IS_GROWING, add_range, begin_mapping, cancel_mapping, end_mapping, end_unmapping, forget_absent, remove_range,
 )
@@ -29,6 +29,12 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
 
 cdef enum:
     ANY_LENGTH = 0xFFFFFFFF             # of a run
+
+
+cdef uint64_t stream_to_ask(const Lane* lane) noexcept nogil:
+    """The stream that says when work in a lane is done. A handle that names another stream in each thread does not, in
+    any thread but one; stream 0 does, which runs after all of these streams."""
+    return 0 if lane.thread else lane.stream
 
 
 cdef list driver_numbers(list pages):
@@ -105,6 +111,7 @@ cdef class PageMapper(Sleeper):
         cdef cbool overlaps
         acquire_lock(self.lock[0])
         stretch.stream = self.pool.bin_sets[stretch.bin_set].lane.stream
+        stretch.asked_of = stream_to_ask(&self.pool.bin_sets[stretch.bin_set].lane)
         overlaps = self.pool.overlaps_region(stretch.ptr, stretch.nbytes)
         if not overlaps and self.pages.open_window(stretch.bin_set, stretch.ptr):
             stretch.tail = add_range(self.pool, stretch.ptr, stretch.nbytes, stretch.bin_set)
@@ -406,7 +413,7 @@ cdef class PageMapper(Sleeper):
         retired.pages = []
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
-        retired.stream = self.pool.bin_sets[view.set].lane.stream
+        retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
         retired.ptr = view.address
         retired.nbytes = view.pages * self.page_size
         self.lock.release()
@@ -512,9 +519,9 @@ cdef class PageMapper(Sleeper):
             for stretch in self.stretches:
                 if not stretch.is_known or self.is_set_asleep(stretch.bin_set):
                     continue
-                if stretch.some_stuck and self.is_idle(stretch.stream, wait, idle, faults):
+                if stretch.some_stuck and self.is_idle(stretch.asked_of, wait, idle, faults):
                     self.unmap_stuck(stretch, faults)
-                if self.pages.count > kept and self.is_idle(stretch.stream, wait, idle, faults):
+                if self.pages.count > kept and self.is_idle(stretch.asked_of, wait, idle, faults):
                     self.trim_stretch(stretch, self.pages.count - kept, views_too, faults)
         return (before - self.pages.count) * self.page_size
 
@@ -714,7 +721,7 @@ cdef class PageMapper(Sleeper):
             if self.count_mapped(stretch) == 0:
                 continue    # and its stream may be gone
             try:
-                self.source.sub_allocator.wait(stretch.stream)
+                self.source.sub_allocator.wait(stretch.asked_of)
             except BaseException as error:      # a device that fails gets its memory back all the same
                 faults.add(error)
         self.close_views(faults)

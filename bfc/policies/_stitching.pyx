@@ -66,7 +66,7 @@ cdef class Stitching(PageMapper):
         for stretch in self.stretches:
             if not stretch.is_known or not stretch.some_stuck or self.is_set_asleep(stretch.bin_set):
                 continue
-            if self.is_idle(stretch.stream, False, idle, faults):
+            if self.is_idle(stretch.asked_of, False, idle, faults):
                 self.unmap_stuck(stretch, faults)
         if faults.interrupt is not None:
             raise faults.interrupt
@@ -187,7 +187,7 @@ cdef class Stitching(PageMapper):
         self.sweep(faults, True, False)
         for other in self.stretches:
             if (self.is_stranger(other, stretch) and before - self.pages.count < wanted
-                    and self.is_idle(other.stream, True, idle, faults)):
+                    and self.is_idle(other.asked_of, True, idle, faults)):
                 self.trim_stretch(other, wanted - (before - self.pages.count), True, faults)
         return self.pages.count < before
 
@@ -250,7 +250,7 @@ cdef class Stitching(PageMapper):
         for run in self.held:
             for other in self.stretches:
                 if other.bin_set == run.set:
-                    streams.add(other.stream)
+                    streams.add(other.asked_of)
         for stream in sorted(streams):
             self.calls.stream_waits += 1
             self.source.sub_allocator.order(stream, stretch.stream)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -457,3 +458,41 @@ def test_the_error_names_pages_that_little_of_them_pins() -> None:
         with pytest.raises(bfc.OutOfMemoryError, match="less than a tenth") as caught:
             allocator.allocate_raw(32 * MIB)
         assert "8.00 MiB, in pages of which less than a tenth is in use" in str(caught.value)
+
+
+class ThreadStreams(bfc.SimulatedSubAllocator):
+    """Stream 2 is another one in each thread, as in CUDA."""
+
+    asynchronous = True
+    thread_streams = frozenset({2})
+
+    def __init__(self) -> None:
+        super().__init__("16 MiB")
+        self.asked: list[tuple[str, int]] = []
+
+    def order(self, first: int, then: int) -> None:
+        self.asked.append(("order", first))
+
+    def fence(self, stream: int) -> None:
+        self.asked.append(("fence", stream))
+
+    def wait(self, stream: int) -> None:
+        self.asked.append(("wait", stream))
+
+
+def test_a_stream_of_another_thread_is_waited_for_through_stream_0() -> None:
+    """Its handle would name this thread's own: memory was reused, and unmapped, too early."""
+    device = ThreadStreams()
+    allocator = made(device)
+
+    def use() -> None:
+        allocator.deallocate_raw(allocator.allocate_raw(12 * MIB, 2))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    allocator.deallocate_raw(allocator.allocate_raw(12 * MIB, 2))
+    assert device.asked == [("order", 0)]
+    allocator.trim(wait=True)
+    allocator.close()
+    assert {stream for _call, stream in device.asked} == {0}
