@@ -67,6 +67,7 @@ cdef class Pages:
     cdef vector[PageRecord] records     # by the number of the page
     cdef Views views
     cdef uint64_t count                 # of pages
+    cdef uint32_t all_known_below       # every record before it is a page's
     cdef uint64_t uses                  # of views, so far
 
     cdef void watch(self, Pool pool, uint64_t page_size) noexcept
@@ -76,7 +77,6 @@ cdef class Pages:
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil
 
     cdef uint32_t enter_page(self, uint32_t bin_set, uint32_t slot) noexcept nogil
-    cdef cbool has_room_for_pages(self, uint64_t count) noexcept nogil
     cdef void forget_page(self, uint32_t page) noexcept nogil
 
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,

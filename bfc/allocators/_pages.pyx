@@ -25,7 +25,6 @@ from bfc.allocators._ranges cimport carve, has_records, make_free
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
     cbool try_push_page "bfc::try_push_back"(vector[PageRecord]& items, const PageRecord& item) noexcept
-    cbool try_make_room(vector[PageRecord]& items, size_t count) noexcept
     cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
 cdef extern from * nogil:
@@ -97,16 +96,14 @@ cdef class Pages:
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
-    cdef cbool has_room_for_pages(self, uint64_t count) noexcept nogil:
-        return try_make_room(self.records, self.records.size() + count)
-
     cdef uint32_t enter_page(self, uint32_t bin_set, uint32_t slot) noexcept nogil:
         """The number of a page that is mapped into its first slot. NO_PAGE: the host is out of memory."""
         cdef PageRecord record
         cdef uint32_t page = 0
         if self.count < self.records.size():
-            while self.records[page].is_known:
-                page += 1
+            while self.records[self.all_known_below].is_known:
+                self.all_known_below += 1
+            page = self.all_known_below
         elif try_push_page(self.records, record):
             page = <uint32_t>(self.records.size() - 1)
         else:
@@ -123,6 +120,7 @@ cdef class Pages:
         """Of a page that is mapped nowhere."""
         self.records[page] = PageRecord()
         self.count -= 1
+        self.all_known_below = min(self.all_known_below, page)
 
     cdef cbool send_home(self, ChunkHandle handle) noexcept nogil:
         """Sends a page home that is free in a range of small chunks now: what is free then depends on what is live

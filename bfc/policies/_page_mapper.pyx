@@ -24,12 +24,6 @@ from bfc.policies._sleep cimport Sleeper
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
-
-cdef enum:
-    ANY_LENGTH = 0xFFFFFFFF             # of a run
-
 
 cdef uint64_t stream_to_ask(const Lane* lane) noexcept nogil:
     """The stream that says when work in a lane is done. A handle that names another stream in each thread does not, in
