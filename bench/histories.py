@@ -3,6 +3,7 @@ blocks."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,22 @@ def traces() -> Iterator[tuple[str, bfc.Trace]]:
     """The recorded traces, each closed by frees so that it can be replayed again."""
     for path in sorted(TRACES.glob("*.npz")):
         yield path.stem, bfc.Trace.load(path).closed()
+
+
+def chosen(
+    listed: dict[str, bfc.Trace], description: str | None, arguments: list[str] | None
+) -> dict[str, bfc.Trace]:
+    """Those of the listed traces that the command line names after `--traces`, in its order; all,
+    if it names none."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", nargs="+", metavar="NAME", help="these traces (default: all)")
+    names = parser.parse_args(arguments).traces or listed
+    unknown = [name for name in names if name not in listed]
+    if unknown:
+        parser.error(f"there is no trace {unknown[0]!r}; there are {', '.join(listed)}")
+    return {name: listed[name] for name in names}
 
 
 def churn(

@@ -10,7 +10,6 @@ Nothing is timed.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import bfc
-from bench.histories import traces
+from bench.histories import chosen, traces
 from bench.peers import torch
 from bench.peers.tensorflow import PeerUnavailable
 from bench.peers.torch import TorchPeer
@@ -236,21 +235,12 @@ def pytorch_is_there() -> bool:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--traces", nargs="+", metavar="NAME", help="these traces (default: all)")
-    chosen = parser.parse_args(arguments).traces
-    listed = dict(traces())
-    unknown = [name for name in chosen or () if name not in listed]
-    if unknown:
-        parser.error(f"there is no trace {unknown[0]!r}; there are {', '.join(listed)}")
+    listed = chosen(dict(traces()), __doc__, arguments)
     say(machine())
     beside_pytorch = pytorch_is_there()
     say(line(HEADINGS))
     rows = []
-    for name in chosen or listed:
-        trace = listed[name]
+    for name, trace in listed.items():
         for number, contender in enumerate(CONTENDERS):
             row = measure(contender, trace, beside_pytorch)
             rows.append(row)

@@ -10,13 +10,12 @@ is timed.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
 
 import bfc
-from bench.histories import churn, traces
+from bench.histories import chosen, churn, traces
 from bench.report import geometric_mean, machine, say
 from bfc.study.counted import CountedSimulated
 
@@ -167,17 +166,8 @@ def report_churn() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--traces", nargs="+", metavar="NAME", help="these traces (default: all)")
-    chosen = parser.parse_args(arguments).traces
-    listed = dict(traces())
-    unknown = [name for name in chosen or () if name not in listed]
-    if unknown:
-        parser.error(f"there is no trace {unknown[0]!r}; there are {', '.join(listed)}")
+    shown = chosen(dict(traces()), __doc__, arguments)
     say(machine())
-    shown = {name: listed[name] for name in chosen or listed}
     report_one_stream(shown)
     report_streams(shown)
     report_churn()
