@@ -230,7 +230,7 @@ cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch
 
 
 cdef struct Events:                 # a trace, and where its replay writes
-    const uint8_t* op               # ALLOCATE or DEALLOCATE
+    const uint8_t* op               # ALLOCATE, DEALLOCATE or RELEASE
     const uint32_t* number          # of the allocation, an index into `handles`
     const uint64_t* size
     const uint16_t* stream
@@ -243,6 +243,7 @@ cdef struct Events:                 # a trace, and where its replay writes
 cdef enum:
     ALLOCATE = 0
     DEALLOCATE = 1
+    RELEASE = 2                     # of all that is cached; the pool leaves it to its caller
 
 ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
 ctypedef ChunkHandle (*AskPages)(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,

@@ -640,6 +640,8 @@ cdef class Pool:
                 events.addresses[i] = self.chunks[handle].ptr
                 live += size
                 peak = max(peak, live)
+            elif op[i] == RELEASE:
+                break
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:

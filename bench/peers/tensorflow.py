@@ -418,6 +418,8 @@ class TensorFlowBFC(Closing):
         arrays = (ops, idents, sizes) if before is None else (ops, idents, sizes, before)
         if any(array.shape != (ops.size,) for array in arrays):
             raise ValueError("a trace is one-dimensional arrays of one length")
+        if ops.size and ops.max() > 1:
+            raise ValueError("the trace releases what is cached: TensorFlow has no call for that")
         addresses = np.empty(ops.size, np.uint64)
         seconds: float = self._library.bfc_tf_replay(
             self._open,

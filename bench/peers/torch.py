@@ -525,10 +525,11 @@ class TorchPeer(Peer):
     ) -> tuple[npt.NDArray[np.uint64], float]:
         """Run a trace in one compiled loop: each event's address, and the loop's seconds.
 
-        `op` is 0 to allocate and 1 to free, `ident` ties the two together, and `stream` holds
-        handles (None: all 0). The address is 0 at a free and at a failure for lack of memory; the
-        free of an allocation that failed is skipped. Only the two upstream calls and the arrays'
-        reads and writes are timed. Raises RuntimeError where upstream throws anything else.
+        `op` is 0 to allocate, 1 to free and 2 to empty the cache, `ident` ties the first two
+        together, and `stream` holds handles (None: all 0). The address is 0 where nothing was
+        allocated, which is also a failure for lack of memory; the free of such an allocation is
+        skipped. Only the upstream calls and the arrays' reads and writes are timed. Raises
+        RuntimeError where upstream throws anything else.
         """
         sizes = np.ascontiguousarray(size, np.uint64)
         none = np.zeros(sizes.size, np.uint64)

@@ -362,6 +362,8 @@ double replay(const Trace& trace, void** table, uint64_t* addresses) {
     if (trace.op[i] == 0) {
       place = malloc_or_null(allocator, trace.size[i], trace.stream[i]);
       addresses[i] = as_address(place);
+    } else if (trace.op[i] == 2) {
+      allocator.emptyCache();
     } else if (place != nullptr) {
       allocator.raw_delete(place);
       place = nullptr;

@@ -6,7 +6,11 @@ from numpy.typing import NDArray
 from bfc.allocators._allocator import Allocator
 
 def find_fault(
-    op: NDArray[np.uint8], number: NDArray[np.uint32], size: NDArray[np.uint64], numbers: int
+    op: NDArray[np.uint8],
+    id: NDArray[np.uint32],
+    number: NDArray[np.uint32],
+    size: NDArray[np.uint64],
+    numbers: int,
 ) -> tuple[int, str] | None:
     """The first event that makes no sense, as (event, what is wrong), or None."""
 

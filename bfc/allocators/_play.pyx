@@ -5,7 +5,9 @@ import time
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from bfc._core cimport ALLOCATE, DEALLOCATE, NO_CHUNK, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally
+from bfc._core cimport (
+    ALLOCATE, DEALLOCATE, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally,
+)
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
@@ -21,15 +23,20 @@ cdef enum:
     EVENTS_OF_A_BATCH = 1 << 13     # a fraction of a millisecond
 
 
-def find_fault(const uint8_t[::1] op, const uint32_t[::1] number, const uint64_t[::1] size, Py_ssize_t numbers):
+def find_fault(const uint8_t[::1] op, const uint32_t[::1] id, const uint32_t[::1] number, const uint64_t[::1] size,
+               Py_ssize_t numbers):
     """The first event that makes no sense, as (event, what is wrong), or None."""
     cdef unsigned char[::1] live = bytearray(numbers)
     cdef Py_ssize_t i
     for i in range(op.shape[0]):
-        if op[i] > DEALLOCATE:
-            return i, f"op is {op[i]}: 0 allocates, 1 frees"
+        if op[i] > RELEASE:
+            return i, f"op is {op[i]}: 0 allocates, 1 frees, 2 releases what is cached"
         if size[i] >> 63:
             return i, "its size is above 2**63 - 1"
+        if op[i] == RELEASE:
+            if id[i] or size[i]:
+                return i, "it releases what is cached, which has no id and no size: both must be 0"
+            continue
         if (not live[number[i]] and op[i] == ALLOCATE) or (op[i] == DEALLOCATE and live[number[i]]):
             live[number[i]] = op[i] == ALLOCATE
         elif op[i] == ALLOCATE:
@@ -163,12 +170,20 @@ cdef class Run:
                     self.allocator.leave_home(&placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
+        elif self.events.op[i] == RELEASE:
+            self.release()
         elif handle[0] != NO_CHUNK:
             self.acquire_open()
             self.tally.live -= self.allocator.pool.chunks[handle[0]].requested_size
             self.allocator.free_locked(handle[0])
             handle[0] = NO_CHUNK
         return 0
+
+    cdef int release(self) except -1:
+        self.acquire_open()
+        self.allocator.lock.release()
+        self.allocator.release_free_regions()
+        return PyErr_CheckSignals()     # a trace may hold any number of these, and each may call a driver
 
     cdef int acquire_open(self) except -1:
         """Takes the lock, and raises ClosedError if the allocator is closed: its handles mean nothing then."""

@@ -112,6 +112,7 @@ def traces(
     min_events: int = 0,
     max_events: int = 100,
     frees_all: bool = False,
+    releases: bool = False,
 ) -> st.SearchStrategy[Trace]:
     """Whole histories, each valid in itself.
 
@@ -127,6 +128,8 @@ def traces(
         The most events.
     frees_all : bool, optional
         Free everything before the end.
+    releases : bool, optional
+        Have releases of what is cached among the events (`op` 2).
 
     Returns
     -------
@@ -149,12 +152,11 @@ def traces(
         raise ValueError("0 <= min_events <= max_events, and at least one stream")
     allocation = requests(sizes, range(streams))
     free = st.integers(-5, max_events)
+    event = allocation | free | st.none() if releases else allocation | free
     most = max_events // 2 if frees_all else max_events
     # Hypothesis prefers short lists: let some be long from the start.
     least = st.sampled_from(sorted({min(min_events, most), most // 4, most // 2}))
-    events = least.flatmap(
-        lambda fewest: st.lists(allocation | free, min_size=fewest, max_size=most)
-    )
+    events = least.flatmap(lambda fewest: st.lists(event, min_size=fewest, max_size=most))
     made = events.map(lambda chosen: _history(chosen, frees_all))
     if min_events:
         made = made.filter(lambda columns: len(columns[0]) >= min_events)
@@ -164,25 +166,27 @@ def traces(
 Columns = tuple[list[int], list[int], list[int], list[int]]
 
 
-def _history(chosen: list[Asked | int], frees_all: bool) -> Columns:
+def _history(chosen: list[Asked | int | None], frees_all: bool) -> Columns:
     """The columns of a trace. A number frees a live block, if any: counted from the oldest, or
-    below 0 from the newest, so that it means the same block where others are left out."""
+    below 0 from the newest, so that it means the same block where others are left out. None
+    releases what is cached."""
     columns: Columns = ([], [], [], [])
-    op, number, size, stream = columns
     live: list[tuple[int, int]] = []
+
+    def add(*values: int) -> None:
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
 
     def free(at: int) -> None:
         freed, on = live.pop(at)
-        for column, value in zip(columns, (1, freed, 0, on), strict=True):
-            column.append(value)
+        add(1, freed, 0, on)
 
     for event in chosen:
         if isinstance(event, Asked):
-            live.append((op.count(0), event.stream))
-            number.append(live[-1][0])
-            op.append(0)
-            size.append(event.nbytes)
-            stream.append(event.stream)
+            live.append((columns[0].count(0), event.stream))
+            add(0, live[-1][0], event.nbytes, event.stream)
+        elif event is None:
+            add(2, 0, 0, 0)
         elif live:
             free(event % len(live) if event >= 0 else -1 - (-1 - event) % len(live))
     while frees_all and live:

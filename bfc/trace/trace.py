@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+#: What an event does. A release gives back to the device all that the allocator caches.
+ALLOCATE, FREE, RELEASE = 0, 1, 2
 #: The most events that a file may hold.
 MOST_EVENTS = 1 << 28
 #: What each array of a file may unpack to, in bytes, and all together: 2**28 events in a trace's
@@ -44,7 +46,7 @@ class Replay:
     Attributes
     ----------
     addresses : numpy.ndarray of uint64, shape (events,)
-        One for each event: 0 for a free, a refused allocation, and one of 0 bytes.
+        One for each event: 0 for a free, a release, a refused allocation, and one of 0 bytes.
     failed : int
         The allocations that were refused for lack of memory.
     seconds : float
@@ -81,12 +83,13 @@ class Trace:
     Parameters
     ----------
     op : array_like of int
-        0 allocates, 1 frees.
+        0 allocates, 1 frees, and 2 releases what the allocator caches, as
+        `torch.cuda.empty_cache()` does.
     id : array_like of int
         The number of the allocation. It may be used again after its free; what is never freed is
-        live at the end.
+        live at the end. A release names no allocation: its id is 0.
     size : array_like of int
-        The bytes that are asked for; at a free, anything.
+        The bytes that are asked for; at a free, anything; at a release, 0.
     stream : array_like of int, optional
         The ordinal of the stream that owns the allocation; None is 0 for all.
     meta : JSON value, optional
@@ -100,8 +103,8 @@ class Trace:
     Raises
     ------
     TraceError
-        If the events are not a history: a free of what is not live, an id that is live already, or
-        arrays of different lengths or types.
+        If the events are not a history: a free of what is not live, an id that is live already, a
+        release with an id or a size, or arrays of different lengths or types.
 
     Notes
     -----
@@ -137,7 +140,7 @@ class Trace:
         if len(lengths) > 1:
             raise TraceError(f"op, id, size and stream differ in length: {sorted(lengths)}")
         numbers, count = _dense(ids)
-        fault = find_fault(ops, numbers, sizes, count)
+        fault = find_fault(ops, ids, numbers, sizes, count)
         if fault is not None:
             raise TraceError(f"event {fault[0]}: {fault[1]}")
         self._op, self._id, self._size, self._stream = ops, ids, sizes, streams
@@ -146,12 +149,14 @@ class Trace:
 
     @property
     def op(self) -> NDArray[np.uint8]:
-        """0 if an event allocates, 1 if it frees. A read-only uint8 array."""
+        """0 if an event allocates, 1 if it frees, 2 if it releases what is cached. A read-only
+        uint8 array."""
         return self._op
 
     @property
     def id(self) -> NDArray[np.uint32]:
-        """The number of the allocation that an event makes or frees. A read-only uint32 array."""
+        """The number of the allocation that an event makes or frees; 0 at a release. A read-only
+        uint32 array."""
         return self._id
 
     @property
@@ -198,10 +203,11 @@ class Trace:
 
         if len(self) == 0:
             return -1
-        # In a stable sort by id each free stands right behind its allocation.
+        # In a stable sort by id each free stands right behind its allocation, without the releases.
         order = np.argsort(self._numbers, kind="stable")
+        order = order[self.op[order] != RELEASE]
         change = self.size.astype(np.int64)
-        frees = self.op[order].astype(bool)
+        frees = self.op[order] == FREE
         change[order[frees]] = -change[order[np.flatnonzero(frees) - 1]]
         return int(np.cumsum(change).argmax())
 
@@ -420,11 +426,12 @@ class Trace:
         import numpy as np
 
         last = np.full(self._number_count, -1, np.int64)
-        last[self._numbers] = np.arange(len(self))
-        open_at = last[(last >= 0)]
-        open_at = np.sort(open_at[~self.op[open_at].astype(bool)])
+        named = np.flatnonzero(self.op != RELEASE)
+        last[self._numbers[named]] = named
+        open_at = last[last >= 0]
+        open_at = np.sort(open_at[self.op[open_at] == ALLOCATE])
         return Trace(
-            np.concatenate([self.op, np.ones(len(open_at), np.uint8)]),
+            np.concatenate([self.op, np.full(len(open_at), FREE, np.uint8)]),
             np.concatenate([self.id, self.id[open_at]]),
             np.concatenate([self.size, np.zeros(len(open_at), np.uint64)]),
             np.concatenate([self.stream, self.stream[open_at]]),
@@ -464,6 +471,8 @@ class Trace:
         -----
         After an error, also one from `progress` or a Ctrl-C, all that the replay has allocated is
         freed.
+
+        At a release the loop stops and calls `allocator.release_free_regions()`.
 
         Other threads may use the allocator: their calls and the replay take turns, and a turn of
         the replay is some thousand events. What they allocate counts in the peaks of chunks and

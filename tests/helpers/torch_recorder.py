@@ -238,9 +238,9 @@ def replayed(trace: Any, recorder: Recorder) -> Iterator[tuple[int, int]]:
         if number == len(trace):
             return
         name = int(trace.id[number])
-        if trace.op[number]:
+        if trace.op[number] == 1:
             recorder.free(held.pop(name))
-        else:
+        elif trace.op[number] == 0:
             stream = facts["streams"][trace.stream[number]]
             held[name] = recorder.allocate(int(trace.size[number]), stream)
             yield held[name], facts["addresses"][number]

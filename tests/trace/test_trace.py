@@ -195,7 +195,7 @@ def test_an_empty_trace_is_fine(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arrays", "fault"),
     [
-        (([0, 2], [0, 1], [1, 1]), "event 1: op is 2"),
+        (([0, 3], [0, 1], [1, 1]), "event 1: op is 3"),
         (([1], [0], [0]), "event 0: it frees an id that is not live"),
         (([0, 1, 1], [0, 0, 0], [1, 0, 0]), "event 2: it frees an id that is not live"),
         (([0, 0], [4, 4], [1, 1]), "event 1: it allocates an id that is live already"),
