@@ -272,6 +272,7 @@ cdef class Pool:
     cdef vector[BinSet] bin_sets
     cdef cmap[uint64_t, Region] regions  # by end address
     cdef int64_t next_allocation_id
+    cdef int64_t release_id             # what the history notes of memory that goes while the cache is emptied; or 0
     cdef Counters counters
     cdef SharedCounter timing_counter   # None: frees carry no timestamp
     cdef void* timing

@@ -242,6 +242,8 @@ cdef class Pool:
         record.pool[0] = lane.pool[0]
         record.pool[1] = lane.pool[1]
         record.allocation_id = chunk.allocation_id
+        if self.release_id and (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP):
+            record.allocation_id = self.release_id
         record.action = action
         self.history.add(record)
 

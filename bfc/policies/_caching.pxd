@@ -50,6 +50,7 @@ cdef class CachingAllocator(Allocator):
     cdef int release_oversize(self, Request* request) except -1 nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
+    cdef uint64_t release_whole(self, int64_t mark) except? 0xFFFFFFFFFFFFFFFF
     cdef int release_all(self, Request* request) except -1 nogil
     cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil
     cdef int open_ranges(self, Request* request, Growing* growing) except -1

@@ -702,17 +702,28 @@ cdef class CachingAllocator(Allocator):
         >>> allocator.release_free_regions()
         2097152
         """
-        cdef vector[ChunkHandle] chunks
-        cdef vector[Region] regions
-        cdef uint64_t released, changes = 0
+        cdef uint64_t changes = 0
         if not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.settle(again=True)
-        if self.segments.are_some():
+        cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
+        if not self.segments.are_some():
+            return self.release_whole(mark)
+        self.pool.release_id = mark
+        try:
             return self.empty_in_turn(&changes)
+        finally:
+            self.pool.release_id = 0
+
+    cdef uint64_t release_whole(self, int64_t mark) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef uint64_t released
         self.acquire()
+        self.pool.release_id = mark
         self.list_what_may_go(chunks)
         released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
+        self.pool.release_id = 0
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()

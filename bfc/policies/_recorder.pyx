@@ -24,6 +24,7 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 
 _FIRST_FRAMES_ALLOWED = 1 << 14
+_RELEASE = Frame(words.OUR_FILE, 0, words.OUR_RELEASE)
 
 
 cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
@@ -158,6 +159,24 @@ cdef class Recorder:
             entries.append(HistoryEntry(words.ACTIONS[record.action], record.addr, record.size, record.stream,
                                         record.time_us, (record.pool[0], record.pool[1]), frames))
         return entries
+
+    cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1:
+        """A number, with frames, for what goes while the program empties the cache: PyTorch's histories show that in
+        their frames alone. 0 where nothing is recorded."""
+        cdef int64_t number = 0
+        acquire_lock(lock)
+        if pool.history != NULL:
+            number = pool.next_allocation_id    # of its own, as for a refusal
+            pool.next_allocation_id += 1
+        lock.release()
+        if number == 0:
+            return 0
+        try:
+            self.frames[number] = (_RELEASE, *(python_frames() if self.keeps_free_frames else ()))
+            self.bound_frames(pool, lock)
+        except MemoryError:
+            return 0
+        return number
 
     cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane) except -1:
         """Counts a request that is refused, and adds it to the history."""

@@ -10,5 +10,6 @@ Nothing here knows an allocator of ours. In order:
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
     plain_pickle.py        a pickle read without Python's unpickler
     layout.py              requests that lay out what was live before a recording begins
+    releases.py            which segments went because the cache was emptied
     reader.py              what PyTorch recorded, as a trace
 """

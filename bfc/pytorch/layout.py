@@ -61,6 +61,10 @@ class Columns:
         del self._in_order[bisect_left(self._in_order, address)]
         self._append(1, gone, 0, 0)
 
+    def release(self) -> None:
+        """The release of what is cached."""
+        self._append(2, Live(0, 0, 0), 0, 0)
+
     def live_between(self, start: int, end: int) -> list[int]:
         """The addresses of what is live and reaches into [start, end)."""
         first = bisect_left(self._in_order, start)
@@ -209,6 +213,11 @@ class Sizes:
         """The largest request up to this that needs a block of just its own size; 0 for none."""
         step = self._settings.step_for(size)
         return size // step * step
+
+    @property
+    def large_page(self) -> int:
+        """What expandable segments of large blocks are mapped by."""
+        return self._settings.large_segment_size
 
     def segment(self, size: int) -> int:
         """The segment that a request gets where nothing is free (2.4)."""

@@ -18,6 +18,7 @@ from bfc.errors import TraceError
 from bfc.files import open_regular
 from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
 from bfc.pytorch.plain_pickle import loads, shown
+from bfc.pytorch.releases import GOES, NO_FRAMES, Releases, what_frames_say
 from bfc.pytorch.sizes import SMALL_SEGMENT
 from bfc.pytorch.words import (
     ALLOC,
@@ -300,16 +301,20 @@ class _Event:
     size: int
     stream: int
     is_private: bool
+    #: What the frames say, if a segment goes.
+    named: int = NO_FRAMES
 
 
 def _events(recording: _Recording) -> list[_Event]:
+    seen: dict[int, int] = {}
     return [
-        _event(entry, f"{recording.where}[{number}]")
+        _event(entry, f"{recording.where}[{number}]", seen)
         for number, entry in enumerate(recording.entries)
     ]
 
 
-def _event(entry: Any, where: str) -> _Event:
+def _event(entry: Any, where: str, seen: dict[int, int]) -> _Event:
+    """`seen` has what the lists of frames say that were looked at: many entries may share one."""
     _dict(entry, where)
     action = entry.get("action")
     if type(action) is not str:
@@ -322,9 +327,14 @@ def _event(entry: Any, where: str) -> _Event:
         if address + size > TOP and action != OOM:
             raise TraceError(f"{where} ends beyond all addresses")
         pool_id = entry.get("pool_id", (0, 0))
-        return _Event(
-            action, address, size, stream, _pool(pool_id, f"{where}['pool_id']") != (0, 0)
-        )
+        is_private = _pool(pool_id, f"{where}['pool_id']") != (0, 0)
+        named = NO_FRAMES
+        if action in GOES:
+            frames = entry.get("frames")
+            if id(frames) not in seen:
+                seen[id(frames)] = what_frames_say(frames)
+            named = seen[id(frames)]
+        return _Event(action, address, size, stream, is_private, named)
     return _Event(action, 0, 0, 0, False)
 
 
@@ -373,7 +383,15 @@ def _converted(recording: _Recording) -> tuple[Columns, dict[str, Any]]:
     columns = Columns()
     layout = lay_out(spans, before, [(e.action, e.address, e.size) for e in events], sizes, columns)
     first = len(columns)
-    player = _Player(columns, recording, layout.segments)
+    releases = Releases(
+        events,
+        spans,
+        columns.live_between,
+        lambda address: address + sizes.rounded(columns.live[address].size),
+        sizes.large_page,
+        recording.settings.get("release_lock_on_cudamalloc") is True,
+    )
+    player = _Player(columns, recording, layout.segments, releases)
     for event in events:
         player.play(event)
     player.finish()
@@ -401,6 +419,7 @@ def _converted(recording: _Recording) -> tuple[Columns, dict[str, Any]]:
             "segments_not_exact": layout.inexact,
             "blocks_of_unsure_size": layout.unsure,
             "repairs": {name: count for name, count in sorted(repairs.items()) if count},
+            "releases_unsure": releases.unsure,
             "unknown_actions": dict(player.unknown.most_common(16)),
         },
     }
@@ -416,6 +435,7 @@ class _Player:
     recording: _Recording
     #: [event, address, size] of each segment that was taken, and before which event.
     segments: list[list[int]]
+    releases: Releases
     segment_events: list[list[Any]] = field(default_factory=list)
     refused: list[list[int]] = field(default_factory=list)
     repairs: Counter[str] = field(default_factory=Counter)
@@ -474,6 +494,8 @@ class _Player:
         elif event.action == SEGMENT_ALLOC:
             self.segments.append([len(self.columns), event.address, event.size])
         self.segment_events.append(now)
+        if self.releases.follow(self.at - 1, event):
+            self.columns.release()
 
     def finish(self) -> None:
         """Adds frees and allocations until exactly the blocks are live that the file says are."""

@@ -18,6 +18,9 @@ SNAPSHOT, OOM, ANNOTATE = "snapshot", "oom", "annotate"
 #: What our histories say, in the order of `native/history.hpp`.
 ACTIONS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM, SEGMENT_MAP, SEGMENT_UNMAP)
 
+#: The frames of memory that an allocator of ours gave back: it was told to empty the cache, or not.
+OUR_FILE, OUR_RELEASE, OUR_OWN = "bfc", "empty_cache", "retry or collection"
+
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 #: The states of a block, by what `ChunkInfo.state` calls them.
 STATES = {"in use": ALLOCATED, "waiting": PENDING, "free": INACTIVE, "leaving": INACTIVE}

@@ -20,6 +20,8 @@ from bfc.pytorch.words import (
     BLOCK_ACTIONS,
     FREE_REQUESTED,
     OOM,
+    OUR_FILE,
+    OUR_OWN,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     #: long history short in memory and in the file.
     _Shared = dict[tuple[Frame, ...], list[dict[str, Any]]]
 
+#: The frames of memory that the allocator gave back without being told to.
+_OF_ITS_OWN = [{"filename": OUR_FILE, "line": 0, "name": OUR_OWN}]
 #: The viewer of the web page reads protocols 2 to 4.
 PROTOCOL = 4
 #: No device has a higher ordinal; `device_traces` gets an empty list for each one below.
@@ -111,6 +115,9 @@ def _block(chunk: ChunkInfo, shared: _Shared) -> dict[str, Any]:
 
 def _entry(entry: HistoryEntry, time_us: int, shared: _Shared) -> dict[str, Any]:
     where = "device_free" if entry.action == OOM else "addr"
+    frames = _frames(entry.frames, shared)
+    if entry.action in (SEGMENT_FREE, SEGMENT_UNMAP) and not frames:
+        frames = _OF_ITS_OWN  # a reader must not take it for an emptied cache
     return {
         "action": str(entry.action),
         where: int(entry.addr),
@@ -120,7 +127,7 @@ def _entry(entry: HistoryEntry, time_us: int, shared: _Shared) -> dict[str, Any]
         "compile_context": "N/A",
         "user_metadata": "",
         "pool_id": _pool(entry.pool_id),
-        "frames": _frames(entry.frames, shared),
+        "frames": frames,
     }
 
 

@@ -149,14 +149,18 @@ class Trace:
 
     @property
     def op(self) -> NDArray[np.uint8]:
-        """0 if an event allocates, 1 if it frees, 2 if it releases what is cached. A read-only
-        uint8 array."""
+        """What an event does, as a read-only uint8 array.
+
+        0 allocates, 1 frees, 2 releases what is cached.
+        """
         return self._op
 
     @property
     def id(self) -> NDArray[np.uint32]:
-        """The number of the allocation that an event makes or frees; 0 at a release. A read-only
-        uint32 array."""
+        """The number of the allocation that an event makes or frees. A read-only uint32 array.
+
+        0 at a release.
+        """
         return self._id
 
     @property
@@ -278,9 +282,10 @@ class Trace:
         Trace
             It begins with events that rebuild what was live before the history: in each segment,
             every block and every gap between blocks is allocated by address, and then the gaps are
-            freed. The history follows, with each allocation by the bytes asked for, and each free
-            where it was completed. Streams are numbered by their first use, and 0 stays 0. What is
-            live at the end is what the file says is live.
+            freed. The history follows, with each allocation by the bytes asked for, each free where
+            it was completed, and a release where the program emptied the cache. Streams are
+            numbered by their first use, and 0 stays 0. What is live at the end is what the file
+            says is live.
 
         Raises
         ------
@@ -320,6 +325,8 @@ class Trace:
           larger, which the file does not say.
         - "repairs": how often something was added or left out because the history contradicts
           itself; 0 in a whole recording.
+        - "releases_unsure": how often segments went back and nothing says whether
+          `torch.cuda.empty_cache()` did it; the trace has no release there.
         - "unknown_actions": actions that are not known.
 
         Examples

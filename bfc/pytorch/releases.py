@@ -1,0 +1,174 @@
+"""Which segments of a recording went because the program emptied the cache.
+
+PyTorch has no entry for `torch.cuda.empty_cache()`. It frees segment after segment, and so do a
+request that tries again and garbage collection. Behind those two comes at once a segment that is
+taken, or the refusal (PyTorch's behaviour, 2.8, 2.13 and 3.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from bfc.pytorch.layout import Span, Spans
+from bfc.pytorch.sizes import SMALL_SEGMENT, round_up
+from bfc.pytorch.words import (
+    OOM,
+    OUR_FILE,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+)
+
+#: What the frames of an entry say: there are none; they name another call; a function with the
+#: right name that is not PyTorch's; the call that empties the cache; that of one private pool.
+NO_FRAMES, ANOTHER, PERHAPS, EMPTIES, EMPTIES_A_POOL = range(5)
+
+#: The most segments and blocks that are looked at, over all runs; behind that no run is sure.
+MOST_LOOKS = 1 << 22
+
+GOES = (SEGMENT_FREE, SEGMENT_UNMAP)
+_TAKES = (SEGMENT_ALLOC, SEGMENT_MAP, OOM)
+
+
+class Entry(Protocol):
+    """What is needed of an entry of the history."""
+
+    action: str
+    address: int
+    size: int
+    stream: int
+    is_private: bool
+    #: What its frames say, if a segment goes.
+    named: int
+
+
+def what_frames_say(frames: Any) -> int:
+    """Whether a list of frames, innermost first, names the call that empties the cache."""
+    said = NO_FRAMES
+    for frame in frames if isinstance(frames, list | tuple) else ():
+        name = frame.get("name") if isinstance(frame, dict) else None
+        if not isinstance(name, str):
+            continue
+        said = said or ANOTHER
+        if "MemPool" in name and said == EMPTIES:
+            return EMPTIES_A_POOL
+        if "emptyCache" in name:
+            said = EMPTIES
+        elif name == "empty_cache":
+            said = max(said, EMPTIES if _is_a_library(frame.get("filename")) else PERHAPS)
+    return said
+
+
+def _is_a_library(filename: Any) -> bool:
+    """Whether a file is PyTorch's own, such as torch/cuda/memory.py, or stands for this package."""
+    if not isinstance(filename, str):
+        return False
+    parts = filename.replace("\\", "/").split("/")
+    return filename == OUR_FILE or (parts[-1] == "memory.py" and "torch" in parts)
+
+
+def runs_of(events: Sequence[Entry]) -> dict[int, tuple[int, bool]]:
+    """The runs of segments that go, by the index of the last entry: what its frames say, and
+    whether a segment is taken, or a request refused, right behind it. Where the frames begin to
+    say something else, another run begins."""
+    runs: dict[int, tuple[int, bool]] = {}
+    for index, event in enumerate(events):
+        if event.action in GOES:
+            after = events[index + 1] if index + 1 < len(events) else None
+            if after is None or after.action not in GOES or after.named != event.named:
+                runs[index] = (event.named, after is not None and after.action in _TAKES)
+    return runs
+
+
+class Releases:
+    """Follows the segments of a recording, and says of each run of them that goes what it was.
+
+    Parameters
+    ----------
+    events : sequence of Entry
+        The history.
+    spans : list of Span
+        The segments before it.
+    live_between : callable
+        The addresses of what is live between two addresses.
+    end_of : callable
+        The end of the block that is live at an address.
+    large : int
+        The bytes of a page in expandable segments of large blocks.
+    may_be_interrupted : bool
+        Whether a request that tries again lets other threads on between two entries, as it does
+        with `release_lock_on_cudamalloc`.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[Entry],
+        spans: list[Span],
+        live_between: Callable[[int, int], Sequence[int]],
+        end_of: Callable[[int], int],
+        large: int,
+        may_be_interrupted: bool,
+    ) -> None:
+        self._runs = runs_of(events)
+        self._live_between, self._end_of, self._large = live_between, end_of, large
+        self._looks_left = MOST_LOOKS
+        # Where frames say it all, nobody asks what is left.
+        asks = not may_be_interrupted and any(said == NO_FRAMES for said, _ in self._runs.values())
+        self._spans = Spans(spans) if asks else None
+        self.unsure = 0
+
+    def follow(self, index: int, event: Entry) -> bool:
+        """Takes in an entry about a segment. Returns whether the cache was emptied with it."""
+        if self._spans is not None:
+            self._keep(self._spans, event)
+        if index not in self._runs:
+            return False
+        said, takes_at_once = self._runs[index]
+        if said == EMPTIES:
+            return True
+        if said == ANOTHER and takes_at_once:
+            return False
+        if said == PERHAPS:
+            is_release = not takes_at_once
+        else:
+            is_release = said == NO_FRAMES and not takes_at_once and self._is_all_gone()
+        self.unsure += not is_release
+        return is_release
+
+    def _keep(self, spans: Spans, event: Entry) -> None:
+        is_mapped = event.action in (SEGMENT_MAP, SEGMENT_UNMAP)
+        if event.action in GOES:
+            spans.cut(event.address, event.size, is_mapped)
+        elif event.size:
+            is_small = event.size % self._large > 0 if is_mapped else event.size <= SMALL_SEGMENT
+            end = event.address + event.size
+            spans.add(Span(event.address, end, event.stream, is_small, is_mapped, event.is_private))
+
+    def _is_all_gone(self) -> bool:
+        """Whether nothing is left that emptying the cache would have given back."""
+        if self._spans is None:
+            return False
+        for span in self._spans.all():
+            live = self._live_between(span.start, span.end)
+            self._looks_left -= 1 + len(live)
+            if self._looks_left < 0:
+                return False
+            if not span.is_private and self._has_something_free(span, live):
+                return False
+        return True
+
+    def _has_something_free(self, span: Span, live: Sequence[int]) -> bool:
+        """Whether a segment is free, or a page of an expandable one. Memory is mapped page by page,
+        so that it begins where a page does."""
+        if not span.is_expandable:
+            return not live
+        page = SMALL_SEGMENT if span.is_small else self._large
+        at = span.start
+        for address in [*live, span.end]:
+            first = span.start + round_up(at - span.start, page)
+            if first + page <= address:
+                return True
+            at = max(at, self._end_of(address)) if address < span.end else at
+        return False
