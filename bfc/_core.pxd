@@ -344,8 +344,6 @@ cdef class Pool:
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef ChunkHandle left_behind(self, ChunkHandle first) noexcept nogil
-    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts,
-                        vector[BinSet]& owners) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil
 
     cdef Bins* bins_of(self, ChunkHandle handle) noexcept nogil

@@ -40,9 +40,7 @@ cdef extern from "memory.hpp" namespace "bfc" nogil:
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
-    cbool try_push_chunk "bfc::try_push_back"(vector[Chunk]& items, const Chunk& item) noexcept
     cbool try_push_bin_set "bfc::try_push_back"(vector[BinSet]& items, const BinSet& item) noexcept
-    cbool try_push_count "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
     cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
     cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
@@ -934,23 +932,6 @@ cdef class Pool:
         self.free_slot = handle
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
-
-    cdef cbool copy_out(self, vector[Region]& regions, vector[Chunk]& chunks, vector[uint64_t]& firsts,
-                        vector[BinSet]& owners) noexcept nogil:
-        """Every region with the set of bins of its chunks, and every chunk in address order; region i has the chunks
-        firsts[i] to firsts[i + 1]."""
-        cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
-        cdef ChunkHandle handle
-        cdef cbool copied = try_push_count(firsts, 0)
-        while it != self.regions.end():
-            handle = deref(it).second.first
-            copied = copied and try_push_bin_set(owners, self.bin_sets[self.chunks[handle].bin_set])
-            while copied and handle != NO_CHUNK:
-                copied = try_push_chunk(chunks, self.chunks[handle])
-                handle = self.chunks[handle].next
-            copied = copied and try_push_region(regions, deref(it).second) and try_push_count(firsts, chunks.size())
-            postincrement(it)
-        return copied
 
     cdef cbool check_is_due(self) noexcept nogil:
         """Whether a debug build should check now: after every change of a small pool, less often of a large one."""

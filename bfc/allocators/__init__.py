@@ -5,6 +5,7 @@ _extending.pyx     allocations that grow in place
 _ranges.pyx        regions of reserved addresses, part of which have no memory
 _pages.pyx         pages that have several addresses
 _page_use.pyx      which pages are used through which addresses, and how much of each
+_columns.pyx       what a snapshot copies
 _invariants.pyx    what must hold of a pool, recounted
 _lock.pxd          the lock around a pool
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back

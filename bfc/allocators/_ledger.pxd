@@ -4,8 +4,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport BinSet, Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region
+from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool
 from bfc.buffers._buffer cimport Owner
+from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 
@@ -25,12 +26,10 @@ cdef class Ledger(Owner):
     cdef int catch_up(self) except -1
     cdef void give_way(self) noexcept nogil
     cdef object settings_now(self)
-    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
-    cdef list entries_of(self, vector[HistoryRecord]& records)
-    cdef int add_runs(self, list found, Region* region, BinSet* owner, vector[Chunk]& chunks, size_t first,
-                      size_t end, list pages) except -1
+    cdef list frames_of_chunks(self, vector[ChunkRow]& chunks)
+    cdef list frames_of_regions(self, vector[RegionRow]& regions)
+    cdef object columns_of(self, vector[HistoryRecord]& records)
     cdef object page_use(self)
-    cdef object chunk_info(self, Chunk* chunk)
     cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef bint is_asleep_locked(self, ChunkHandle handle) noexcept nogil
     cdef object tag_of_pool(self, uint64_t first, uint64_t second)

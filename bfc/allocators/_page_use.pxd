@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, Region, Window
+from bfc._core cimport ChunkHandle, Window
 from bfc.allocators._pages cimport Pages, View
 
 cdef struct PageUse:
@@ -13,8 +13,7 @@ cdef struct PageUse:
     uint64_t in_use
     uint64_t sparse                     # of those in use: less than a tenth of their bytes are
 
-cdef cbool list_pages(Pages pages, vector[Region]& regions, vector[uint32_t]& numbers,
-                      vector[uint64_t]& firsts) noexcept nogil
+cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil
 cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil
 cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexcept nogil
 cdef Window* window_of(Pages pages, ChunkHandle handle) noexcept nogil

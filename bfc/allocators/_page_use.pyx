@@ -21,27 +21,22 @@ cdef enum:
     SPARSE = 10         # a page is sparse if less than this part of it is in use
 
 
-cdef cbool list_pages(Pages pages, vector[Region]& regions, vector[uint32_t]& numbers,
-                      vector[uint64_t]& firsts) noexcept nogil:
-    """The pages of each region, slot by slot; region i has numbers[firsts[i]] to numbers[firsts[i + 1] - 1]. A view
-    that is not in use has none. False: the host is out of memory."""
-    cdef cbool listed = try_push_count(firsts, 0)
-    cdef Window* window
-    cdef View* view
+cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil:
+    """Adds the pages of the region that begins with a chunk, slot by slot. A view that is not in use has none. False:
+    the host is out of memory."""
+    cdef Window* window = window_of(pages, first)
+    cdef View* view = view_of(pages, first)
+    cdef cbool listed = True
     cdef Run run
-    cdef size_t i, slot
-    for i in range(regions.size()):
-        window = window_of(pages, regions[i].first)
-        view = view_of(pages, regions[i].first)
-        if window != NULL:
-            for slot in range(window.slots()):
+    cdef size_t slot
+    if window != NULL:
+        for slot in range(window.slots()):
+            listed = listed and try_push_page(numbers, window.page_at(slot))
+    elif view != NULL:
+        for run in view.runs:
+            window = pages.pool.bin_sets[run.set].window
+            for slot in range(run.first, run.first + run.count):
                 listed = listed and try_push_page(numbers, window.page_at(slot))
-        elif view != NULL:
-            for run in view.runs:
-                window = pages.pool.bin_sets[run.set].window
-                for slot in range(run.first, run.first + run.count):
-                    listed = listed and try_push_page(numbers, window.page_at(slot))
-        listed = listed and try_push_count(firsts, numbers.size())
     return listed
 
 

@@ -14,6 +14,9 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     torch_sizes.hpp   PyTorch's arithmetic of sizes
     usage.hpp         what PyTorch counts
     history.hpp       what PyTorch writes down
+    columns.hpp       the rows of a snapshot
+    past.hpp          which part of a history PyTorch's viewer can follow
+    pickle.hpp        pickles, written without objects
     window.hpp        the slots of a range whose pages may have further addresses
     views.hpp         pages that have several addresses, and the views stitched from them
     ranges.hpp        where a request looks in regions and in ranges at once

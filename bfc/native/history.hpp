@@ -55,12 +55,14 @@ public:
     const HistoryRecord& at(size_t i) const { return records_[(oldest_ + i) % records_.size()]; }
 
     bool copy(std::vector<HistoryRecord>& out) const noexcept {
+        const auto oldest = records_.begin() + static_cast<std::ptrdiff_t>(oldest_);
         try {
             out.reserve(size());
+            out.assign(oldest, records_.end());
+            out.insert(out.end(), records_.begin(), oldest);
         } catch (...) {
             return false;
         }
-        for (size_t i = 0; i < size(); ++i) out.push_back(at(i));
         return true;
     }
 

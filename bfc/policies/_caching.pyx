@@ -13,6 +13,7 @@ from bfc._core cimport (
     HistoryRecord, Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, no_mapping
@@ -999,11 +1000,14 @@ cdef class CachingAllocator(Allocator):
         """
         self.snapshot().dump(path)
 
-    cdef list entries_of(self, vector[HistoryRecord]& records):
-        return self.recorder.entries_of(records)
+    cdef object columns_of(self, vector[HistoryRecord]& records):
+        return self.recorder.columns_of(records)
 
-    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
-        return self.recorder.frames_of(allocation_id, region)
+    cdef list frames_of_chunks(self, vector[ChunkRow]& chunks):
+        return self.recorder.frames_of_chunks(chunks)
+
+    cdef list frames_of_regions(self, vector[RegionRow]& regions):
+        return self.recorder.frames_of_regions(regions)
 
     cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
         cdef bint region_came = self.source.changes.get() != changes_before

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport History, HistoryRecord, Lane, Pool
+from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._lock cimport Lock
 
 
@@ -30,8 +31,9 @@ cdef class Recorder:
     cdef void restart_counts(self) noexcept nogil
     cdef int restart(self, enabled, context) except -1
     cdef list history(self, Pool pool, Lock& lock)
-    cdef list entries_of(self, vector[HistoryRecord]& records)
-    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region)
+    cdef object columns_of(self, vector[HistoryRecord]& records)
+    cdef list frames_of_chunks(self, vector[ChunkRow]& chunks)
+    cdef list frames_of_regions(self, vector[RegionRow]& regions)
     cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1
     cdef int keep_free_frames(self, int64_t allocation_id) except -1
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1

@@ -14,11 +14,13 @@ from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
     Gauge, Region, Usage,
 )
+from bfc.allocators._columns cimport ChunkRow, RegionRow, bytes_of_records
 from bfc.allocators._lock cimport acquire_lock
 
 from bfc.errors import out_of_host_memory
 from bfc.pytorch import words
-from bfc.report.snapshot import Frame, HistoryEntry
+from bfc.report.columns import HistoryColumns
+from bfc.report.snapshot import Frame, entries_from
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
@@ -144,21 +146,24 @@ cdef class Recorder:
         lock.release()
         if not copied:
             raise out_of_host_memory()
-        return self.entries_of(records)
+        return list(entries_from(self.columns_of(records)))
 
-    cdef list entries_of(self, vector[HistoryRecord]& records):
-        cdef list entries = []
-        cdef HistoryRecord record
-        for record in records:
-            if record.action == HISTORY_SEGMENT_ALLOC:
-                frames = self.region_frames.get(record.addr, ())
-            elif record.action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
-                frames = self.free_frames.get(record.allocation_id, ())
-            else:
-                frames = self.frames.get(record.allocation_id, ())
-            entries.append(HistoryEntry(words.ACTIONS[record.action], record.addr, record.size, record.stream,
-                                        record.time_us, (record.pool[0], record.pool[1]), frames))
-        return entries
+    cdef object columns_of(self, vector[HistoryRecord]& records):
+        """The records as columns, with the frames that are kept of each."""
+        cdef size_t i
+        cdef dict kept
+        cdef list frames = None
+        if self.frames or self.free_frames or self.region_frames:
+            frames = []
+            for i in range(records.size()):
+                if records[i].action == HISTORY_SEGMENT_ALLOC:
+                    frames.append(self.region_frames.get(records[i].addr, ()))
+                    continue
+                kept = self.frames
+                if records[i].action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
+                    kept = self.free_frames
+                frames.append(kept.get(records[i].allocation_id, ()))
+        return HistoryColumns(bytes_of_records(records), frames)
 
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1:
         """A number, with frames, for what goes while the program empties the cache: PyTorch's histories show that in
@@ -196,9 +201,25 @@ cdef class Recorder:
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
-    cdef tuple frames_of(self, int64_t allocation_id, uint64_t region):
-        """The Python frames of an allocation, or of the one that a region was taken for."""
-        return self.region_frames.get(region, ()) if region else self.frames.get(allocation_id, ())
+    cdef list frames_of_chunks(self, vector[ChunkRow]& chunks):
+        """The Python frames of the allocation in each chunk; None: none are kept."""
+        cdef size_t i
+        cdef list found = None
+        if self.frames:
+            found = []
+            for i in range(chunks.size()):
+                found.append(self.frames.get(chunks[i].allocation_id, ()) if chunks[i].allocation_id > 0 else ())
+        return found
+
+    cdef list frames_of_regions(self, vector[RegionRow]& regions):
+        """The Python frames of the allocation that each region was taken for; None: none are kept."""
+        cdef size_t i
+        cdef list found = None
+        if self.region_frames:
+            found = []
+            for i in range(regions.size()):
+                found.append(self.region_frames.get(regions[i].home, ()))
+        return found
 
     cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1:
         """Keeps the Python frames of the call that made an allocation. If the host has no memory for them, the

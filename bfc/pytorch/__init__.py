@@ -7,6 +7,8 @@ Nothing here knows an allocator of ours. In order:
     grammar.py             the text that settings are written in
     settings.py            the settings of the caching policy
     pinned_settings.py     those of the allocator of pinned memory
+    _entries.pyx           which entries of a history its viewer can follow, and their dicts
+    _pickled.pyx           the same as a pickle
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
     plain_pickle.py        a pickle read without Python's unpickler
     layout.py              requests that lay out what was live before a recording begins

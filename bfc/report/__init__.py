@@ -3,6 +3,7 @@
 text.py        a snapshot as text: what `print(snapshot)` shows
 summary.py     the table of `memory_stats()`, as PyTorch lays it out
 asleep.py      what `sleep` has done
+columns.py     a snapshot as rows of numbers
 snapshot.py    a snapshot and statistics as frozen values
     refusal.py     the error of a request without room, with advice
 """

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bfc.report.columns import (
+    ASLEEP,
+    CHUNK,
+    IN_RANGE,
+    IS_VIEW,
+    RECORD,
+    REGION,
+    STATES,
+    HistoryColumns,
+    RegionColumns,
+    columns_of_history,
+    columns_of_regions,
+)
+
 if TYPE_CHECKING:
+    from typing import Self
+
     from bfc.pytorch.settings import CachingSettings
 
 #: TensorFlow's bins: bin b holds the chunks from 256 << b bytes, the last all from 256 MiB.
@@ -282,6 +300,48 @@ class BinInfo:
     total_requested_bytes_in_use: int = 0
 
 
+def entries_from(columns: HistoryColumns) -> Iterator[HistoryEntry]:
+    """The objects of a history, oldest first."""
+    actions = columns.actions
+    rows = RECORD.iter_unpack(columns.records)
+    for row, frames in zip(rows, columns.frames or repeat(()), strict=False):
+        addr, size, stream, first, second, time_us, _number, action = row
+        pool_id = (first, second)
+        yield HistoryEntry(actions[action], addr, size, stream, time_us, pool_id, frames)
+
+
+def _chunks_from(columns: RegionColumns) -> Iterator[ChunkInfo]:
+    rows = CHUNK.iter_unpack(columns.chunks)
+    for row, frames in zip(rows, columns.chunk_frames or repeat(()), strict=False):
+        ptr, size, requested, last_requested, stream, freed_at, number, state, _unused = row
+        yield ChunkInfo(
+            ptr, size, requested, number, STATES[state], stream, freed_at, last_requested, frames
+        )
+
+
+def _regions_from(columns: RegionColumns) -> Iterator[RegionInfo]:
+    chunks = tuple(_chunks_from(columns))
+    pages = struct.unpack(f"={len(columns.pages) // 4}I", columns.pages)
+    first_chunk = first_page = 0
+    rows = REGION.iter_unpack(columns.regions)
+    for row, frames in zip(rows, columns.region_frames or repeat(()), strict=False):
+        ptr, size, stream, first, second, home, home_size, chunk, page, kind, flags = row
+        yield RegionInfo(
+            ptr,
+            size,
+            chunks[first_chunk:chunk],
+            stream,
+            columns.kinds[kind],
+            (first, second),
+            frames,
+            (home, home_size) if flags & IN_RANGE else None,
+            bool(flags & ASLEEP),
+            pages[first_page:page],
+            bool(flags & IS_VIEW),
+        )
+        first_chunk, first_page = chunk, page
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Every region and chunk of an allocator, in address order. `print()` draws it.
@@ -298,13 +358,70 @@ class Snapshot:
         What was recorded, oldest first (`CachingAllocator.record_history`).
     settings : CachingSettings or None
         The settings of PyTorch's policy; None under another policy.
+
+    Notes
+    -----
+    An allocator fills rows of numbers. The objects in `regions` and in `history` are made when one
+    of these is first looked at: about 1 microsecond for each.
     """
 
     device: str
     stats: Stats
     regions: tuple[RegionInfo, ...]
-    history: tuple[HistoryEntry, ...] = ()
+    history: tuple[HistoryEntry, ...] = field(default_factory=tuple)
     settings: CachingSettings | None = None
+
+    @classmethod
+    def _of_columns(
+        cls,
+        device: str,
+        stats: Stats,
+        regions: RegionColumns,
+        history: HistoryColumns | None,
+        settings: CachingSettings | None,
+    ) -> Self:
+        """A snapshot whose objects are still to be made."""
+        made = cls.__new__(cls)
+        fields = made.__dict__
+        fields["device"], fields["stats"], fields["settings"] = device, stats, settings
+        fields["_regions"] = regions
+        if history:
+            fields["_history"] = history
+        else:
+            fields["history"] = ()
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what is not there yet."""
+            fields = self.__dict__
+            if name == "regions" and "_regions" in fields:
+                fields["regions"] = tuple(_regions_from(fields["_regions"]))
+            elif name == "history" and "_history" in fields:
+                fields["history"] = tuple(entries_from(fields["_history"]))
+            else:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return fields[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Rows are those of this machine and of this version; objects can be read anywhere.
+        return type(self), (self.device, self.stats, self.regions, self.history, self.settings)
+
+    def _region_columns(self) -> RegionColumns:
+        return self.__dict__.get("_regions") or columns_of_regions(self.regions)
+
+    def _history_columns(self) -> HistoryColumns:
+        return self.__dict__.get("_history") or columns_of_history(self.history)
+
+    def _with_regions(self, regions: tuple[RegionInfo, ...]) -> Self:
+        """The same with other regions; the history's objects are not made for it."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.__dict__.pop("_regions", None)
+        made.__dict__.pop("bins", None)
+        made.__dict__["regions"] = regions
+        return made
 
     def chunks(self) -> Iterator[ChunkInfo]:
         """Every chunk in address order.
@@ -350,7 +467,7 @@ class Snapshot:
         Snapshot
             Without regions if there is no such pool.
         """
-        return replace(self, regions=tuple(r for r in self.regions if r.pool_id == pool_id))
+        return self._with_regions(tuple(r for r in self.regions if r.pool_id == pool_id))
 
     @cached_property
     def bins(self) -> tuple[BinInfo, ...]:
@@ -425,7 +542,8 @@ class Snapshot:
         """
         from bfc.pytorch.writer import as_torch
 
-        return as_torch(self)
+        regions, history = self._region_columns(), self._history_columns()
+        return as_torch(self.device, regions, history, self.settings)
 
     def dump(self, path: str | os.PathLike[str]) -> None:
         """Write `to_torch()` as a pickle, for pytorch.org/memory_viz and `torch.cuda._memory_viz`.
@@ -457,7 +575,8 @@ class Snapshot:
         """
         from bfc.pytorch.writer import dump
 
-        dump(self, path)
+        regions, history = self._region_columns(), self._history_columns()
+        dump(path, self.device, regions, history, self.settings)
 
     def occupancy(self, width: int = 100) -> str:
         """Draw all regions in one line: `*` requested, `x` slack, `_` free, `~` on its way back.

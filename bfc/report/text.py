@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bfc.units import format_bytes
@@ -125,7 +124,7 @@ def picture(snapshot: Snapshot) -> str:
 
 def _awake(snapshot: Snapshot) -> Snapshot:
     """What has memory now."""
-    return replace(snapshot, regions=tuple(it for it in snapshot.regions if not it.asleep))
+    return snapshot._with_regions(tuple(it for it in snapshot.regions if not it.asleep))
 
 
 def _figures(snapshot: Snapshot, live: int) -> str:

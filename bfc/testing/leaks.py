@@ -152,7 +152,8 @@ class leak_check:  # noqa: N801 - used as a function is
     def _live(self) -> list[ChunkInfo]:
         if self._allocator.closed:
             return []
-        return [chunk for chunk in self._allocator.snapshot().chunks() if chunk.state == "in use"]
+        chunks = self._allocator.snapshot(history=False).chunks()
+        return [chunk for chunk in chunks if chunk.state == "in use"]
 
     def _frames_of(self, chunk: ChunkInfo) -> tuple[Frame, ...]:
         return self._frames.get(chunk.allocation_id, ())

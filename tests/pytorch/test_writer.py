@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bfc
+from bfc.files import replacing
 from bfc.pytorch.settings import CachingSettings
 from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 
@@ -239,16 +240,18 @@ def assert_readable_by_the_page(content: bytes) -> None:
 def test_a_dump_replaces_the_file_or_leaves_it(tmp_path: Path, monkeypatch):
     path = tmp_path / "memory.pickle"
     path.write_text("before")
-    monkeypatch.setattr("bfc.pytorch.writer.STATES", {})
     with pytest.raises(KeyError):
-        snapshot(a_region()).dump(path)
+        snapshot(RegionInfo(BASE, 512, (chunk(0, 512, state="nowhere"),))).dump(path)
     assert path.read_text() == "before"
-    monkeypatch.undo()
 
-    def full(*args, **options):
-        raise OSError(28, "no space left")
+    @contextlib.contextmanager
+    def full(path):
+        with replacing(path) as file:
+            file.write(b"half")
+            raise OSError(28, "no space left")
+            yield
 
-    monkeypatch.setattr("bfc.pytorch.writer.pickle.dump", full)
+    monkeypatch.setattr("bfc.pytorch.writer.replacing", full)
     with pytest.raises(OSError, match="no space"):
         snapshot(a_region()).dump(path)
     assert (path.read_text(), os.listdir(tmp_path)) == ("before", ["memory.pickle"])

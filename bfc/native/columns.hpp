@@ -1,0 +1,39 @@
+// The rows of a snapshot's columns. `report/columns.py` says in which form Python reads them.
+#pragma once
+
+#include <cstdint>
+
+namespace bfc {
+
+struct ChunkRow {
+    uint64_t ptr;
+    uint64_t size;
+    uint64_t requested_size;        // 0 if it is free
+    uint64_t last_requested_size;   // of a free one under PyTorch's policy
+    uint64_t stream;
+    uint64_t freed_at_count;
+    int64_t allocation_id;          // -1 if nobody owns it
+    uint32_t state;                 // a RowState
+    uint32_t unused;
+};
+
+enum RowState : uint32_t { kRowFree, kRowInUse, kRowWaiting, kRowLeaving };
+
+struct RegionRow {
+    uint64_t ptr;
+    uint64_t size;
+    uint64_t stream;
+    uint64_t pool[2];
+    uint64_t home;                  // the start of the pool's region: the reservation, where it is a range
+    uint64_t home_size;
+    uint32_t chunks_end;            // its chunks begin where those of the row before end; so do its pages
+    uint32_t pages_end;
+    uint32_t kind;                  // 0 small, 1 large; above that, what a user has called it
+    uint32_t flags;                 // bits of RowFlags
+};
+
+enum RowFlags : uint32_t { kInRange = 1, kAsleep = 2, kIsView = 4 };
+
+static_assert(sizeof(ChunkRow) == 64 && sizeof(RegionRow) == 72, "report/columns.py has the same sizes");
+
+}  // namespace bfc

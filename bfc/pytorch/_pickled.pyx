@@ -1,0 +1,250 @@
+"""A snapshot's pickle, written from its columns without a dict for each entry."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.string cimport string
+
+from bfc._core cimport HISTORY_OOM, HistoryRecord
+from bfc.pytorch._entries cimport ASLEEP, IN_RANGE, ChunkRow, Columns, RegionRow, Sums, requested_of
+
+from bfc.pytorch import words
+
+cdef extern from "pickle.hpp" namespace "bfc":
+    cdef cppclass Pickle:
+        Pickle() except +
+        const string& content()
+        void reserve(size_t bytes) except +
+        void none() except +
+        void boolean(cbool value) except +
+        void number(uint64_t value) except +
+        void signed_number(int64_t value) except +
+        void real(double value) except +
+        void text(const string& utf8) except +
+        uint32_t remember() except +
+        void again(uint32_t number) except +
+        uint32_t add_name(const string& utf8) except +
+        void name(uint32_t index) except +
+        void begin_list() except +
+        void end_list() except +
+        void begin_dict() except +
+        void end_dict() except +
+        void begin_tuple() except +
+        void end_tuple() except +
+        void pair(uint64_t first, uint64_t second) except +
+        void next_item(size_t i) except +
+        void end() except +
+
+cdef enum:      # the names, in the order of _NAMES
+    DEVICE, ADDRESS, TOTAL_SIZE, ALLOCATED_SIZE, ACTIVE_SIZE, REQUESTED_SIZE, STREAM, SEGMENT_TYPE, SEGMENT_POOL_ID
+    IS_EXPANDABLE, FRAMES, BLOCKS, SIZE, STATE, ACTION, ADDR, DEVICE_FREE, TIME_US, COMPILE_CONTEXT, NO_CONTEXT
+    USER_METADATA, NO_METADATA, POOL_ID, FILENAME, LINE, NAME
+    FIRST_STATE
+
+_NAMES = (
+    "device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
+    "segment_pool_id", "is_expandable", "frames", "blocks", "size", "state", "action", "addr", "device_free", "time_us",
+    "compile_context", "N/A", "user_metadata", "", "pool_id", "filename", "line", "name",
+    words.INACTIVE, words.ALLOCATED, words.PENDING, words.INACTIVE,
+)
+
+cdef enum:
+    BYTES_OF_AN_ENTRY = 100
+
+
+cdef string utf8_of(text) except *:
+    return str(text).encode("utf-8", "surrogatepass")
+
+
+def pickled(Columns columns not None, device, settings):
+    """The dict of `Snapshot.to_torch` as a pickle, without its making. `settings` are those of the policy."""
+    return Writer().whole(columns, device, settings)
+
+
+cdef class Writer:
+    """One pickle under way."""
+
+    cdef Pickle out
+    cdef dict lists             # the number of the list of some frames, by these
+    cdef dict lists_by_id       # and by the identity of the tuple, which is found sooner
+    cdef dict texts             # the number of a text of a frame
+
+    def __cinit__(self):
+        self.lists, self.lists_by_id, self.texts = {}, {}, {}
+        for name in _NAMES:
+            self.out.add_name(utf8_of(name))
+
+    cdef bytes whole(self, Columns columns, device, settings):
+        self.out.reserve(columns.kept.size() * BYTES_OF_AN_ENTRY)
+        self.out.begin_dict()
+        self.put("segments")
+        self.put_segments(columns, device)
+        self.put("device_traces")
+        self.out.begin_list()
+        for _ in range(device):
+            self.put([])
+        self.put_entries(columns)
+        self.out.end_list()
+        self.put("allocator_settings")
+        self.put(settings)
+        self.put("external_annotations")
+        self.put([])
+        self.out.end_dict()
+        self.out.end()
+        return self.out.content()
+
+    cdef int put(self, value) except -1:
+        """Any value of the plain types."""
+        if value is None:
+            self.out.none()
+        elif isinstance(value, bool):
+            self.out.boolean(value)
+        elif isinstance(value, int):
+            self.out.signed_number(value)
+        elif isinstance(value, float):
+            self.out.real(value)
+        elif isinstance(value, str):
+            self.out.text(utf8_of(value))
+        elif isinstance(value, dict):
+            self.out.begin_dict()
+            for key, item in value.items():
+                self.put(key)
+                self.put(item)
+            self.out.end_dict()
+        elif isinstance(value, tuple):
+            self.out.begin_tuple()
+            for item in value:
+                self.put(item)
+            self.out.end_tuple()
+        else:
+            self.out.begin_list()
+            for item in <list?>value:
+                self.put(item)
+            self.out.end_list()
+        return 0
+
+    cdef int put_number(self, uint32_t name, uint64_t value) except -1:
+        self.out.name(name)
+        self.out.number(value)
+        return 0
+
+    cdef int put_segments(self, Columns columns, uint64_t device) except -1:
+        cdef const RegionRow* row
+        cdef Sums sums
+        cdef size_t i
+        cdef list kinds = []
+        for kind in columns.regions.kinds:
+            kinds.append(self.out.add_name(utf8_of(kind)))
+        self.out.begin_list()
+        for i in range(columns.region_count):
+            row = &columns.region_rows[i]
+            if row.flags & ASLEEP:
+                continue
+            sums = columns.sums_of(i)
+            self.out.next_item(i)
+            self.out.begin_dict()
+            self.put_number(DEVICE, device)
+            self.put_number(ADDRESS, row.ptr)
+            self.put_number(TOTAL_SIZE, row.size)
+            self.put_number(ALLOCATED_SIZE, sums.allocated)
+            self.put_number(ACTIVE_SIZE, sums.active)
+            self.put_number(REQUESTED_SIZE, sums.requested)
+            self.put_number(STREAM, row.stream)
+            self.out.name(SEGMENT_TYPE)
+            self.out.name(kinds[row.kind])
+            self.out.name(SEGMENT_POOL_ID)
+            self.out.pair(row.pool[0], row.pool[1])
+            self.out.name(IS_EXPANDABLE)
+            self.out.boolean(row.flags & IN_RANGE)
+            self.put_frames(columns.frames_of(columns.regions.region_frames, i))
+            self.put_blocks(columns, i)
+            self.out.end_dict()
+        self.out.end_list()
+        return 0
+
+    cdef int put_blocks(self, Columns columns, size_t region) except -1:
+        cdef const ChunkRow* row
+        cdef uint32_t first = columns.first_chunk(region), j
+        cdef list frames = columns.regions.chunk_frames
+        self.out.name(BLOCKS)
+        self.out.begin_list()
+        for j in range(first, columns.region_rows[region].chunks_end):
+            row = &columns.chunk_rows[j]
+            self.out.next_item(j - first)
+            self.out.begin_dict()
+            self.put_number(ADDRESS, row.ptr)
+            self.put_number(SIZE, row.size)
+            self.put_number(REQUESTED_SIZE, requested_of(row))
+            self.out.name(STATE)
+            self.out.name(FIRST_STATE + row.state)
+            self.put_frames(columns.frames_of(frames, j))
+            self.out.end_dict()
+        self.out.end_list()
+        return 0
+
+    cdef int put_entries(self, Columns columns) except -1:
+        """Those that are kept, oldest first; their time never decreases."""
+        cdef const HistoryRecord* row
+        cdef size_t count = columns.kept.size(), i
+        cdef int64_t latest = 0
+        cdef uint32_t first_action = 0
+        for action in columns.history.actions:
+            first_action = self.out.add_name(utf8_of(action))
+        first_action -= <uint32_t>len(columns.history.actions) - 1
+        self.out.begin_list()
+        for i in range(count):
+            row = &columns.records[columns.kept[count - 1 - i]]
+            latest = max(latest, row.time_us)
+            self.out.next_item(i)
+            self.out.begin_dict()
+            self.out.name(ACTION)
+            self.out.name(first_action + row.action)
+            self.put_number(DEVICE_FREE if row.action == HISTORY_OOM else ADDR, row.addr)
+            self.put_number(SIZE, row.size)
+            self.put_number(STREAM, row.stream)
+            self.out.name(TIME_US)
+            self.out.signed_number(latest)
+            self.out.name(COMPILE_CONTEXT)
+            self.out.name(NO_CONTEXT)
+            self.out.name(USER_METADATA)
+            self.out.name(NO_METADATA)
+            self.out.name(POOL_ID)
+            self.out.pair(row.pool[0], row.pool[1])
+            self.put_frames(columns.frames_of_entry(columns.kept[count - 1 - i]))
+            self.out.end_dict()
+        self.out.end_list()
+        return 0
+
+    cdef int put_frames(self, tuple frames) except -1:
+        """A list of frames; an equal one is written once."""
+        cdef uint32_t number
+        self.out.name(FRAMES)
+        found = self.lists_by_id.get(<size_t><void*>frames)
+        if found is None:
+            found = self.lists.get(frames)
+        if found is not None:
+            self.out.again(found)
+            return 0
+        self.out.begin_list()
+        for filename, line, name in frames:
+            self.out.begin_dict()
+            self.out.name(FILENAME)
+            self.put_text(filename)
+            self.out.name(LINE)
+            self.out.signed_number(line)
+            self.out.name(NAME)
+            self.put_text(name)
+            self.out.end_dict()
+        self.out.end_list()
+        number = self.out.remember()
+        self.lists[frames] = self.lists_by_id[<size_t><void*>frames] = number
+        return 0
+
+    cdef int put_text(self, text) except -1:
+        found = self.texts.get(text)
+        if found is not None:
+            self.out.again(found)
+            return 0
+        self.out.text(utf8_of(text))
+        self.texts[text] = self.out.remember()
+        return 0

@@ -1,0 +1,120 @@
+"""A snapshot as columns: rows of plain numbers, which compiled code writes and reads.
+
+`native/columns.hpp` and `native/history.hpp` have the same rows as C structures.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from bfc.pytorch.words import ACTIONS
+
+if TYPE_CHECKING:
+    from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo
+
+    Frames = tuple[Frame, ...]
+
+#: ptr, size, requested_size, last_requested_size, stream, freed_at_count; allocation_id; the index
+#: of the state, and a number that is not used.
+CHUNK = struct.Struct("=6Qq2I")
+#: ptr, size, stream, the two numbers of its pool, where the reservation or the region of the pool
+#: begins that it lies in, and its bytes; where its chunks end, where its pages end, the index of
+#: its kind, and the bits below.
+REGION = struct.Struct("=7Q4I")
+IN_RANGE, ASLEEP, IS_VIEW = 1, 2, 4
+#: addr, size, stream, the two numbers of its pool; time_us, allocation_id; the index of its action.
+RECORD = struct.Struct("=5Q2qI4x")
+STATES = ("free", "in use", "waiting", "leaving")
+STATE_INDICES = {state: index for index, state in enumerate(STATES)}
+KINDS = ("small", "large")
+
+
+class RegionColumns(NamedTuple):
+    """Regions and their chunks, in rows of REGION and of CHUNK."""
+
+    regions: bytes
+    chunks: bytes
+    pages: bytes
+    #: Of each region and of each chunk; None: there are none.
+    region_frames: list[Frames] | None = None
+    chunk_frames: list[Frames] | None = None
+    kinds: tuple[str, ...] = KINDS
+
+
+class HistoryColumns(NamedTuple):
+    """A history, in rows of RECORD."""
+
+    records: bytes
+    #: Of each entry; None: there are none.
+    frames: list[Frames] | None = None
+    actions: tuple[str, ...] = ACTIONS
+
+    def __len__(self) -> int:
+        return len(self.records) // RECORD.size
+
+
+def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
+    """What somebody has made of objects, as columns. Raises struct.error if a number is negative
+    or has more than 64 bits, and KeyError if a chunk has a state of its own."""
+    kinds = list(KINDS)
+    rows, chunks, pages = bytearray(), bytearray(), bytearray()
+    region_frames: list[Frames] = []
+    chunk_frames: list[Frames] = []
+    for region in regions:
+        for chunk in region.chunks:
+            chunks += _packed_chunk(chunk)
+            chunk_frames.append(chunk.frames)
+        pages += struct.pack(f"={len(region.pages)}I", *region.pages)
+        region_frames.append(region.frames)
+        flags = IN_RANGE * (region.reserved is not None)
+        flags |= ASLEEP * region.asleep | IS_VIEW * region.is_view
+        rows += REGION.pack(
+            region.ptr,
+            region.size,
+            region.stream,
+            *region.pool_id,
+            *(region.reserved or (region.ptr, region.size)),
+            len(chunk_frames),
+            len(pages) // 4,
+            _index(kinds, region.kind),
+            flags,
+        )
+    packed = bytes(rows), bytes(chunks), bytes(pages)
+    return RegionColumns(*packed, region_frames, chunk_frames, tuple(kinds))
+
+
+def _packed_chunk(chunk: ChunkInfo) -> bytes:
+    return CHUNK.pack(
+        chunk.ptr,
+        chunk.size,
+        chunk.requested_size,
+        chunk.last_requested_size,
+        chunk.stream,
+        chunk.freed_at_count,
+        chunk.allocation_id,
+        STATE_INDICES[chunk.state],
+        0,
+    )
+
+
+def columns_of_history(history: Iterable[HistoryEntry]) -> HistoryColumns:
+    """What somebody has made of objects, as columns. Raises struct.error if a number is negative
+    or has more than 64 bits."""
+    actions = list(ACTIONS)
+    rows = bytearray()
+    frames: list[Frames] = []
+    for entry in history:
+        action = _index(actions, entry.action)
+        where = entry.addr, entry.size, entry.stream, *entry.pool_id
+        rows += RECORD.pack(*where, entry.time_us, 0, action)
+        frames.append(entry.frames)
+    return HistoryColumns(bytes(rows), frames, tuple(actions))
+
+
+def _index(names: list[str], name: str) -> int:
+    """Where a name stands in a table, to which it is added if need be."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)
