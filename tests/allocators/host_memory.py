@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -362,6 +363,15 @@ def take_a_snapshot(world: World) -> object:
     return str(world.allocator.snapshot())
 
 
+@on(LEDGERS)
+def write_a_snapshot(world: World) -> object:
+    """With entries, where they are recorded, and objects that are made late."""
+    world.allocator.allocate(1000).free()
+    snapshot = world.allocator.snapshot()
+    snapshot.dump(os.devnull)
+    return snapshot.to_torch(), snapshot.history, snapshot.regions
+
+
 @on(CACHING)
 def read_pytorchs_figures(world: World) -> object:
     return world.allocator.memory_stats(), world.allocator.memory_summary()
@@ -533,7 +543,12 @@ def source_faults(make: Callable[[], bfc.SubAllocator], failing, n: int) -> Iter
 
 
 #: Others say in their own words that they have no memory.
-NO_MEMORY = "MemoryError", "numpy.ufunc", "the buffer protocol has no format for"
+NO_MEMORY = (
+    "MemoryError",
+    "numpy.ufunc",
+    "the buffer protocol has no format for",
+    "can't allocate read lock",
+)
 
 
 def before_call(before: Callable, world: World) -> tuple[object, ...]:
