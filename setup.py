@@ -59,6 +59,7 @@ OPTIMISATION = {
     "copying.": COPIES,
     "interpreter._forks": HOT,
     "pinned.": HOT,
+    "pytorch.": HOT,
     "policies.": HOT,
     "policies._observers": COLD,
     "policies._recorder": COLD,

@@ -10,6 +10,7 @@ Nothing here knows an allocator of ours. In order:
     _entries.pyx           which entries of a history its viewer can follow, and their dicts
     _pickled.pyx           the same as a pickle
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
+    _pickle.pyx            the machine that reads a pickle
     plain_pickle.py        a pickle read without Python's unpickler
     layout.py              requests that lay out what was live before a recording begins
     releases.py            which segments went because the cache was emptied
