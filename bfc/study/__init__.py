@@ -3,4 +3,10 @@ such figures, and a program that looks for the best settings compares them. In o
 
     counted.py       sources that count the calls made to them
     experiment.py    one trace under several policies
+    points.py        allocators to try, as text, and one replay
+    recorded.py      what a recording says of its own run
+    workers.py       replays in other processes
+    search.py        the settings that fit on least
+    advice.py        rows, and how they are written
+    advise.py        `bfc.advise`
 """

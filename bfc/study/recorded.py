@@ -1,0 +1,179 @@
+"""What a recording says of its own run: its settings, and the most that it reserved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bfc.errors import SettingsError
+from bfc.pytorch.settings import CachingSettings
+from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from bfc.study.points import CACHING, Point
+from bfc.trace import Trace
+from bfc.units import format_bytes
+
+#: The variable of PyTorch, under whose name a snapshot has the text of the settings.
+VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+_CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording says, and what a replay under its own settings reserves.
+
+    Attributes
+    ----------
+    settings : str or None
+        The text of the settings that it was made with; None if it does not say.
+    peak_reserved : int or None
+        The most bytes in segments; None if the trace has no segments.
+    replayed : int or None
+        The most bytes in segments when it is replayed under `settings`, or PyTorch's defaults where
+        the recording names none; None if that was not replayed.
+    capacity : int or None
+        The bytes of the device of that replay; None for one without a limit.
+    obstacle : str
+        Why there is nothing to compare; empty if there is.
+    remarks : tuple of str
+        What in the recording makes a replay differ.
+    """
+
+    settings: str | None
+    peak_reserved: int | None
+    replayed: int | None = None
+    capacity: int | None = None
+    obstacle: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the replay reserves what was recorded, to the byte."""
+        return self.peak_reserved is not None and self.peak_reserved == self.replayed
+
+    def __str__(self) -> str:
+        """The line that says whether the replay is to be trusted."""
+        if self.peak_reserved is None or self.replayed is None:
+            return f"not compared with the recorded run: {self.obstacle}"
+        named = self.settings or "PyTorch's defaults"
+        unsaid = "" if self.settings is not None else " (the file does not say which it had)"
+        on = "" if self.capacity is None else f" on a device of {format_bytes(self.capacity)}"
+        line = f"replayed under {named}{unsaid}{on}, it reserves {self.replayed} bytes"
+        if self.is_exact:
+            return f"{line}, as recorded ({format_bytes(self.replayed)})"
+        off = (self.replayed - self.peak_reserved) / max(1, self.peak_reserved)
+        return "; ".join(
+            (f"{line}, but {self.peak_reserved} were recorded ({off:+.2%})", *self.remarks)
+        )
+
+
+def read(trace: Trace) -> Recorded:
+    """What the `meta` of a trace says about its run; nothing is replayed.
+
+    Parameters
+    ----------
+    trace : Trace
+        One that `Trace.from_torch` made, or any other.
+
+    Returns
+    -------
+    Recorded
+        Without `replayed`.
+    """
+    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
+    if not isinstance(torch, dict):
+        return Recorded(None, None, obstacle="the trace says nothing of recorded segments")
+    settings = torch.get("settings")
+    text = settings.get(VARIABLE) if isinstance(settings, dict) else None
+    text = text if isinstance(text, str) else None
+    peak = _peak(torch)
+    if not peak:
+        return Recorded(text, None, obstacle="the recording has no segments")
+    try:
+        CachingSettings().apply(text or "", strict=True)
+    except SettingsError as error:
+        fault = str(error).splitlines()[0]
+        return Recorded(text, peak, obstacle=f"bfc cannot have its settings ({fault})")
+    return Recorded(text, peak, remarks=tuple(_remarks(torch)))
+
+
+def point_of(recorded: Recorded) -> Point | None:
+    """What to replay it under; None if nothing can be compared."""
+    return None if recorded.obstacle else Point(CACHING, recorded.settings or "")
+
+
+def _peak(torch: dict[str, Any]) -> int | None:
+    """The most bytes in segments, from those at the start and each that came or went. None if what
+    is listed is not what `Trace.from_torch` lists."""
+    try:
+        events = [(entry[0], int(entry[3])) for entry in torch["segment_events"]]
+        sizes = [int(entry[2]) for entry in torch["segments"]]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+    taken = sum(action == SEGMENT_ALLOC for action, _ in events)
+    reserved = peak = sum(sizes[: len(sizes) - taken])
+    for action, size in events:
+        reserved += _CHANGES.get(action, 0) * size
+        peak = max(peak, reserved)
+    return peak
+
+
+def _remarks(torch: dict[str, Any]) -> list[str]:
+    """What the reader has counted that a replay cannot do as the run did."""
+    counts = {
+        "private_pool_allocations": "allocations were in private pools",
+        "frees_completed_later": "frees waited for another stream",
+        "segments_not_exact": "segments could not be laid out as they were",
+        "blocks_of_unsure_size": "blocks from before the history have unsure sizes",
+        "releases_unsure": "releases of the cache are unsure",
+    }
+    remarks = []
+    for key, what in counts.items():
+        found = torch.get(key)
+        number = len(found) if isinstance(found, list) else found
+        if isinstance(number, int) and number > 0:
+            remarks.append(f"{number} {what}")
+    repairs = torch.get("repairs")
+    if isinstance(repairs, dict) and repairs:
+        remarks.append("the history contradicts itself, and was repaired")
+    return remarks
+
+
+# The request that ended a run ------------------------------------------------------------------
+
+
+def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
+    """The trace with the request whose refusal ended the run, and the bytes of that request.
+
+    A trace has no event for a refused request. Where nothing is allocated after a refusal, the run
+    ended there, and a setting under which it fits must serve this request, too: it is added, and
+    freed at once. Refusals that the program survived are left out.
+
+    Parameters
+    ----------
+    trace : Trace
+        What is replayed.
+
+    Returns
+    -------
+    tuple of (Trace, int)
+        The same trace and 0 if no refusal ended it.
+    """
+    import numpy as np
+
+    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
+    try:
+        event, size, _free = (int(number) for number in torch["oom"][-1])  # type: ignore[index]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return trace, 0
+    if not (0 <= event <= len(trace) and 0 < size < 1 << 63) or (trace.op[event:] == 0).any():
+        return trace, 0
+    last = trace.stream[event - 1] if event else 0
+    unused = np.setdiff1d(np.arange(len(trace) + 1, dtype=np.uint64), trace.id)[0]
+    twice = [event, event]
+    return Trace(
+        np.insert(trace.op, twice, [0, 1]),
+        np.insert(trace.id, twice, unused),
+        np.insert(trace.size, twice, [size, 0]),
+        np.insert(trace.stream, twice, last),
+        meta=trace.meta,
+    ), size

@@ -1,0 +1,226 @@
+"""Many replays of one trace, over any `concurrent.futures.Executor`; processes by default.
+
+The trace goes to them once, as a file, and the points in batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bfc.study.points import Outcome, Point, replay
+from bfc.trace import Trace
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+#: What is replayed: a point, and the bytes of the device.
+Task = tuple[Point, int]
+#: Called with the number of replays that are done.
+Tick = Callable[[int], object]
+
+#: Batches for each worker: few enough to be worth sending, enough to share the work evenly.
+BATCHES_A_WORKER = 4
+NO_GUARD = (
+    "bfc.advise starts processes that import the program's main file, and this one calls it again "
+    "on import: put the call behind `if __name__ == '__main__':`, or pass jobs=1 or an executor "
+    "of threads"
+)
+
+
+class Replays:
+    """Replays of one trace, in this process or in others. Use it in a `with` block.
+
+    Parameters
+    ----------
+    trace : Trace
+        What is replayed.
+    executor : concurrent.futures.Executor, optional
+        What runs the replays. It is not shut down. Its workers must see this machine's folder of
+        temporary files.
+    jobs : int, optional
+        Without `executor`: how many processes to start. 1 starts none; None starts one for each
+        core that this process may use.
+    tick : callable, optional
+        Called with a number of replays when so many more are done.
+
+    Raises
+    ------
+    RuntimeError
+        If processes cannot be started, because the main file has no guard.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        executor: Executor | None = None,
+        jobs: int | None = None,
+        tick: Tick | None = None,
+    ) -> None:
+        self.trace = trace
+        self.count = 0
+        self._known: dict[Task, Outcome] = {}
+        self._given = executor
+        self._jobs = usable_cores() if jobs is None else jobs
+        self._tick = tick or (lambda done: None)
+        self._cleanup = contextlib.ExitStack()
+        self._executor: Executor | None = None
+        self._path = ""
+
+    def __enter__(self) -> Replays:
+        if self._given is None and self._jobs == 1:
+            return self
+        if self._given is None:
+            refuse_to_start_again()
+        with contextlib.ExitStack() as cleanup:
+            folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bfc-advise-"))
+            self._path = str(Path(folder, "trace.npz"))
+            _write(self.trace, self._path)
+            self._executor = self._given or cleanup.enter_context(processes(self._jobs))
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._cleanup.__exit__(*error)
+
+    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """The outcome of each task. What was replayed before is not replayed again."""
+        new = [task for task in dict.fromkeys(tasks) if task not in self._known]
+        for outcomes in self._run(new):
+            self._known |= outcomes
+            self.count += len(outcomes)
+            self._tick(len(outcomes))
+        return [self._known[task] for task in tasks]
+
+    def _run(self, tasks: list[Task]) -> Iterator[dict[Task, Outcome]]:
+        if self._executor is None:
+            for task in tasks:
+                yield {task: replay(self.trace, *task)}
+            return
+        from concurrent.futures import as_completed
+        from concurrent.futures.process import BrokenProcessPool
+
+        step = max(1, -(-len(tasks) // (self._jobs * BATCHES_A_WORKER)))
+        batches = [tasks[at : at + step] for at in range(0, len(tasks), step)]
+        futures = {}
+        try:
+            with _without_interrupts():  # which processes that start here would inherit
+                for batch in batches:
+                    futures[self._executor.submit(replay_all, self._path, batch)] = batch
+            for future in as_completed(futures):
+                yield dict(zip(futures[future], future.result(), strict=True))
+        except BrokenProcessPool as error:
+            if self._given is not None:
+                raise
+            raise RuntimeError(self._why_broken()) from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _why_broken(self) -> str:
+        if self.count:
+            return "a process of bfc.advise has ended unexpectedly, perhaps for lack of memory"
+        return f"the processes of bfc.advise have ended at once. {NO_GUARD}"
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _write(trace: Trace, path: str) -> None:
+    """The arrays alone, not compressed: they are read once by each process."""
+    import numpy as np
+
+    np.savez(path, op=trace.op, id=trace.id, size=trace.size, stream=trace.stream)
+
+
+# In the workers ------------------------------------------------------------------------------
+
+_read: dict[str, Trace] = {}
+
+
+def replay_all(path: str, tasks: Sequence[Task]) -> list[Outcome]:
+    """The outcomes of some tasks on the trace in a file, which a worker reads once."""
+    trace = _read.get(path)
+    if trace is None:
+        _read.clear()
+        trace = _read[path] = Trace.load(path)
+    return [replay(trace, *task) for task in tasks]
+
+
+def refuse_to_start_again() -> None:
+    """Ends a process that is only importing the main file of the one that started it."""
+    from multiprocessing import process
+
+    if getattr(process.current_process(), "_inheriting", False):
+        sys.exit(NO_GUARD)
+
+
+def _end_with_the_parent() -> None:
+    """A worker waits for work for ever if the process that started it was killed."""
+    import threading
+    from multiprocessing import connection, parent_process
+
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+# The processes -------------------------------------------------------------------------------
+
+
+class _Spawning(SpawnContext):
+    """Starts processes anew, without a copy of this one, and keeps what it has started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[SpawnProcess] = []
+
+    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]  # noqa: N802
+        self.started.append(SpawnProcess(*arguments, **options))
+        return self.started[-1]
+
+
+@contextlib.contextmanager
+def processes(count: int) -> Iterator[Executor]:
+    """An executor of new processes. An exception, such as a Ctrl-C, ends them at once."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    context = _Spawning()
+    executor = ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_the_parent)
+    try:
+        yield executor
+    except BaseException:
+        for process in context.started:
+            process.terminate()
+        executor.shutdown(wait=True, cancel_futures=True)
+        raise
+    executor.shutdown(wait=True)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Holds a Ctrl-C back. What is started meanwhile never sees one: the process that waits for it
+    ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
