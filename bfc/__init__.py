@@ -57,6 +57,8 @@ from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
 from bfc.report.asleep import SleepReport
 from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
+from bfc.study.advice import Advice, AdviceRow
+from bfc.study.advise import advise
 from bfc.suballocators import (
     CUDASubAllocator,
     Device,
@@ -71,6 +73,8 @@ from bfc.trace import Replay, Trace
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
+    "AdviceRow",
     "Allocator",
     "AsleepError",
     "BFCAllocator",
@@ -108,6 +112,7 @@ __all__ = [
     "SubAllocatorError",
     "Trace",
     "TraceError",
+    "advise",
     "copy",
     "cuda",
     "integrations",

@@ -1,0 +1,215 @@
+"""`bfc.advise`: which settings let a recorded run fit on a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace as with_
+from typing import TYPE_CHECKING, SupportsIndex
+
+from bfc.errors import TraceError
+from bfc.study import points, recorded
+from bfc.study.advice import Advice, AdviceRow
+from bfc.study.points import Point
+from bfc.study.recorded import Recorded
+from bfc.trace import Trace
+from bfc.units import parse_bytes
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from bfc.study.search import Candidate, Search
+    from bfc.study.workers import Replays
+
+#: A device that refuses nothing.
+ROOM = 1 << 62
+#: One that refuses nothing of a recorded run, and on which expandable segments find addresses.
+LARGE = 1 << 40
+
+
+def advise(
+    trace: Trace | str | os.PathLike[str],
+    device: SupportsIndex | str,
+    executor: Executor | None = None,
+    *,
+    thorough: bool = False,
+    jobs: int | None = None,
+    progress: Callable[[str, int], object] | None = None,
+) -> Advice:
+    """Find the settings under which a recorded run fits on a device.
+
+    The run is replayed under PyTorch's settings, one key at a time, then under pairs of the best,
+    and under the policies of bfc. `print` shows the advice.
+
+    Parameters
+    ----------
+    trace : Trace, str or os.PathLike
+        The run, or the file that holds it: a memory snapshot of PyTorch, or an `.npz` trace.
+    device : int or str
+        What the allocator may take, in bytes or as a text such as "34 GiB": without the CUDA
+        context, NCCL and cuBLAS.
+    executor : concurrent.futures.Executor, optional
+        What runs the replays. The default is new processes, which import the program's main file:
+        its own work must stand behind `if __name__ == "__main__":`.
+    thorough : bool, optional
+        Replay the full grid of settings, too: some 1,400 combinations.
+    jobs : int, optional
+        How many processes to start; 1 replays in this process. The default is one for each core
+        that this process may use.
+    progress : callable, optional
+        Called with what is being done, in words, and the number of replays done since the last
+        call.
+
+    Returns
+    -------
+    Advice
+        The rows, the best first, and how well a replay repeats the recorded run.
+
+    Raises
+    ------
+    TraceError
+        If the file is not a trace or a snapshot.
+    OSError
+        If it cannot be read.
+    ValueError
+        If `device` or `jobs` is malformed, or below 1.
+    RuntimeError
+        If processes cannot be started because the main file has no guard.
+
+    Notes
+    -----
+    Rows of PyTorch's policy are replayed with `strict=True`, so that they refuse what PyTorch 2.11
+    refuses. Each size that is named was replayed: whether a run completes is not monotone in the
+    device's size. Sizes and their order are as recorded; under other settings a framework may pick
+    other algorithms.
+
+    Cost: 100 to 400 replays, each of 10 to 100 ns an event and some microseconds a driver call.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> MIB = 1 << 20
+    >>> trace = bfc.Trace([0, 1, 0, 0], [0, 0, 1, 2], [30 * MIB, 0, 18 * MIB, 30 * MIB])
+    >>> advice = bfc.advise(trace, "56 MiB", jobs=1)
+    >>> advice.fits, advice.rows[advice.best].settings, advice.live_peak // MIB
+    (True, 'max_split_size_mb:21', 48)
+    """
+    from bfc.study.search import Search
+    from bfc.study.workers import Replays
+
+    nbytes = parse_bytes(device)
+    if nbytes < 1:
+        raise ValueError("a device has at least 1 byte")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is at least 1, not {jobs}")
+    run = trace if isinstance(trace, Trace) else read(trace)
+    whole, refused = recorded.with_the_last_refusal(run)
+    say = progress or (lambda text, done: None)
+    text = ""
+
+    def stage(now: str) -> None:
+        nonlocal text
+        text = now
+        say(text, 0)
+
+    stage("the recorded settings")
+    proof = prove(run, recorded.read(run))
+    with Replays(whole, executor, jobs, lambda done: say(text, done)) as replays:
+        (first,) = replays.run([(Point(points.CACHING, ""), ROOM)])
+        search = Search(replays, nbytes, first.peak_live, stage)
+        search.search(points.ours(), points.grid() if thorough else ())
+        return _advice(search, proof, replays, len(whole), refused)
+
+
+def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
+    """The trace in a file: an `.npz` archive, or a memory snapshot of PyTorch.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file. What it holds is told from its first bytes.
+    device : int, optional
+        The device; needed if a snapshot holds the history of several.
+
+    Returns
+    -------
+    Trace
+        Its events.
+
+    Raises
+    ------
+    TraceError
+        If it is neither.
+    OSError
+        If it cannot be read.
+    """
+    from bfc.files import open_regular
+
+    try:
+        with open_regular(path) as file:
+            is_archive = file.read(2) == b"PK"
+    except TraceError as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    if not is_archive:
+        return Trace.from_torch(path, device=device)
+    if device is not None:
+        raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
+    return Trace.load(path)
+
+
+def prove(trace: Trace, said: Recorded) -> Recorded:
+    """What a recording says, with what a replay under its settings reserves: on a device without a
+    limit, or on one of what was recorded where the first differs, since the run may have met a
+    limit.
+
+    Parameters
+    ----------
+    trace : Trace
+        The recorded run.
+    said : Recorded
+        What it says.
+
+    Returns
+    -------
+    Recorded
+        With `replayed`, if there is anything to compare.
+    """
+    point = recorded.point_of(said)
+    if point is None or said.peak_reserved is None:
+        return said
+    free = points.replay(trace, point, max(LARGE, 4 * said.peak_reserved))
+    if free.peak_reserved != said.peak_reserved:
+        full = points.replay(trace, point, said.peak_reserved)
+        if full.completes and full.peak_reserved == said.peak_reserved:
+            return with_(said, replayed=full.peak_reserved, capacity=said.peak_reserved)
+    return with_(said, replayed=free.peak_reserved)
+
+
+def _advice(search: Search, proof: Recorded, replays: Replays, events: int, refused: int) -> Advice:
+    from bfc.study.search import choose
+
+    step = search.coarse
+    ranked: list[Candidate] = []
+    best: int | None = None
+    for is_pytorch in (True, False):
+        mine = search.ranked(is_pytorch)
+        chosen = choose(mine, search.device, step)
+        if chosen is not None and best is None:
+            best = len(ranked)
+        first = [] if chosen is None else [chosen]
+        ranked += first + [it for it in mine if it is not chosen]
+    rows = tuple(_row(candidate, step) for candidate in ranked)
+    return Advice(search.live, search.device, proof, rows, best, events, replays.count, refused)
+
+
+def _row(candidate: Candidate, step: int) -> AdviceRow:
+    return AdviceRow(
+        candidate.point.policy,
+        candidate.point.settings,
+        candidate.outcome.completes,
+        candidate.outcome.refused,
+        candidate.outcome.peak_reserved,
+        candidate.outcome.driver_calls,
+        candidate.high if candidate.is_within(step) else None,
+        tuple(sorted(candidate.refused_above)),
+    )

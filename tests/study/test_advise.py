@@ -1,0 +1,386 @@
+"""`bfc.advise`: what is said of recorded runs, and over which executors."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bfc
+from bfc.study import recorded
+from bfc.study.advise import prove, read
+from bfc.study.counted import CountedSimulated
+
+MIB, GIB = 1 << 20, 1 << 30
+ROOT = Path(__file__).parents[2]
+TRACES = ROOT / "bench" / "traces"
+RECORDINGS = sorted((ROOT / "tests" / "recordings").glob("*.npz"))
+DECOMFL = bfc.Trace.load(TRACES / "gpu_decomfl.npz")
+SIZE = 1783664516 * 103 // 100
+
+
+@pytest.fixture(scope="module")
+def advice() -> bfc.Advice:
+    return bfc.advise(DECOMFL, SIZE, jobs=1)
+
+
+def allocator_of(row: bfc.AdviceRow, device: CountedSimulated) -> bfc.Allocator:
+    """As a reader of the row would make it."""
+    if row.policy == "caching":
+        return bfc.CachingAllocator(device, settings=row.settings, strict=True)
+    if row.policy == "caching+stitch":
+        return bfc.CachingAllocator(device, settings=row.settings, stitch=True)
+    options: dict[str, Any] = {}
+    if row.settings:
+        key, _, value = row.settings.partition("=")
+        options[key] = value if key == "page_size" else value == "True"
+    if row.policy == "bfc":
+        return bfc.BFCAllocator(device, strict=True, **options)
+    assert row.policy == "bfc+virtual_memory"
+    return bfc.BFCAllocator(device, virtual_memory=True, **options)
+
+
+def replayed(row: bfc.AdviceRow, size: int) -> tuple[int, int, int]:
+    device = CountedSimulated(size)
+    with allocator_of(row, device) as allocator:
+        result = DECOMFL.replay(allocator)
+        return result.failed, result.peak_bytes_reserved, device.driver_calls
+
+
+def test_each_row_says_what_a_replay_on_the_device_gives(advice: bfc.Advice):
+    assert len(advice.rows) > 20
+    for row in advice.rows:
+        figures = (row.refused, row.peak_reserved, row.driver_calls)
+        assert replayed(row, SIZE) == figures, row.name
+        assert row.fits == (row.refused == 0)
+
+
+def test_on_the_smallest_device_nothing_is_refused(advice: bfc.Advice):
+    searched = [row for row in advice.rows if row.smallest_device is not None]
+    assert {row.is_pytorch for row in searched} == {True, False}
+    assert any(row.smallest_device > SIZE for row in searched)  # the defaults
+    for row in searched:
+        assert row.smallest_device >= advice.live_peak
+        assert replayed(row, row.smallest_device)[0] == 0, row.name
+        for size in row.refused_above:
+            assert replayed(row, size)[0] > 0, row.name
+
+
+def test_the_best_row_is_what_the_contract_says(advice: bfc.Advice):
+    fitting = [row for row in advice.rows if row.fits and row.smallest_device is not None]
+    fitting = [row for row in fitting if row.is_pytorch] or fitting
+    least = min(row.smallest_device for row in fitting)
+    near = [row for row in fitting if row.smallest_device <= 1.01 * least]
+    wanted = min((row.driver_calls, row.smallest_device) for row in near)
+    best = advice.rows[advice.best]
+    assert best.is_pytorch
+    assert (best.driver_calls, best.smallest_device) == wanted
+
+
+def test_rows_of_pytorch_come_first_and_each_once(advice: bfc.Advice):
+    kinds = [row.is_pytorch for row in advice.rows]
+    assert kinds == sorted(kinds, reverse=True)
+    assert len({(row.policy, row.settings) for row in advice.rows}) == len(advice.rows)
+    assert {"", "expandable_segments:True"} <= {row.settings for row in advice.rows}
+    assert "bfc+virtual_memory" in {row.policy for row in advice.rows}
+
+
+def test_json_has_what_the_text_says(advice: bfc.Advice):
+    content = json.loads(advice.to_json())
+    assert (content["live_peak"], content["device"]) == (advice.live_peak, SIZE)
+    assert content["recorded"]["settings"] is None
+    assert content["recorded"]["peak_reserved"] is None
+    assert content["best"] == advice.best
+    assert content["rows"][0].keys() >= {
+        *("policy", "settings", "fits", "refused"),
+        *("peak_reserved", "driver_calls", "smallest_device"),
+    }
+    text = str(advice)
+    assert text.splitlines()[0] == advice.proof == content["proof"]
+    assert f"best: PYTORCH_CUDA_ALLOC_CONF={advice.rows[advice.best].settings}" in text
+    assert text.index("not in PyTorch") > text.index("expandable_segments:True")
+    assert "as recorded: under other settings" in text.splitlines()[-1]
+
+
+# What nothing fits on --------------------------------------------------------------------------
+
+
+def test_where_nothing_fits_the_floor_is_named():
+    trace = bfc.Trace([0, 0], [0, 1], [64 * MIB, 64 * MIB])
+    advice = bfc.advise(trace, "100 MiB", jobs=1)
+    assert (advice.best, advice.fits, advice.live_peak) == (None, False, 128 * MIB)
+    assert "Nothing fits on 100.00 MiB. No setting fits on less than 128.00 MiB" in str(advice)
+    (default,) = (row for row in advice.rows if (row.policy, row.settings) == ("caching", ""))
+    assert (default.refused, default.smallest_device) == (1, 128 * MIB)
+
+
+def test_where_pytorch_has_nothing_ours_is_best():
+    """Twelve blocks, of which every other one is freed: only pages serve the last request."""
+    sizes = [5 * MIB] * 12 + [0] * 6 + [30 * MIB]
+    trace = bfc.Trace([0] * 12 + [1] * 6 + [0], [*range(12), *range(0, 12, 2), 12], sizes)
+    advice = bfc.advise(trace, 76 * MIB, jobs=1)
+    best = advice.rows[advice.best]
+    assert not best.is_pytorch
+    assert not any(row.fits for row in advice.rows if row.is_pytorch)
+    assert "virtual_memory=True" in str(advice) or "stitch=True" in str(advice)
+
+
+@pytest.mark.parametrize("events", [0, 1])
+def test_a_trace_without_memory_fits_everywhere(events: int):
+    trace = bfc.Trace([0] * events, [0] * events, [0] * events)
+    advice = bfc.advise(trace, 1, jobs=1)
+    assert (advice.live_peak, advice.fits) == (0, True)
+
+
+@pytest.mark.parametrize("device", [0, -1, "much", 1.5])
+def test_a_device_that_is_no_size_is_refused(device):
+    with pytest.raises((TypeError, ValueError)):
+        bfc.advise(DECOMFL, device, jobs=1)
+
+
+def test_jobs_are_at_least_one():
+    with pytest.raises(ValueError, match="jobs is at least 1, not 0"):
+        bfc.advise(DECOMFL, SIZE, jobs=0)
+
+
+# The recorded run ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_recorded_settings_give_the_recorded_peak(path: Path):
+    trace = read(path)
+    proof = prove(trace, recorded.read(trace))
+    assert proof.is_exact, str(proof)
+    assert str(proof).startswith("replayed under ")
+    assert f"it reserves {proof.peak_reserved} bytes, as recorded" in str(proof)
+
+
+def recording(settings: str, run: bfc.Trace, capacity: int) -> tuple[bfc.Trace, int]:
+    """A run recorded under some settings, as a file has it, and what it reserved."""
+    recorder = bfc.CachingAllocator(bfc.SimulatedSubAllocator(capacity), settings=settings)
+    recorder.record_history(context=None)
+    run.replay(recorder)
+    file = io.BytesIO(pickle.dumps(recorder.snapshot().to_torch(), protocol=4))
+    return bfc.Trace.from_torch(file), recorder.memory_stats()["reserved_bytes.all.peak"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "capacity"),
+    [
+        ("", 80 * GIB),
+        ("", SIZE * 11 // 10),
+        ("max_split_size_mb:64,roundup_power2_divisions:4", 80 * GIB),
+        ("expandable_segments:True", 80 * GIB),
+    ],
+)
+def test_a_recording_of_ours_is_repeated(settings: str, capacity: int):
+    trace, peak = recording(settings, DECOMFL, capacity)
+    proof = prove(trace, recorded.read(trace))
+    assert (proof.settings, proof.peak_reserved) == (settings, peak)
+    assert proof.is_exact, str(proof)
+
+
+def test_a_run_that_met_a_limit_is_repeated_on_a_device_of_that_size():
+    """40 MiB are given back for lack of room, which a larger device would keep."""
+    run = bfc.Trace([0, 1, 0], [0, 0, 1], [40 * MIB, 0, 42 * MIB])
+    trace, peak = recording("", run, 50 * MIB)
+    assert peak == 42 * MIB
+    proof = prove(trace, recorded.read(trace))
+    assert (proof.is_exact, proof.capacity) == (True, 42 * MIB)
+    assert "on a device of 42.00 MiB, it reserves" in str(proof)
+
+
+def test_a_difference_is_said_with_its_causes():
+    trace, peak = recording("", DECOMFL, 80 * GIB)
+    trace.meta["torch"]["segments"].insert(0, [0, 1 << 50, 20 * MIB])
+    trace.meta["torch"]["private_pool_allocations"] = 3
+    proof = prove(trace, recorded.read(trace))
+    assert not proof.is_exact
+    assert f"reserves {peak} bytes, but {peak + 20 * MIB} were recorded (-" in str(proof)
+    assert str(proof).endswith("; 3 allocations were in private pools")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda torch: torch.pop("segments"), "the recording has no segments"),
+        (lambda torch: torch.update(segments=[["x"]]), "the recording has no segments"),
+        (
+            lambda torch: torch["settings"].update(PYTORCH_CUDA_ALLOC_CONF="novel_key:1"),
+            "bfc cannot have its settings",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_said(change, why: str):
+    trace, _ = recording("", DECOMFL[:200], 80 * GIB)
+    change(trace.meta["torch"])
+    proof = prove(trace, recorded.read(trace))
+    assert not proof.is_exact
+    assert str(proof).startswith(f"not compared with the recorded run: {why}")
+
+
+def test_the_request_that_ended_a_run_must_fit_too():
+    """8 MiB of 32 are live when 40 are asked for."""
+    run = bfc.Trace([0, 0, 1, 0], [0, 1, 0, 2], [24 * MIB, 8 * MIB, 0, 40 * MIB])
+    trace, _ = recording("", run, 44 * MIB)
+    assert trace.meta["torch"]["oom"]
+    advice = bfc.advise(trace, 80 * MIB, jobs=1)
+    assert (advice.refused_at_the_end, advice.live_peak) == (40 * MIB, 48 * MIB)
+    assert not bfc.advise(trace, 44 * MIB, jobs=1).fits
+    assert "The run ended when 40.00 MiB were refused" in str(advice)
+
+
+def test_a_refusal_that_the_run_survived_is_left_out():
+    run = bfc.Trace([0, 0, 0], [0, 1, 2], [24 * MIB, 400 * MIB, 8 * MIB])
+    trace, _ = recording("", run, 64 * MIB)
+    assert trace.meta["torch"]["oom"]
+    whole, refused = recorded.with_the_last_refusal(trace)
+    assert (whole is trace, refused) == (True, 0)
+
+
+# Executors -------------------------------------------------------------------------------------
+
+
+def test_processes_and_threads_say_the_same(advice: bfc.Advice):
+    assert bfc.advise(DECOMFL, SIZE, jobs=2) == advice
+    with ThreadPoolExecutor(2) as threads:
+        assert bfc.advise(DECOMFL, SIZE, threads) == advice
+        assert threads.submit(int).result() == 0  # it is not shut down
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as given:
+        assert bfc.advise(DECOMFL, SIZE, given) == advice
+        assert given.submit(int).result() == 0
+
+
+def test_a_path_is_read(advice: bfc.Advice):
+    assert bfc.advise(TRACES / "gpu_decomfl.npz", SIZE, jobs=1) == advice
+
+
+def test_progress_counts_the_replays(advice: bfc.Advice):
+    told: list[tuple[str, int]] = []
+    bfc.advise(DECOMFL, SIZE, jobs=1, progress=lambda text, done: told.append((text, done)))
+    assert sum(done for _, done in told) == advice.replays
+    assert list(dict.fromkeys(text for text, _ in told))[-1] == "the smallest devices"
+
+
+def test_the_full_grid_is_no_worse(advice: bfc.Advice):
+    trace = bfc.Trace.load(TRACES / "gpu_lm_small.npz")
+    device = 3249143816 * 103 // 100
+    quick = bfc.advise(trace, device, jobs=1)
+    whole = bfc.advise(trace, device, jobs=1, thorough=True)
+    assert len(whole.rows) > 1300
+    assert quick.rows[quick.best].smallest_device <= 1.01 * min(
+        row.smallest_device for row in whole.rows if row.is_pytorch and row.smallest_device
+    )
+
+
+SCRIPT = f"""
+import bfc
+trace = bfc.Trace.load({str(TRACES / "gpu_lm_small.npz")!r})
+"""
+CALL = "advice = bfc.advise(trace, '4 GiB', jobs=2)\nprint(advice.best)"
+
+
+def script(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT + code)
+    command = [sys.executable, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path):
+    done = script(tmp_path, CALL)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("RuntimeError: ")
+    assert "if __name__ == '__main__':" in last
+
+
+def test_a_script_with_a_guard_runs(tmp_path: Path):
+    done = script(tmp_path, "if __name__ == '__main__':\n" + textwrap.indent(CALL, "    "))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+# Ended early -----------------------------------------------------------------------------------
+
+LONG = [
+    *(sys.executable, "-m", "bfc", "advise", str(TRACES / "unet_buckets.npz")),
+    *("--device", "80GiB", "--thorough", "--jobs", "2"),
+]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, by what the kernel says."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def started() -> tuple[subprocess.Popen[str], list[int]]:
+    """The command in a process group of its own, and its workers."""
+    command = subprocess.Popen(
+        LONG, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0, cwd=ROOT
+    )
+    deadline = time.monotonic() + 60
+    while len(children(command.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)  # two workers, and the one that cleans up behind them
+    return command, children(command.pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def all_end(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_running, pids))
+
+
+pytestmark_linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
+
+
+@pytestmark_linux
+@pytest.mark.parametrize("pause", [0.0, 0.3, 1.5])
+def test_an_interrupt_ends_it_with_its_workers(pause: float):
+    command, workers = started()
+    time.sleep(pause)
+    begun = time.monotonic()
+    os.killpg(command.pid, signal.SIGINT)  # as a terminal does
+    out, err = command.communicate(timeout=60)
+    assert time.monotonic() - begun < 20
+    assert (command.returncode, out) == (130, "")
+    assert err.splitlines()[1:] == ["bfc: interrupted"]
+    assert len(workers) >= 3
+    assert all_end(workers)
+
+
+@pytestmark_linux
+def test_workers_end_where_the_command_is_killed():
+    command, workers = started()
+    command.kill()
+    command.communicate(timeout=60)
+    assert len(workers) >= 3
+    assert all_end(workers)
+
+
+def test_a_row_can_be_copied(advice: bfc.Advice):
+    row = dataclasses.replace(advice.rows[0], refused=7)
+    assert row.refused == 7
+    assert row != advice.rows[0]
