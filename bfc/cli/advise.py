@@ -1,0 +1,131 @@
+"""`bfc advise RUN --device SIZE`: which settings let a recorded run fit."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import bfc
+from bfc.pytorch.reader import some_numbers
+from bfc.study.advise import advise, read
+from bfc.units import parse_bytes
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+EPILOG = """\
+The first line says whether a replay under the recorded settings reserves what the recorded run did,
+to the byte: that is how far the rest can be trusted.
+
+columns: settings, as in PYTORCH_CUDA_ALLOC_CONF; fits, whether every request is served on the
+device; refused, how many are not; reserved, the most that is taken from the device; calls, how many
+calls of the driver take memory or give it back, which cost time (with expandable_segments:True and
+virtual_memory, each piece that is mapped counts); smallest device, the smallest that the run was
+seen to fit on, or - where that was not searched. All but the last are of one replay on the device.
+
+Settings of PyTorch are tried one key at a time, then in pairs, and are replayed as strictly as
+PyTorch 2.11: it refuses what is refused here. garbage_collection_threshold needs a limit, and is
+tried with per_process_memory_fraction:0.99. Below stand the policies that PyTorch does not have.
+
+best: of the settings that fit, and PyTorch's before others, those within 1 % of the smallest
+device; of these the one with the fewest calls, and then with the smallest device.
+
+exit code: 0 something fits, 1 nothing does, 2 a wrong call or file, 130 interrupted.
+"""
+
+
+def add_to(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "advise",
+        help="find the settings under which a recorded run fits on a device",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run_", metavar="RUN", type=Path, help="a memory snapshot of PyTorch, or an .npz trace")
+    add(
+        "--device",
+        required=True,
+        metavar="SIZE",
+        help="what the allocator may take, such as 34GiB: without the CUDA context, NCCL, cuBLAS",
+    )
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--thorough", action="store_true", help="replay the full grid of settings, too")
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="how many processes to start (default: one for each core); 1 starts none",
+    )
+    add(
+        "--snapshot-device",
+        type=int,
+        metavar="N",
+        help="the device whose history to replay, if a snapshot has those of several",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> bool:
+    """Prints the advice. Returns True if something fits."""
+    parse_bytes(arguments.device)  # what is wrong with it is said before the file is read
+    trace = _read(arguments.run_, arguments.snapshot_device)
+    with _Progress(arguments.run_.name, len(trace)) as progress:
+        advice = advise(
+            trace,
+            arguments.device,
+            thorough=arguments.thorough,
+            jobs=arguments.jobs,
+            progress=progress,
+        )
+    print(advice.to_json() if arguments.json else advice)
+    return advice.fits
+
+
+def _read(path: Path, device: int | None) -> bfc.Trace:
+    try:
+        return read(path, device)
+    except bfc.TraceError as error:
+        if not error.devices:
+            raise
+        raise bfc.TraceError(
+            f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
+            "--snapshot-device"
+        ) from None
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere, or without tqdm, a line at the beginning."""
+
+    def __init__(self, name: str, events: int) -> None:
+        self._bar: tqdm[NoReturn] | None = None
+        self._title = f"bfc advise: replaying {name}, {events} events"
+
+    def __enter__(self) -> _Progress:
+        if sys.stderr.isatty():
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                pass
+            else:
+                self._bar = tqdm(desc=self._title, unit=" replays", leave=False, file=sys.stderr)
+        if self._bar is None:
+            print(self._title, file=sys.stderr, flush=True)
+        return self
+
+    def __call__(self, text: str, done: int) -> None:
+        if self._bar is not None:
+            self._bar.set_description(f"bfc advise: {text}", refresh=False)
+            self._bar.update(done)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
