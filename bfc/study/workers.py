@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bfc.study.points import Outcome, Point, replay
@@ -166,7 +168,6 @@ def refuse_to_start_again() -> None:
 
 def _end_with_the_parent() -> None:
     """A worker waits for work for ever if the process that started it was killed."""
-    import threading
     from multiprocessing import connection, parent_process
 
     parent = parent_process()
@@ -206,7 +207,8 @@ def processes(count: int) -> Iterator[Executor]:
         yield executor
     except BaseException:
         for process in context.started:
-            process.terminate()
+            if process.pid is not None:
+                process.terminate()
         executor.shutdown(wait=True, cancel_futures=True)
         raise
     executor.shutdown(wait=True)
@@ -214,13 +216,23 @@ def processes(count: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Holds a Ctrl-C back. What is started meanwhile never sees one: the process that waits for it
-    ends it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
+    """Holds a Ctrl-C back, and processes that start meanwhile never see one: the process that
+    waits for them ends them.
+
+    They inherit what this thread blocks. The signal may be delivered to another thread of this
+    process, so that its handler must wait, too.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread() and callable(handler)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if is_main:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if came and callable(handler):
+        handler(*came[0])

@@ -365,7 +365,7 @@ def test_an_interrupt_ends_it_with_its_workers(pause: float):
     os.killpg(command.pid, signal.SIGINT)  # as a terminal does
     out, err = command.communicate(timeout=60)
     assert time.monotonic() - begun < 20
-    assert (command.returncode, out) == (130, "")
+    assert (command.returncode, out) == (130, ""), err
     assert err.splitlines()[1:] == ["bfc: interrupted"]
     assert len(workers) >= 3
     assert all_end(workers)
