@@ -63,7 +63,6 @@ OPTIMISATION = {
     "policies.": HOT,
     "policies._observers": COLD,
     "policies._recorder": COLD,
-    "pytorch.": HOT,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"
