@@ -35,6 +35,7 @@ from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer, BufferView
 from bfc.buffers._current import use_stream
+from bfc.buffers._owners import owner
 from bfc.copying import copy
 from bfc.errors import (
     AsleepError,
@@ -117,6 +118,7 @@ __all__ = [
     "cuda",
     "integrations",
     "opencl",
+    "owner",
     "pinned",
     "use",
     "use_mem_pool",

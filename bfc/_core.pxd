@@ -48,6 +48,8 @@ cdef enum:
     EXPORTED = 0x400                # another object holds a view of its memory
     COUNTED = 0x800                 # set and cleared under one lock, to find a chunk that is listed twice
     LEFT_BEHIND = 0x1000            # its free was left to a later call, and the list of such frees was full
+    OWNER_SHIFT = 16                # from this bit on: the number of its owner, while it is in use or waits; 0: nobody
+    OWNER = 0xFFFF0000
 
 cdef struct Region:
     uint64_t ptr
@@ -81,6 +83,15 @@ cdef extern from "starts.hpp" namespace "bfc" nogil:
         void erase(uint64_t address, uint32_t handle)
         size_t count()
         size_t bytes()
+
+cdef extern from "owners.hpp" namespace "bfc" nogil:
+    cdef cppclass OwnedBytes:
+        cbool knows(uint32_t owner)
+        cbool know(uint32_t owner)
+        void give(Chunk* chunk, uint32_t owner)
+        void take_back(const Chunk* chunk)
+        void grew(const Chunk* chunk, uint64_t by)
+        cbool copy(vector[uint64_t]& out)
 
 cdef extern from "usage.hpp" namespace "bfc" nogil:
     cdef cppclass Gauge:
@@ -138,10 +149,12 @@ cdef extern from "history.hpp" namespace "bfc" nogil:
         int64_t time_us
         int64_t allocation_id
         uint32_t action
+        uint32_t owner
 
     cdef cppclass History:
         History(size_t capacity, uint32_t skipped_actions) except +
         void add(HistoryRecord record)
+        void set_owner(int64_t allocation_id, uint32_t owner)
         size_t size()
         cbool copy(vector[HistoryRecord]& out)
 
@@ -239,6 +252,7 @@ cdef struct Events:                 # a trace, and where its replay writes
     size_t count
     Lane lane                       # where a policy has lanes: whose chunks, but for the stream
     cbool by_stream                 # which the trace names then
+    const uint16_t* owner           # of each allocation, a number that the pool knows; NULL: none has one
 
 cdef enum:
     ALLOCATE = 0
@@ -271,6 +285,7 @@ cdef class Pool:
     cdef Starts starts                  # the chunks in use, by address, but for those of a replay under way
     cdef vector[BinSet] bin_sets
     cdef cmap[uint64_t, Region] regions  # by end address
+    cdef OwnedBytes owned               # in use, by the owner's number
     cdef int64_t next_allocation_id
     cdef int64_t release_id             # what the history notes of memory that goes while the cache is emptied; or 0
     cdef Counters counters
@@ -297,6 +312,7 @@ cdef class Pool:
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil
+    cdef void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil
 
     cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     uint64_t freed_before, cbool indexed) noexcept nogil
@@ -343,7 +359,6 @@ cdef class Pool:
     cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
-    cdef ChunkHandle left_behind(self, ChunkHandle first) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil
 
     cdef Bins* bins_of(self, ChunkHandle handle) noexcept nogil

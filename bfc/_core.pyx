@@ -243,7 +243,16 @@ cdef class Pool:
         if self.release_id and (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP):
             record.allocation_id = self.release_id
         record.action = action
+        record.owner = chunk.state >> OWNER_SHIFT
         self.history.add(record)
+
+    cdef inline void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil:
+        """Says whose a chunk is that was handed out just now. `owned` knows the owner, or it is 0: nobody."""
+        if owner == 0:
+            return
+        self.owned.give(&self.chunks[handle], owner)
+        if self.history != NULL:
+            self.history.set_owner(self.chunks[handle].allocation_id, owner)
 
     # -- allocate and free --------------------------------------------------------------------------------------------
 
@@ -402,6 +411,7 @@ cdef class Pool:
             return False
         if not counts and self.timing != NULL and not try_push_back(self.timestamped, handle):
             return False
+        self.owned.take_back(chunk)
         if not is_plain:
             self.unindex_chunk(handle)
         cdef cbool was_waiting = not is_plain and chunk.state & STATE == WAITING
@@ -491,7 +501,7 @@ cdef class Pool:
         is not free."""
         cdef Chunk* chunk = &self.chunks[handle]
         self.unindex_chunk(handle)
-        chunk.state = WAITING
+        chunk.state = WAITING | (chunk.state & OWNER)
         if self.usage != NULL:
             self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
@@ -504,7 +514,7 @@ cdef class Pool:
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         """Undoes stop_using."""
         cdef Chunk* chunk = &self.chunks[handle]
-        chunk.state = IN_USE | USED_ELSEWHERE
+        chunk.state = IN_USE | USED_ELSEWHERE | (chunk.state & OWNER)
         if self.starts.reserve_at_all_costs():
             self.starts.insert(chunk.ptr, handle)
             chunk.state |= INDEXED
@@ -514,14 +524,6 @@ cdef class Pool:
             self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
                 self.usage.oversize_allocations.raise_by(1)
-
-    cdef ChunkHandle left_behind(self, ChunkHandle first) noexcept nogil:
-        """The next chunk, from this handle on, that is marked as left behind, or NO_CHUNK. A walk through all."""
-        cdef ChunkHandle handle
-        for handle in range(first, <ChunkHandle>self.chunk_count):
-            if self.chunks[handle].state & LEFT_BEHIND:
-                return handle
-        return NO_CHUNK
 
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""
@@ -556,7 +558,7 @@ cdef class Pool:
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
         """Frees what one stream alone has used, and nobody views. False for all else, and then nothing has changed."""
         cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
-        if handle == NO_CHUNK or self.chunks[handle].state != IN_USE | INDEXED:
+        if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>OWNER != IN_USE | INDEXED:
             return False
         self.prefetch_neighbours(handle)
         return self.free_chunk(handle)
@@ -636,6 +638,7 @@ cdef class Pool:
                     if counts and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
                     break
+                self.set_owner(handle, events.owner[i] if events.owner != NULL else 0)
                 handles[number[i]] = handle
                 events.addresses[i] = self.chunks[handle].ptr
                 live += size
@@ -645,7 +648,7 @@ cdef class Pool:
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:
-                    if self.chunks[handle].state != IN_USE:
+                    if self.chunks[handle].state & ~<uint32_t>OWNER != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
                     if not self.free_and_merge(handle, counts, paged, True):
@@ -771,6 +774,7 @@ cdef class Pool:
             else:
                 if self.usage == NULL:
                     self.counters.bytes_in_use -= chunk.size
+                self.owned.take_back(chunk)
                 self.unindex_chunk(handle)
                 if chunk.state & STATE == WAITING:
                     self.counters.bytes_waiting -= chunk.size

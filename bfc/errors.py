@@ -53,6 +53,8 @@ class OutOfMemoryError(MemoryError):
     pages : PagesInUse, optional
         Of an allocator with `virtual_memory`: `page_size` in bytes, and how many `pages` there are,
         how many are `in_use`, and how many are `sparse`, with less than a tenth in use.
+    by_owner : dict of str to int, optional
+        The bytes in use of each owner, as in `Stats.by_owner`.
 
     Notes
     -----
@@ -71,6 +73,7 @@ class OutOfMemoryError(MemoryError):
         refused: str = "",
         advice: tuple[str, ...] = (),
         pages: PagesInUse | None = None,
+        by_owner: dict[str, int] | None = None,
     ) -> None:
         self.requested = requested
         self.in_use = in_use
@@ -81,6 +84,7 @@ class OutOfMemoryError(MemoryError):
         self.refused = refused
         self.advice = advice
         self.pages = pages
+        self.by_owner = {} if by_owner is None else by_owner
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -93,7 +97,11 @@ class OutOfMemoryError(MemoryError):
             self.fragmentation,
         )
         again = functools.partial(
-            type(self), refused=self.refused, advice=self.advice, pages=self.pages
+            type(self),
+            refused=self.refused,
+            advice=self.advice,
+            pages=self.pages,
+            by_owner=self.by_owner,
         )
         return again, figures
 
@@ -119,10 +127,25 @@ class OutOfMemoryError(MemoryError):
                     f"  pinned        {format_bytes(sparse * size)}, in pages of which less than a "
                     "tenth is in use"
                 )
+        if any(self.by_owner):  # by name
+            lines.append(f"  owners        {_largest_owners(self.by_owner)}")
         if self.refused:
             lines.append(f"  refused by    {self.refused}")
         lines += [f"  try: {line}" for line in self.advice]
         return "\n".join(lines)
+
+
+def _largest_owners(by_owner: dict[str, int]) -> str:
+    """The three owners with most bytes in use."""
+    ordered = sorted(by_owner.items(), key=lambda item: -item[1])
+    shown = [
+        f"{' '.join(name.split())[:40] or 'nobody'} {format_bytes(nbytes)}"
+        for name, nbytes in ordered[:3]
+    ]
+    if ordered[3:]:
+        rest = format_bytes(sum(nbytes for _name, nbytes in ordered[3:]))
+        shown.append(f"{len(ordered) - 3} more {rest}")
+    return ", ".join(shown)
 
 
 class InvalidPointerError(ValueError):

@@ -23,6 +23,7 @@ cdef struct Request:
     cbool refused               # by the policy, for its size alone: nothing is tried
     Lane lane                   # whose free chunks it may take, where a policy keeps them apart
     uint64_t tag                # which it belongs to; 0: none
+    uint32_t owner              # its number, which the pool knows; 0: none
 
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
@@ -81,8 +82,9 @@ cdef class Allocator(Tagged):
 
     cdef bint hits_are_plain(self, uint64_t on) except -1
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
-                              uint64_t on) noexcept
+                              uint64_t on, uint32_t owner) noexcept
 
+    cdef int set_owner_of(self, Request* request) except -1
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
     cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1

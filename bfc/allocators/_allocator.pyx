@@ -20,6 +20,7 @@ from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk
 from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
 from bfc.buffers._current cimport current_stream, scopes_open
+from bfc.buffers._owners cimport owner_here, owners_used
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
@@ -337,8 +338,11 @@ cdef class Allocator(Tagged):
             return False
         if on != self.home_stream and (not self.by_stream or self.may_be_unordered or on == self.default_stream_alias):
             return False
+        cdef uint32_t owner = owner_here(self) if owners_used else 0
         acquire_lock(self.lock)
-        cdef bint is_hit = not self.is_closed and self.hit(nbytes, on, placed)
+        cdef bint is_hit = not self.is_closed and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed)
+        if is_hit:
+            self.pool.set_owner(placed.handle, owner)
         self.lock.release()
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
@@ -357,6 +361,8 @@ cdef class Allocator(Tagged):
         request.shared = unordered
         if freed_before is not None:
             self.set_freed_before(&request, freed_before)
+        if owners_used:
+            self.set_owner_of(&request)
         if self.tags_open:
             request.tag = self.tag_here()
             if request.tag:
@@ -370,6 +376,18 @@ cdef class Allocator(Tagged):
             self.leave_home(placed, on, stream)
         if self.must_look and placed.allocation_id:
             self.announce(placed, changes)
+        return 0
+
+    cdef int set_owner_of(self, Request* request) except -1:
+        """Notes whose scope this call is in."""
+        request.owner = owner_here(self)
+        if request.owner == 0:
+            return 0
+        self.acquire()
+        cdef bint is_known = self.pool.owned.know(request.owner)
+        self.lock.release()
+        if not is_known:
+            raise out_of_host_memory()
         return 0
 
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:
@@ -484,6 +502,7 @@ cdef class Allocator(Tagged):
         if not note_hit(self.pool, handle, placed):
             return
         cdef Chunk* chunk = &self.pool.chunks[handle]
+        self.pool.set_owner(handle, request.owner)
         if request.shared or (request.stream != self.home_stream and not self.by_stream):
             chunk.state |= USED_ELSEWHERE
 
@@ -578,12 +597,13 @@ cdef class Allocator(Tagged):
         if stream is None and scopes_open:
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
+        cdef uint32_t owner = owner_here(self) if owners_used else 0
         found = numpy.empty(wanted.size(), numpy.uint64)
         cdef uint64_t[::1] addresses = found
         try:
             while done < wanted.size():
                 if self.hits_are_plain(on):
-                    done = self.allocate_hits(wanted, addresses, done, on)
+                    done = self.allocate_hits(wanted, addresses, done, on, owner)
                 if done < wanted.size():
                     self.allocate_placement(wanted[done], on, stream, None, &placed)
                     addresses[done] = placed.ptr
@@ -605,16 +625,17 @@ cdef class Allocator(Tagged):
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
-                              uint64_t on) noexcept:
+                              uint64_t on, uint32_t owner) noexcept:
         """Serves the requests from the i-th on under one lock, while free chunks fit. Returns the index of the first
         request that none fits."""
         cdef Placement placed
         self.acquire()
-        while i < sizes.size() and not self.is_closed:
+        while i < sizes.size() and not self.is_closed and self.pool.owned.knows(owner):
             addresses[i] = 0
             if sizes[i]:
                 if not self.hit(sizes[i], on, &placed):
                     break
+                self.pool.set_owner(placed.handle, owner)
                 addresses[i] = placed.ptr
             i += 1
             if i % BETWEEN_OTHERS == 0:

@@ -16,7 +16,7 @@ cdef extern from "columns.hpp" namespace "bfc" nogil:
         uint64_t freed_at_count
         int64_t allocation_id
         uint32_t state
-        uint32_t unused
+        uint32_t owner
 
     cdef struct RegionRow:
         uint64_t ptr

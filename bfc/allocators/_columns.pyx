@@ -8,8 +8,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, FREE, IN_USE, NO_CHUNK, NO_PAGE, STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, HistoryRecord, Pool,
-    Region,
+    ABSENT, FREE, IN_USE, NO_CHUNK, NO_PAGE, OWNER_SHIFT, STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle,
+    HistoryRecord, Pool, Region,
 )
 from bfc.allocators._pages cimport Pages
 from bfc.allocators._page_use cimport list_pages
@@ -87,7 +87,7 @@ cdef inline cbool add_chunk(Pool pool, Chunk* chunk, vector[ChunkRow]& chunks) n
     row.allocation_id = chunk.allocation_id
     row.state = (ROW_FREE if state == FREE else ROW_IN_USE if state == IN_USE else ROW_WAITING if state == WAITING
                  else ROW_LEAVING)
-    row.unused = 0
+    row.owner = chunk.state >> OWNER_SHIFT
     return try_push_chunk_row(chunks, row)
 
 

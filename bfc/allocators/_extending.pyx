@@ -29,6 +29,7 @@ cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_
         pool.join(handle, right)
         split_off(pool, owner, handle, rounded)
         pool.counters.bytes_in_use += chunk.size - before
+        pool.owned.grew(chunk, chunk.size - before)
         pool.counters.peak_bytes_in_use = max(pool.counters.peak_bytes_in_use, pool.counters.bytes_in_use)
         pool.counters.largest_alloc_size = max(pool.counters.largest_alloc_size, chunk.size)
     chunk.requested_size = requested

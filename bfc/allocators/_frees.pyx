@@ -10,7 +10,10 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
-from bfc._core cimport COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING
+from bfc._core cimport (
+    COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, OWNER, STATE, USED_ELSEWHERE, WAITING,
+    ChunkHandle, Pool,
+)
 from bfc.buffers._arguments cimport address_from, addresses_from, small_int
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc.allocators._lock cimport acquire_lock
@@ -43,6 +46,15 @@ cdef int report_faults(list faults) except -1:
     if interrupt is not None:
         raise interrupt
     return 0
+
+
+cdef ChunkHandle left_behind(Pool pool, ChunkHandle first) noexcept nogil:
+    """The next chunk, from this handle on, that is marked as left behind, or NO_CHUNK. A walk through all."""
+    cdef ChunkHandle handle
+    for handle in range(first, <ChunkHandle>pool.chunk_count):
+        if pool.chunks[handle].state & LEFT_BEHIND:
+            return handle
+    return NO_CHUNK
 
 
 @cython.no_gc_clear
@@ -207,7 +219,7 @@ cdef class Frees(Ledger):
         while i < addresses.size():
             if handles[i] != NO_CHUNK:
                 chunk = &self.pool.chunks[handles[i]]
-                if chunk.ptr != addresses[i] or chunk.state != IN_USE | INDEXED:
+                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>OWNER != IN_USE | INDEXED:
                     break
                 if not self.pool.free_chunk(handles[i]):
                     break
@@ -613,7 +625,7 @@ cdef class Frees(Ledger):
         cdef int64_t allocation_id
         while True:
             self.acquire()
-            handle = self.pool.left_behind(handle)
+            handle = left_behind(self.pool, handle)
             allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
             if allocation_id > 0:
                 self.pool.chunks[handle].state |= USED_ELSEWHERE
@@ -666,7 +678,7 @@ cdef class Frees(Ledger):
         cdef bint waits
         while True:
             self.acquire()
-            handle = self.pool.left_behind(handle)
+            handle = left_behind(self.pool, handle)
             if handle != NO_CHUNK:
                 self.pool.chunks[handle].state &= ~<uint32_t>LEFT_BEHIND
                 waits = self.pool.chunks[handle].state & STATE == WAITING

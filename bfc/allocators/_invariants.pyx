@@ -8,8 +8,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, STATE, UNMAPPED,
-    WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
+    ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT, STATE,
+    UNMAPPED, WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport IS_GROWING
 from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, View
@@ -58,6 +58,9 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
         return b"I10: pool_bytes differs from a recount"
     if recount.bytes_waiting != pool.counters.bytes_waiting:
         return b"I10: the bytes that wait for streams differ from a recount"
+    found = fault_in_owners(pool)
+    if found != NULL:
+        return found
     if pool.pages != NULL:
         return fault_in_windows(pool)
     if pool.usage != NULL:
@@ -155,6 +158,29 @@ cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
             if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
                 return b"I4: a bin holds a chunk under another size, address or state than its own"
     return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")
+
+
+cdef const char* fault_in_owners(Pool pool) noexcept nogil:
+    """Of the bytes in use by owner. Where the host has no memory to count them in, none is found."""
+    cdef vector[uint64_t] owned
+    cdef uint32_t owner
+    cdef size_t i
+    cdef Chunk* chunk
+    if not pool.owned.copy(owned):
+        return NULL
+    for i in range(pool.chunk_count):
+        chunk = &pool.chunks[i]
+        owner = chunk.state >> OWNER_SHIFT
+        if owner and chunk.state & STATE not in (IN_USE, WAITING):
+            return b"I15: a chunk that is not in use has an owner"
+        if not pool.owned.knows(owner):
+            return b"I15: a chunk has an owner whose bytes are not counted"
+        if owner:
+            owned[owner] -= chunk.size
+    for i in range(owned.size()):
+        if owned[i]:
+            return b"I15: the bytes in use of an owner differ from a recount"
+    return NULL
 
 
 cdef const char* fault_in_windows(Pool pool) noexcept nogil:

@@ -39,7 +39,7 @@ cdef class Ledger(Owner):
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef Counters start_peaks(self) noexcept
     cdef Counters end_peaks(self, Counters before) noexcept
-    cdef object stats_of(self, Counters counters, uint64_t largest_free)
+    cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned)
     cdef Chunk chunk_at(self, object ptr) except *
     cdef int raise_invalid_pointer(self, uint64_t address) except -1
     cdef int check_books(self) except -1

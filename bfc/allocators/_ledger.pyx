@@ -7,6 +7,7 @@ from bfc._core cimport (
     HISTORY_SNAPSHOT, IN_USE, NO_CHUNK, STATE, UNMAPPED, WAITING, Chunk, Counters, Lane, Pool,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
+from bfc.buffers._owners cimport name_of_owner, owner_names
 from bfc.allocators._pages cimport Pages
 from bfc.allocators._page_use cimport PageUse, count_use
 from bfc.allocators._columns cimport bytes_of_chunks, bytes_of_pages, bytes_of_regions, copy_columns
@@ -19,12 +20,31 @@ from bfc.report import columns as _columns, snapshot as _snapshot
 from bfc.streams import is_queue as _is_queue
 
 
+def _by_falling_bytes(item):
+    return -item[1], item[0]
+
+
 cdef int refuse_queue(stream, device) except -1:
     """Refuses an OpenCL queue where a CUDA stream is needed: the driver would take its address for a stream."""
     if device.kind.startswith("cuda") and _is_queue(stream):
         raise TypeError(f"memory on {device} takes CUDA streams, not a {type(stream).__name__}: pass a CUDA stream "
                         f"as stream= (a bfc.use_stream around the call may have set this one)")
     return 0
+
+
+cdef object bytes_by_name(uint64_t in_use, vector[uint64_t]& owned):
+    """Bytes in use by owner, the largest first. `owned`: by the owner's number."""
+    cdef uint64_t left = in_use
+    cdef size_t i
+    cdef list found = []
+    for i in range(owned.size()):
+        if owned[i]:
+            left -= owned[i]
+            found.append((name_of_owner(<uint32_t>i), owned[i]))
+    if left:
+        found.append(("", left))
+    found.sort(key=_by_falling_bytes)
+    return _snapshot.OwnerBytes(found)
 
 
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
@@ -243,10 +263,14 @@ cdef class Ledger(Owner):
         self.acquire()
         cdef Counters counters = self.pool.totals()
         cdef uint64_t largest_free = self.pool.largest_free()
+        cdef vector[uint64_t] owned
+        cdef bint copied = self.pool.owned.copy(owned)
         self.lock.release()
-        return self.stats_of(counters, largest_free)
+        if not copied:
+            raise out_of_host_memory()
+        return self.stats_of(counters, largest_free, owned)
 
-    cdef object stats_of(self, Counters counters, uint64_t largest_free):
+    cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned):
         return _snapshot.Stats(
             num_allocs=counters.num_allocs,
             bytes_in_use=counters.bytes_in_use,
@@ -260,6 +284,7 @@ cdef class Ledger(Owner):
             largest_free_block_bytes=largest_free,
             bytes_waiting_for_streams=counters.bytes_waiting,
             bytes_asleep=self.bytes_asleep(),
+            by_owner=bytes_by_name(counters.bytes_in_use, owned),
         )
 
     @property
@@ -333,21 +358,25 @@ cdef class Ledger(Owner):
         cdef vector[ChunkRow] chunks
         cdef vector[uint32_t] pages
         cdef vector[HistoryRecord] records
+        cdef vector[uint64_t] owned
         cdef bint with_history = history
         self.catch_up()
         self.acquire()
         cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
+        copied = copied and self.pool.owned.copy(owned)
         if self.pool.history != NULL:
             copied = copied and (not with_history or self.pool.history.copy(records))
-            self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT))
+            self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT,
+                                                0))
         cdef Counters counters = self.pool.totals()
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
         if not copied:
             raise out_of_host_memory()
         packed = _columns.RegionColumns(bytes_of_regions(regions), bytes_of_chunks(chunks), bytes_of_pages(pages),
-                                        self.frames_of_regions(regions), self.frames_of_chunks(chunks))
-        return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free), packed,
+                                        self.frames_of_regions(regions), self.frames_of_chunks(chunks),
+                                        owners=owner_names)
+        return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
                                               self.columns_of(records), self.settings_now())
 
     cdef object page_use(self):
@@ -377,7 +406,7 @@ cdef class Ledger(Owner):
         return None
 
     def check(self):
-        """Recount every invariant from nothing: I1 to I14 of docs/design.md.
+        """Recount every invariant from nothing: I1 to I15 of docs/design.md.
 
         Raises
         ------

@@ -17,8 +17,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk, ChunkHandle,
-    FreeChunk, Pool, Region, Window,
+    ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk,
+    ChunkHandle, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport carve, has_records, make_free
 
@@ -370,6 +370,7 @@ cdef class Pages:
                 self.take_run(&view.runs[freed], ABSENT)    # as in take_view
             return False
         chunk = &self.pool.chunks[handle]
+        self.pool.owned.take_back(chunk)
         self.pool.unindex_chunk(handle)
         if chunk.state & STATE == WAITING:
             self.pool.counters.bytes_waiting -= chunk.size

@@ -81,7 +81,7 @@ cdef class Run:
             allocator.set_lane(&lane, 0)
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
-                                 lane, allocator.by_stream)
+                                 lane, allocator.by_stream, NULL)
         self.allocator = allocator
 
     @property

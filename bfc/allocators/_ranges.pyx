@@ -13,8 +13,8 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 
 from bfc._core cimport (
-    ABSENT, FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED,
-    WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
+    ABSENT, FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, NO_CHUNK, NO_HOST_MEMORY, STATE,
+    UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
 )
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
@@ -56,6 +56,7 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
             if chunk.state == FREE:
                 pool.unlist_free_chunk(owner, handle)
             elif chunk.state != LEAVING:
+                pool.owned.take_back(chunk)
                 pool.unindex_chunk(handle)
                 if pool.usage != NULL:
                     pool.count_removed(owner, chunk, False)

@@ -55,6 +55,9 @@ class Tagged(Frees):
 
         Notes
         -----
+        What is allocated within also has an owner of the tag's name (see `bfc.owner`), unless another
+        owner is set further in.
+
         Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
         and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
         its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees

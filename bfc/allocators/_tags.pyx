@@ -11,6 +11,8 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
+from bfc.buffers._owners cimport Entered, enter as enter_owner, leave as leave_owner, number_of_owner
+
 from bfc.errors import AsleepError, ClosedError, SettingsError
 
 _entries = ContextVar("bfc.tags", default=())
@@ -50,7 +52,7 @@ cdef class Scope:
 
     cdef Tagged owner
     cdef Tag tag
-    cdef list entered       # (token, Entry), for each time that it was entered and not left
+    cdef list entered       # [token, Entry, the owner's], for each time that it was entered and not left
 
     def __init__(self):
         raise TypeError("a scope comes from allocator.tag(name)")
@@ -61,7 +63,16 @@ cdef class Scope:
             raise TypeError("a scope comes from allocator.tag(name)")
         entry.owner = self.owner
         entry.tag = self.tag
-        self.entered.append((_entries.set((*_entries.get(), entry)), entry))
+        cdef list item = [None, entry, None]
+        self.entered.append(item)   # before the variables are set, since the host may have no memory for it
+        try:
+            item[2] = enter_owner(number_of_owner(self.tag.name), self.owner)
+            item[0] = _entries.set((*_entries.get(), entry))
+        except BaseException:
+            self.entered.remove(item)
+            if item[2] is not None:
+                self.stop_owning(item)
+            raise
         self.owner.tags_open += 1
         self.owner.must_look = True
         return self
@@ -76,10 +87,17 @@ cdef class Scope:
             self.entered.remove(item)
             entry = item[1]
             entry.owner = None
+            self.stop_owning(item)
             self.owner.tags_open -= 1
             self.owner.must_look = self.owner.has_more_to_do()
             return
         raise RuntimeError("this tag was not entered here: write `with allocator.tag(name):`")
+
+    cdef int stop_owning(self, list item) except -1:
+        """Nothing has the tag's owner from now on, not in the tasks either that were started in the scope."""
+        cdef Entered entered = item[2]
+        leave_owner(entered)
+        return entered.scope.stop()
 
     def __repr__(self):
         return f"<tag {self.tag.name!r} of {self.owner!r}>" if self.owner is not None else "<tag of nothing>"
@@ -116,6 +134,9 @@ cdef class Tagged(Frees):
 
         Notes
         -----
+        What is allocated within also has an owner of the tag's name (see `bfc.owner`), unless another
+        owner is set further in.
+
         Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
         and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
         its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees

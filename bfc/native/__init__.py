@@ -12,6 +12,7 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     bins.hpp          free chunks by size and address
     starts.hpp        chunks in use by address
     torch_sizes.hpp   PyTorch's arithmetic of sizes
+    owners.hpp        bytes in use by owner
     usage.hpp         what PyTorch counts
     history.hpp       what PyTorch writes down
     columns.hpp       the rows of a snapshot

@@ -14,7 +14,7 @@ struct ChunkRow {
     uint64_t freed_at_count;
     int64_t allocation_id;          // -1 if nobody owns it
     uint32_t state;                 // a RowState
-    uint32_t unused;
+    uint32_t owner;                 // its number; 0: nobody
 };
 
 enum RowState : uint32_t { kRowFree, kRowInUse, kRowWaiting, kRowLeaving };

@@ -28,6 +28,7 @@ struct HistoryRecord {
     int64_t time_us;
     int64_t allocation_id;  // which allocation it is about; 0: none
     uint32_t action;
+    uint32_t owner;         // its number; 0: none
 };
 
 class History {
@@ -49,6 +50,13 @@ public:
         if (records_.empty()) return;
         records_[oldest_] = record;
         oldest_ = (oldest_ + 1) % records_.size();
+    }
+
+    // Of the newest entry, if it is the one of this allocation: an owner is known right after it.
+    void set_owner(int64_t allocation_id, uint32_t owner) noexcept {
+        if (records_.empty()) return;
+        HistoryRecord& newest = records_[(oldest_ + records_.size() - 1) % records_.size()];
+        if (newest.action == kAlloc && newest.allocation_id == allocation_id) newest.owner = owner;
     }
 
     size_t size() const { return records_.size(); }

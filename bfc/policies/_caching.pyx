@@ -810,7 +810,7 @@ cdef class CachingAllocator(Allocator):
             report_unraisable(error, self.sub_allocator)
             answer = 0, self.sub_allocator.total_bytes
         device_free, total = checked_memory_info(answer, self.sub_allocator)
-        self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane)
+        self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane, request.owner)
         return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
 

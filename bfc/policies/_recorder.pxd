@@ -1,7 +1,7 @@
 """What PyTorch's policy counts and writes down: a part of `CachingAllocator`."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport History, HistoryRecord, Lane, Pool
@@ -37,6 +37,7 @@ cdef class Recorder:
     cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1
     cdef int keep_free_frames(self, int64_t allocation_id) except -1
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1
-    cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane) except -1
+    cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane,
+                          uint32_t owner) except -1
     cdef int bound_frames(self, Pool pool, Lock& lock) except -1
     cdef int forget_frames(self, Pool pool, Lock& lock) except -1

@@ -6,7 +6,6 @@ import sys
 cimport cython
 from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cython.operator cimport dereference as deref
-from libc.stdint cimport uint32_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 
@@ -14,6 +13,7 @@ from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
     Gauge, Region, Usage,
 )
+from bfc.buffers._owners cimport owner_names
 from bfc.allocators._columns cimport ChunkRow, RegionRow, bytes_of_records
 from bfc.allocators._lock cimport acquire_lock
 
@@ -163,7 +163,7 @@ cdef class Recorder:
                 if records[i].action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
                     kept = self.free_frames
                 frames.append(kept.get(records[i].allocation_id, ()))
-        return HistoryColumns(bytes_of_records(records), frames)
+        return HistoryColumns(bytes_of_records(records), frames, owners=owner_names)
 
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1:
         """A number, with frames, for what goes while the program empties the cache: PyTorch's histories show that in
@@ -183,7 +183,8 @@ cdef class Recorder:
             return 0
         return number
 
-    cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane) except -1:
+    cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane,
+                          uint32_t owner) except -1:
         """Counts a request that is refused, and adds it to the history."""
         cdef int64_t number = 0
         acquire_lock(lock)
@@ -192,7 +193,7 @@ cdef class Recorder:
             number = pool.next_allocation_id    # of its own, to find its frames by
             pool.next_allocation_id += 1
             pool.history.add(HistoryRecord(device_free, rounded, lane.stream, [lane.pool[0], lane.pool[1]], 0, number,
-                                           HISTORY_OOM))
+                                           HISTORY_OOM, owner))
         lock.release()
         if number and self.keeps_frames:
             self.frames[number] = python_frames()

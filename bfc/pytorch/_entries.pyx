@@ -164,7 +164,7 @@ cdef class Columns:
                 "stream": row.stream,
                 "time_us": latest,
                 "compile_context": "N/A",
-                "user_metadata": "",
+                "user_metadata": str(self.history.owners[row.owner]) if row.owner else "",
                 "pool_id": (row.pool[0], row.pool[1]) if row.pool[0] or row.pool[1] else nowhere,
                 "frames": shared.of(self.frames_of_entry(self.kept[i])),
             })

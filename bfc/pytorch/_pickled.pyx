@@ -207,7 +207,10 @@ cdef class Writer:
             self.out.name(COMPILE_CONTEXT)
             self.out.name(NO_CONTEXT)
             self.out.name(USER_METADATA)
-            self.out.name(NO_METADATA)
+            if row.owner:
+                self.put_text(columns.history.owners[row.owner])
+            else:
+                self.out.name(NO_METADATA)
             self.out.name(POOL_ID)
             self.out.pair(row.pool[0], row.pool[1])
             self.put_frames(columns.frames_of_entry(columns.kept[count - 1 - i]))

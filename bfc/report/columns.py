@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bfc.pytorch.words import ACTIONS
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     Frames = tuple[Frame, ...]
 
 #: ptr, size, requested_size, last_requested_size, stream, freed_at_count; allocation_id; the index
-#: of the state, and a number that is not used.
+#: of the state, and the owner's.
 CHUNK = struct.Struct("=6Qq2I")
 #: ptr, size, stream, the two numbers of its pool, where the reservation or the region of the pool
 #: begins that it lies in, and its bytes; where its chunks end, where its pages end, the index of
 #: its kind, and the bits below.
 REGION = struct.Struct("=7Q4I")
 IN_RANGE, ASLEEP, IS_VIEW = 1, 2, 4
-#: addr, size, stream, the two numbers of its pool; time_us, allocation_id; the index of its action.
-RECORD = struct.Struct("=5Q2qI4x")
+#: addr, size, stream, the two numbers of its pool; time_us, allocation_id; the indices of its
+#: action and of its owner.
+RECORD = struct.Struct("=5Q2q2I")
 STATES = ("free", "in use", "waiting", "leaving")
 STATE_INDICES = {state: index for index, state in enumerate(STATES)}
 KINDS = ("small", "large")
+NOBODY = ("",)
 
 
 class RegionColumns(NamedTuple):
@@ -41,6 +43,7 @@ class RegionColumns(NamedTuple):
     region_frames: list[Frames] | None = None
     chunk_frames: list[Frames] | None = None
     kinds: tuple[str, ...] = KINDS
+    owners: Sequence[str] = NOBODY
 
 
 class HistoryColumns(NamedTuple):
@@ -50,6 +53,7 @@ class HistoryColumns(NamedTuple):
     #: Of each entry; None: there are none.
     frames: list[Frames] | None = None
     actions: tuple[str, ...] = ACTIONS
+    owners: Sequence[str] = NOBODY
 
     def __len__(self) -> int:
         return len(self.records) // RECORD.size
@@ -58,13 +62,13 @@ class HistoryColumns(NamedTuple):
 def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
     """What somebody has made of objects, as columns. Raises struct.error if a number is negative
     or has more than 64 bits, and KeyError if a chunk has a state of its own."""
-    kinds = list(KINDS)
+    kinds, owners = list(KINDS), list(NOBODY)
     rows, chunks, pages = bytearray(), bytearray(), bytearray()
     region_frames: list[Frames] = []
     chunk_frames: list[Frames] = []
     for region in regions:
         for chunk in region.chunks:
-            chunks += _packed_chunk(chunk)
+            chunks += _packed_chunk(chunk, _index(owners, chunk.owner))
             chunk_frames.append(chunk.frames)
         pages += struct.pack(f"={len(region.pages)}I", *region.pages)
         region_frames.append(region.frames)
@@ -82,10 +86,10 @@ def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
             flags,
         )
     packed = bytes(rows), bytes(chunks), bytes(pages)
-    return RegionColumns(*packed, region_frames, chunk_frames, tuple(kinds))
+    return RegionColumns(*packed, region_frames, chunk_frames, tuple(kinds), tuple(owners))
 
 
-def _packed_chunk(chunk: ChunkInfo) -> bytes:
+def _packed_chunk(chunk: ChunkInfo, owner: int) -> bytes:
     return CHUNK.pack(
         chunk.ptr,
         chunk.size,
@@ -95,22 +99,22 @@ def _packed_chunk(chunk: ChunkInfo) -> bytes:
         chunk.freed_at_count,
         chunk.allocation_id,
         STATE_INDICES[chunk.state],
-        0,
+        owner,
     )
 
 
 def columns_of_history(history: Iterable[HistoryEntry]) -> HistoryColumns:
     """What somebody has made of objects, as columns. Raises struct.error if a number is negative
     or has more than 64 bits."""
-    actions = list(ACTIONS)
+    actions, owners = list(ACTIONS), list(NOBODY)
     rows = bytearray()
     frames: list[Frames] = []
     for entry in history:
         action = _index(actions, entry.action)
         where = entry.addr, entry.size, entry.stream, *entry.pool_id
-        rows += RECORD.pack(*where, entry.time_us, 0, action)
+        rows += RECORD.pack(*where, entry.time_us, 0, action, _index(owners, entry.owner))
         frames.append(entry.frames)
-    return HistoryColumns(bytes(rows), frames, tuple(actions))
+    return HistoryColumns(bytes(rows), frames, tuple(actions), tuple(owners))
 
 
 def _index(names: list[str], name: str) -> int:

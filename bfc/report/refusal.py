@@ -34,6 +34,7 @@ def out_of_memory(
         refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
         advice=_advice(requested, stats, total_bytes, largest_block, against_pieces, pages),
         pages=pages,
+        by_owner=stats.by_owner,
     )
 
 

@@ -56,6 +56,16 @@ def bin_index(size: int) -> int:
     return min(BIN_COUNT - 1, max((size >> MINIMUM_BITS).bit_length() - 1, 0))
 
 
+class OwnerBytes(dict[str, int]):
+    """Bytes in use by the owner's name, the largest first; 0 for a name that is not in it.
+
+    Memory of no owner is under the name "". Owners without memory are left out.
+    """
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
 @dataclass(frozen=True)
 class Stats:
     """An allocator's figures: TensorFlow's AllocatorStats, field for field, and some that it lacks.
@@ -89,6 +99,9 @@ class Stats:
     bytes_asleep : int
         The memory that sleeping tags have given back and that `wake()` takes again, in whole pages.
         It is no part of `bytes_reserved`. What is allocated in them stays in `bytes_in_use`.
+    by_owner : dict of str to int
+        The part of `bytes_in_use` of each owner (`bfc.owner`), the largest first, and 0 for any
+        other name. What has no owner is under "". The values add up to `bytes_in_use`.
     """
 
     num_allocs: int = 0
@@ -104,6 +117,7 @@ class Stats:
     peak_pool_bytes: int = 0
     bytes_waiting_for_streams: int = 0
     bytes_asleep: int = 0
+    by_owner: dict[str, int] = field(default_factory=OwnerBytes, hash=False)
 
     @property
     def fragmentation(self) -> float:
@@ -163,6 +177,8 @@ class HistoryEntry:
         The private pool, (0, 0) for none.
     frames : tuple of Frame
         The Python frames, innermost first.
+    owner : str
+        Whose memory it is (`bfc.owner`); "" if nobody's.
     """
 
     action: str
@@ -172,6 +188,7 @@ class HistoryEntry:
     time_us: int
     pool_id: tuple[int, int] = (0, 0)
     frames: tuple[Frame, ...] = ()
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,8 @@ class ChunkInfo:
         For a free chunk, the bytes that were last asked for in it: PyTorch's snapshots show them.
     frames : tuple of Frame
         The Python frames of its allocation, if a history keeps them.
+    owner : str
+        Whose memory it is (`bfc.owner`); "" if it is nobody's, or free.
     """
 
     ptr: int
@@ -210,6 +229,7 @@ class ChunkInfo:
     freed_at_count: int = 0
     last_requested_size: int = 0
     frames: tuple[Frame, ...] = ()
+    owner: str = ""
 
     @property
     def in_use(self) -> bool:
@@ -302,20 +322,21 @@ class BinInfo:
 
 def entries_from(columns: HistoryColumns) -> Iterator[HistoryEntry]:
     """The objects of a history, oldest first."""
-    actions = columns.actions
+    actions, owners = columns.actions, columns.owners
     rows = RECORD.iter_unpack(columns.records)
     for row, frames in zip(rows, columns.frames or repeat(()), strict=False):
-        addr, size, stream, first, second, time_us, _number, action = row
-        pool_id = (first, second)
-        yield HistoryEntry(actions[action], addr, size, stream, time_us, pool_id, frames)
+        addr, size, stream, first, second, time_us, _number, action, owner = row
+        pool_id, name = (first, second), actions[action]
+        yield HistoryEntry(name, addr, size, stream, time_us, pool_id, frames, owners[owner])
 
 
 def _chunks_from(columns: RegionColumns) -> Iterator[ChunkInfo]:
-    rows = CHUNK.iter_unpack(columns.chunks)
+    rows, owners = CHUNK.iter_unpack(columns.chunks), columns.owners
     for row, frames in zip(rows, columns.chunk_frames or repeat(()), strict=False):
-        ptr, size, requested, last_requested, stream, freed_at, number, state, _unused = row
+        ptr, size, requested, last_requested, stream, freed_at, number, state, owner = row
+        at_free = freed_at, last_requested
         yield ChunkInfo(
-            ptr, size, requested, number, STATES[state], stream, freed_at, last_requested, frames
+            ptr, size, requested, number, STATES[state], stream, *at_free, frames, owners[owner]
         )
 
 

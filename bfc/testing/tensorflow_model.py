@@ -323,6 +323,7 @@ class Model:
             peak_bytes_reserved=self.peak_pool,
             pool_bytes=self.pool_bytes,
             peak_pool_bytes=self.peak_pool,
+            by_owner={"": self.bytes_in_use} if self.bytes_in_use else {},
         )
 
     def layout(self) -> list[tuple[Any, ...]]:

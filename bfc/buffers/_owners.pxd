@@ -1,0 +1,28 @@
+"""Whose memory is allocated: the owner that `owner` sets."""
+
+from libc.stdint cimport uint32_t
+
+cdef enum:
+    NO_OWNER = 0
+
+cdef list owner_names            # by number; it only grows
+cdef bint owners_used           # whether one was ever set, in any thread: False spares the look-up. Guarded by the GIL
+
+
+cdef class Scope:
+    cdef uint32_t number
+    cdef object only            # None: it holds for every allocator; or for this one alone
+    cdef Scope outer
+
+    cdef int stop(self) except -1
+
+
+cdef class Entered:
+    cdef object token           # of the context variable
+    cdef Scope scope
+
+cdef Entered enter(uint32_t number, object only)
+cdef bint leave(Entered entered) except -1
+cdef uint32_t owner_here(object allocator) except? 0xFFFFFFFF
+cdef uint32_t number_of_owner(object name) except 0
+cdef object name_of_owner(uint32_t number)

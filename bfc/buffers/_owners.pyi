@@ -1,0 +1,61 @@
+class Scope:
+    """The value of the context variable: an owner, and the scope around it."""
+
+class Entered:
+    """One time that a scope was entered."""
+
+class owner:
+    """A context manager that says whose memory is allocated within it.
+
+    `Stats.by_owner` has the bytes in use of each owner. Snapshots, histories, `leaks()` and the
+    text of an `OutOfMemoryError` name them. It can be nested; the innermost one wins.
+
+    Parameters
+    ----------
+    name : str
+        Any name, such as "weights" or "kv cache". The same name is the same owner everywhere.
+
+    Attributes
+    ----------
+    name : str
+        As given.
+
+    Raises
+    ------
+    TypeError
+        If `name` is not a str.
+    ValueError
+        If `name` is empty.
+    RuntimeError
+        If it is left without having been entered, or in another thread or asyncio task.
+
+    Notes
+    -----
+    It holds in this thread and in this asyncio task, for every allocator. A task that is started
+    within it inherits it, and keeps it after the `with` block has ended; so does
+    `asyncio.to_thread`. Other threads do not inherit it.
+
+    The owner of an allocation does not change. Its bytes count until the memory can be reused: if
+    it waits for a stream, until that has finished.
+
+    A process can name 65,534 owners. Further names share one owner, "(more owners)", and a
+    RuntimeWarning says so.
+
+    Cost: about 5 ns for each allocation within, and 0.3 us for the `with` statement.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> with bfc.owner("kv cache"):
+    ...     cache = allocator.allocate("3 MiB")
+    >>> rest = allocator.allocate("1 MiB")
+    >>> allocator.stats().by_owner
+    {'kv cache': 3145728, '': 1048576}
+    """
+
+    @property
+    def name(self) -> str: ...
+    def __init__(self, name: str) -> None: ...
+    def __enter__(self) -> owner: ...
+    def __exit__(self, *exc_info: object) -> None: ...
