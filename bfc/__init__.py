@@ -57,6 +57,7 @@ from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
 from bfc.report.asleep import SleepReport
+from bfc.report.leaks import Leak, Leaks
 from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 from bfc.study.advice import Advice, AdviceRow
 from bfc.study.advise import advise
@@ -96,6 +97,8 @@ __all__ = [
     "HostSubAllocator",
     "InvalidPointerError",
     "InvariantError",
+    "Leak",
+    "Leaks",
     "MemPool",
     "OpenCLSubAllocator",
     "OutOfMemoryError",

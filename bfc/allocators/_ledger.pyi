@@ -1,6 +1,7 @@
 from typing import SupportsIndex
 
 from bfc.buffers._buffer import Owner
+from bfc.report.leaks import Leaks
 from bfc.report.snapshot import Snapshot, Stats
 
 class Ledger(Owner):
@@ -133,6 +134,33 @@ class Ledger(Owner):
         -----
         Cost: O(n) in the chunks and the recorded history: some nanoseconds each, in one pass under the
         lock. The objects for regions, chunks and entries are made when they are first looked at.
+        """
+
+    def leaks(self) -> Leaks:
+        """What is live now, whose it is, and the lines of Python that allocated it.
+
+        Returns
+        -------
+        Leaks
+            A tuple of `Leak`, in address order. `print()` shows it by owner and by line, the largest
+            first. What is freed and waits for a stream is not in it.
+
+        Notes
+        -----
+        The lines are known of what a CachingAllocator allocated while `record_history()` kept frames.
+        `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n) in the
+        chunks.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.record_history()
+        >>> with bfc.owner("weights"):
+        ...     ptr = allocator.allocate_raw(1000)
+        >>> leak, = allocator.leaks()
+        >>> leak.owner, leak.nbytes, leak.frames[0].line
+        ('weights', 1000, 2)
         """
 
     def check(self) -> None:

@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import gc
-import linecache
 import sys
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
 from bfc.allocators._allocator import Allocator
+from bfc.report.leaks import Leak, describe
 from bfc.report.snapshot import ChunkInfo, Frame
-from bfc.units import format_bytes
 
 #: How many notes are kept before those of what was freed are dropped.
 FIRST_NOTES_ALLOWED = 1024
-MOST_SHOWN = 10
-
-
-@dataclass(frozen=True)
-class Leak:
-    """An allocation that is live.
-
-    Attributes
-    ----------
-    ptr : int
-        Its address.
-    nbytes : int
-        The bytes that were asked for.
-    stream : int
-        The stream that it was allocated for.
-    frames : tuple of Frame
-        The lines that allocated it, innermost first; empty if that was not Python, but a replay,
-        say.
-    """
-
-    ptr: int
-    nbytes: int
-    stream: int
-    frames: tuple[Frame, ...] = ()
 
 
 class LeakError(AssertionError):
@@ -61,7 +34,7 @@ class LeakError(AssertionError):
 
     def __init__(self, allocator: Allocator, leaks: list[Leak]) -> None:
         self.leaks = leaks
-        super().__init__(describe(repr(allocator), leaks))
+        super().__init__(describe(repr(allocator), leaks, "not from Python within the check"))
 
 
 class leak_check:  # noqa: N801 - used as a function is
@@ -144,7 +117,7 @@ class leak_check:  # noqa: N801 - used as a function is
         """
         gc.collect()
         return [
-            Leak(chunk.ptr, chunk.requested_size, chunk.stream, self._frames_of(chunk))
+            Leak(chunk.ptr, chunk.requested_size, chunk.stream, self._frames_of(chunk), chunk.owner)
             for chunk in self._live()
             if chunk.allocation_id not in self._known
         ]
@@ -182,32 +155,3 @@ class leak_check:  # noqa: N801 - used as a function is
             if allocation_id not in live:
                 self._frames.pop(allocation_id, None)
         self._notes_allowed = max(FIRST_NOTES_ALLOWED, 2 * len(self._frames))
-
-
-def describe(allocator: str, leaks: list[Leak]) -> str:
-    """Leaks as a text: together where they come from one place, the largest first."""
-    places: defaultdict[tuple[Frame, ...], list[Leak]] = defaultdict(list)
-    for leak in leaks:
-        places[leak.frames].append(leak)
-    ordered = sorted(places.items(), key=lambda item: -sum(leak.nbytes for leak in item[1]))
-    lines = [f"{amount(leaks)} still live in {allocator}"]
-    for frames, together in ordered[:MOST_SHOWN]:
-        first = together[0]
-        lines.append(f"\n{amount(together)} the first at {first.ptr:#x}, allocated")
-        lines += [text_of(frame) for frame in frames] or ["  not from Python within the check"]
-    if len(ordered) > MOST_SHOWN:
-        lines.append(f"\nand from {len(ordered) - MOST_SHOWN} more places")
-    return "\n".join(lines)
-
-
-def amount(leaks: list[Leak]) -> str:
-    """How many, and how much."""
-    plural = "" if len(leaks) == 1 else "s"
-    return f"{len(leaks)} allocation{plural}, {format_bytes(sum(leak.nbytes for leak in leaks))},"
-
-
-def text_of(frame: Frame) -> str:
-    """A frame as a traceback has it."""
-    line = linecache.getline(frame.filename, frame.line).strip()
-    place = f'  in {frame.name}, "{frame.filename}", line {frame.line}'
-    return f"{place}\n    {line}" if line else place

@@ -578,3 +578,43 @@ def test_the_dict_and_the_file_for_pytorch_name_owners(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(snapshot))  # of objects: no columns
     assert again.to_torch() == snapshot.to_torch()
     assert [chunk.owner for chunk in again.live_chunks()] == found
+
+
+# -- leaks -----------------------------------------------------------------------------------------
+
+
+def test_leaks_are_what_is_live(allocator: Any) -> None:
+    assert allocator.leaks() == ()
+    assert str(allocator.leaks()).startswith("nothing is live in <bfc.")
+    source = allocator.sub_allocator
+    source.hold(7)
+    with bfc.owner("weights"):
+        first = allocator.allocate_raw(1000)
+        second = allocator.allocate_raw(2000)
+        waits = allocator.allocate_raw(3000)
+    third = allocator.allocate_raw(MIB)
+    allocator.record_stream(waits, 7)
+    allocator.deallocate_raw(waits)
+    found = {leak.ptr: (leak.nbytes, leak.owner, leak.frames) for leak in allocator.leaks()}
+    assert found == {
+        first: (1000, "weights", ()),
+        second: (2000, "weights", ()),
+        third: (MIB, "", ()),
+    }
+    text = str(allocator.leaks())
+    assert "3 allocations, 1.00 MiB, still live in <bfc." in text
+    assert "2 allocations, 2.9 KiB, of 'weights', the first at" in text
+    assert text.count("lines are not known: record_history() keeps them") == 2
+
+
+def test_leaks_name_the_lines_that_a_history_kept() -> None:
+    with bfc.CachingAllocator(simulated("64 MiB")) as allocator:
+        allocator.record_history()
+        with bfc.owner("weights"):
+            kept = [allocator.allocate_raw(1000) for _ in range(3)]
+        before = len(allocator.history())
+        leaks = allocator.leaks()
+        assert len(allocator.history()) == before
+        assert [leak.ptr for leak in leaks] == kept
+        assert {leak.frames[0].filename for leak in leaks} == {__file__}
+        assert "kept = [allocator.allocate_raw(1000) for _ in range(3)]" in str(leaks)
