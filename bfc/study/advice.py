@@ -11,6 +11,8 @@ from bfc.study.points import CACHING
 from bfc.study.recorded import VARIABLE, Recorded
 from bfc.units import format_bytes
 
+#: A key that older releases of PyTorch refuse.
+NEWEST = "large_segment_size_mb"
 #: How many rows of PyTorch's policy a table shows.
 SHOWN = 8
 HEADINGS = ("settings", "fits", "refused", "reserved", "calls", "smallest device")
@@ -213,6 +215,8 @@ class Advice:
             )
         row = self.rows[self.best]
         text = f"best: {advised(row)}"
+        if row.is_pytorch and NEWEST in row.settings:
+            text += f" ({NEWEST} needs PyTorch 2.11 or later)"
         if row.refused_above:
             sizes = ", ".join(map(format_bytes, row.refused_above))
             text += f" (but on a device of {sizes} it is refused again)"
