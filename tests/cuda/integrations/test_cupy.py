@@ -243,3 +243,137 @@ def test_it_is_put_back_inside_of_using_allocator_too(make_cuda) -> None:
     with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
         layer.put_back()
     assert cupy.cuda.get_allocator() == before
+
+
+# Pools by CuPy's names -------------------------------------------------------------------------
+
+
+def caching(limit: str = "64 MiB") -> bfc.CachingAllocator:
+    return bfc.CachingAllocator(bfc.SimulatedSubAllocator(limit))
+
+
+def test_the_pools_have_every_method_of_cupys_own(cupy):
+    """But for the deprecated one."""
+    for ours, theirs in (
+        (bfc.integrations.cupy.MemoryPool, cupy.module.cuda.MemoryPool),
+        (bfc.integrations.cupy.PinnedMemoryPool, cupy.module.cuda.PinnedMemoryPool),
+    ):
+        public = {name for name in dir(theirs) if not name.startswith("_")}
+        assert public - {"free_all_free"} <= set(dir(ours))
+
+
+@both_policies
+def test_cupy_takes_its_memory_through_malloc(cupy, make_cuda):
+    allocator = make_cuda()
+    pool = bfc.integrations.cupy.MemoryPool(allocator)
+    with cupy.module.cuda.using_allocator(pool.malloc):
+        array = cupy.module.ndarray((1000,), "f4")
+    account_for(allocator, {array.data.ptr: 4000})
+    assert pool.used_bytes() == allocator.stats().bytes_in_use == 4096
+    assert (
+        pool.total_bytes() == pool.used_bytes() + pool.free_bytes() == allocator.stats().pool_bytes
+    )
+    before = pool.n_free_blocks()
+    assert before == 1
+    del array
+    assert (pool.used_bytes(), pool.n_free_blocks()) == (0, 1)
+    pool.free_all_blocks(stream=cupy.module.cuda.Stream.null)
+    assert pool.n_free_blocks() == len(list(allocator.snapshot().free_chunks()))
+    if isinstance(allocator, bfc.CachingAllocator):
+        assert (pool.total_bytes(), pool.free_bytes(), pool.n_free_blocks()) == (0, 0, 0)
+
+
+def test_a_limit_is_exact_to_the_byte():
+    allocator = caching("80 GiB")
+    pool = bfc.integrations.cupy.MemoryPool(allocator)
+    assert pool.get_limit() == 0
+    for size in (1, 12345677, (1 << 30) - 1, (80 << 30) - 1):
+        pool.set_limit(size=size)
+        assert pool.get_limit() == allocator.memory_limit == size
+    pool.set_limit(size=0)
+    assert pool.get_limit() == 0
+    pool.set_limit(fraction=0.5)
+    assert pool.get_limit() == 40 << 30
+    pool.set_limit()
+    assert pool.get_limit() == 0
+    pool.set_limit("100 GiB")  # more than there is
+    assert pool.get_limit() == 0
+
+
+def test_a_limit_holds_and_what_was_taken_stays():
+    allocator = caching("1 GiB")
+    pool = bfc.integrations.cupy.MemoryPool(allocator)
+    held = allocator.allocate("40 MiB")
+    pool.set_limit(size=30 << 20)
+    assert pool.total_bytes() == 40 << 20
+    with pytest.raises(bfc.OutOfMemoryError):
+        allocator.allocate("20 MiB")
+    pool.set_limit()
+    allocator.allocate("20 MiB").free()
+    held.free()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"size": 1, "fraction": 0.5}, ValueError),
+        ({"size": -1}, ValueError),
+        ({"fraction": 1.5}, ValueError),
+        ({"fraction": -0.5}, ValueError),
+        ({"size": "much"}, ValueError),
+    ],
+)
+def test_a_limit_that_is_none_changes_nothing(arguments, error):
+    pool = bfc.integrations.cupy.MemoryPool(caching())
+    pool.set_limit(size=10 << 20)
+    with pytest.raises(error):
+        pool.set_limit(**arguments)
+    assert pool.get_limit() == 10 << 20
+
+
+def test_tensorflows_policy_has_its_limit_for_good():
+    pool = bfc.integrations.cupy.MemoryPool(bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB")))
+    assert pool.get_limit() == 1 << 30
+    with pytest.raises(NotImplementedError, match=r"memory_limit='1\.00 GiB'"):
+        pool.set_limit(size=1 << 20)
+
+
+def test_malloc_needs_memory_of_a_cuda_device(cupy):
+    with pytest.raises(ValueError, match="memory of a CUDA device"):
+        bfc.integrations.cupy.MemoryPool(caching()).malloc(100)
+
+
+def test_with_several_devices_the_current_one_counts(cupy, make_cuda, two_devices):
+    if ON_GPU:
+        pytest.skip("the current device is changed on the emulated machine")
+    pools = [make_cuda(0), make_cuda(1, memory_limit="32 MiB")]
+    pool = bfc.integrations.cupy.MemoryPool(pools)
+    kept = pools[1].allocate(1000)
+    assert (pool.used_bytes(), pool.get_limit()) == (0, 64 << 20)
+    cupy.current.device = 1
+    assert (pool.used_bytes(), pool.get_limit()) == (1024, 32 << 20)
+    kept.free()
+
+
+def test_pinned_memory_by_cupys_names(cupy):
+    pinned = bfc.PinnedAllocator(bfc.HostSubAllocator())
+    pool = bfc.integrations.cupy.PinnedMemoryPool(pinned)
+    pointer = pool.malloc(1000)
+    assert isinstance(pointer, cupy.module.cuda.PinnedMemoryPointer)
+    assert (pinned.requested_size(pointer.ptr), pointer.size()) == (1000, 1000)
+    array = np.frombuffer(pointer, "u1", count=1000)
+    array[:] = 7
+    del pointer
+    assert pool.n_free_blocks() == 0, "the array still uses it"
+    del array
+    gc.collect()
+    assert pool.n_free_blocks() == 1
+    pool.free_all_blocks()
+    assert pool.n_free_blocks() == 0
+    assert pinned.host_memory_stats()["allocations.current"] == 0
+
+
+@pytest.mark.parametrize("wrong", [caching, lambda: 3])
+def test_a_pinned_pool_is_made_of_a_pinned_allocator(wrong):
+    with pytest.raises(TypeError, match="expected a PinnedAllocator"):
+        bfc.integrations.cupy.PinnedMemoryPool(wrong())
