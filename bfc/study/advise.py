@@ -117,7 +117,8 @@ def advise(
     with Replays(whole, executor, jobs, lambda done: say(text, done)) as replays:
         (first,) = replays.run([(Point(points.CACHING, ""), ROOM)])
         search = Search(replays, nbytes, first.peak_live, stage)
-        search.search(points.ours(), points.grid() if thorough else ())
+        grid = points.grid() if thorough else ()
+        search.search(points.ours(), grid, recorded.known_to(proof))
         return _advice(search, proof, replays, len(whole), refused)
 
 

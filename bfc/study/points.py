@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.errors import SettingsError
@@ -69,7 +70,8 @@ class Point:
         if self.policy == CACHING:
             return CachingAllocator(source, settings=self.settings, strict=True)
         if self.policy == STITCHED:
-            return CachingAllocator(source, settings=self.settings, stitch=True)  # type: ignore[call-arg]
+            options: dict[str, Any] = {"settings": self.settings, "stitch": True}
+            return CachingAllocator(source, **options)
         name, _, value = self.settings.partition("=")
         if self.policy == BFC:
             return BFCAllocator(source, allow_growth=name == "allow_growth", strict=True)
@@ -146,6 +148,12 @@ def caching(values: Mapping[str, str | None]) -> Point | None:
     except SettingsError:
         return None
     return Point(CACHING, text)
+
+
+def values_of(point: Point) -> dict[str, str | None]:
+    """The keys and values of a point that `caching` made; of another, what looks like them."""
+    pairs = (item.split(":", 1) for item in point.settings.split(",") if ":" in item)
+    return {key: value for key, value in pairs if key in VALUES}
 
 
 def one_key_at_a_time() -> dict[str, list[dict[str, str]]]:

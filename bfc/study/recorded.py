@@ -14,6 +14,10 @@ from bfc.units import format_bytes
 
 #: The variable of PyTorch, under whose name a snapshot has the text of the settings.
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+#: Of a text that is shown.
+LONGEST = 200
+#: A peak above is not one of a device.
+MOST = 1 << 60
 _CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 
 
@@ -54,7 +58,7 @@ class Recorded:
         """The line that says whether the replay is to be trusted."""
         if self.peak_reserved is None or self.replayed is None:
             return f"not compared with the recorded run: {self.obstacle}"
-        named = self.settings or "PyTorch's defaults"
+        named = shown(self.settings) if self.settings else "PyTorch's defaults"
         unsaid = "" if self.settings is not None else " (the file does not say which it had)"
         on = "" if self.capacity is None else f" on a device of {format_bytes(self.capacity)}"
         line = f"replayed under {named}{unsaid}{on}, it reserves {self.replayed} bytes"
@@ -64,6 +68,12 @@ class Recorded:
         return "; ".join(
             (f"{line}, but {self.peak_reserved} were recorded ({off:+.2%})", *self.remarks)
         )
+
+
+def shown(text: str) -> str:
+    """A text of a file, as it may stand in a line on a terminal."""
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def read(trace: Trace) -> Recorded:
@@ -91,7 +101,7 @@ def read(trace: Trace) -> Recorded:
     try:
         CachingSettings().apply(text or "", strict=True)
     except SettingsError as error:
-        fault = str(error).splitlines()[0]
+        fault = shown(str(error).splitlines()[0])
         return Recorded(text, peak, obstacle=f"bfc cannot have its settings ({fault})")
     return Recorded(text, peak, remarks=tuple(_remarks(torch)))
 
@@ -101,20 +111,32 @@ def point_of(recorded: Recorded) -> Point | None:
     return None if recorded.obstacle else Point(CACHING, recorded.settings or "")
 
 
+def known_to(recorded: Recorded) -> list[Point]:
+    """The recorded settings as a row among others, if a user could write them down again."""
+    try:
+        CachingSettings().apply(recorded.settings or "")
+    except SettingsError:
+        return []
+    is_text = recorded.settings and recorded.settings.isprintable()
+    return [Point(CACHING, recorded.settings or "")] if is_text else []
+
+
 def _peak(torch: dict[str, Any]) -> int | None:
     """The most bytes in segments, from those at the start and each that came or went. None if what
     is listed is not what `Trace.from_torch` lists."""
     try:
         events = [(entry[0], int(entry[3])) for entry in torch["segment_events"]]
         sizes = [int(entry[2]) for entry in torch["segments"]]
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return None
     taken = sum(action == SEGMENT_ALLOC for action, _ in events)
+    if taken > len(sizes):
+        return None
     reserved = peak = sum(sizes[: len(sizes) - taken])
     for action, size in events:
         reserved += _CHANGES.get(action, 0) * size
         peak = max(peak, reserved)
-    return peak
+    return peak if 0 <= peak <= MOST else None
 
 
 def _remarks(torch: dict[str, Any]) -> list[str]:
@@ -163,7 +185,7 @@ def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
     torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
     try:
         event, size, _free = (int(number) for number in torch["oom"][-1])  # type: ignore[index]
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return trace, 0
     if not (0 <= event <= len(trace) and 0 < size < 1 << 63) or (trace.op[event:] == 0).any():
         return trace, 0

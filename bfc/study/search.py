@@ -11,7 +11,16 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bfc.study.points import CACHING, NEEDS, VALUES, Outcome, Point, caching, one_key_at_a_time
+from bfc.study.points import (
+    CACHING,
+    NEEDS,
+    VALUES,
+    Outcome,
+    Point,
+    caching,
+    one_key_at_a_time,
+    values_of,
+)
 from bfc.study.workers import Replays
 
 #: Segments are multiples of this.
@@ -207,15 +216,19 @@ class Search:
 
     # Searching
 
-    def search(self, ours: Iterable[Point], grid: Iterable[Point] = ()) -> None:
-        """Looks for the best of PyTorch's policy, and of ours."""
+    def search(
+        self, ours: Iterable[Point], grid: Iterable[Point] = (), known: Iterable[Point] = ()
+    ) -> None:
+        """Looks for the best of PyTorch's policy, and of ours. What is known, and the defaults, are
+        what people compare with: their smallest device is searched in any case."""
+        compared = [DEFAULT, EXPANDABLE, *known]
         keys = one_key_at_a_time()
         self.stage("one setting at a time")
         single = {
             key: [point for values in listed if (point := caching(values)) is not None]
             for key, listed in keys.items()
         }
-        self.add([DEFAULT, *itertools.chain(*single.values()), *ours])
+        self.add([*compared, *itertools.chain(*single.values()), *ours])
         self.narrow(self.candidates.values(), self.coarse)
         self.stage("pairs of settings")
         best = self._best_values(keys)
@@ -229,7 +242,7 @@ class Search:
             self.stage("the full grid")
             self.narrow(self.add(grid), self.coarse)
         self.stage("the smallest devices")
-        self._settle()
+        self._settle(self.add(compared))
 
     def improve(self, points: Iterable[Point]) -> None:
         """Adds those of some points that fit on less than the smallest so far; all, where nothing
@@ -279,17 +292,16 @@ class Search:
         ]
         return [point for point in made if point is not None]
 
-    def _settle(self) -> None:
-        """The exact sizes of the best few, and of what people compare them with."""
-        anchors = [self.candidates[DEFAULT], self.candidates[EXPANDABLE]]
+    def _settle(self, compared: list[Candidate]) -> None:
+        """The exact sizes of the best few, and sizes of what people compare them with."""
         for is_pytorch in (True, False):
             ranked = self.ranked(is_pytorch)
             if all(it.high is None or it.high > self.device for it in ranked):
                 few = sorted(ranked, key=lambda it: it.outcome.refused)[: REFINED + 1]
                 self.widen(few)
                 self.narrow(few, self.coarse)
-        self.widen(anchors)
-        self.narrow(anchors, self.coarse, beside=False)
+        self.widen(compared)
+        self.narrow(compared, self.coarse, beside=False)
         settled: set[Point] = set()
         for is_pytorch in (True, False):
             while True:
@@ -302,12 +314,6 @@ class Search:
                 self.narrow(new, GRAIN, beside=False)
                 self.look_around(new)
                 settled |= {it.point for it in new}
-
-
-def values_of(point: Point) -> dict[str, str | None]:
-    """The keys and values of a point that `caching` made."""
-    pairs = (item.split(":", 1) for item in point.settings.split(",") if item)
-    return {key: value for key, value in pairs if key in VALUES}
 
 
 def choose(candidates: Iterable[Candidate], device: int, step: int) -> Candidate | None:

@@ -218,6 +218,11 @@ def test_a_difference_is_said_with_its_causes():
     [
         (lambda torch: torch.pop("segments"), "the recording has no segments"),
         (lambda torch: torch.update(segments=[["x"]]), "the recording has no segments"),
+        (lambda torch: torch.update(segments=[[0, 0, float("inf")]]), "the recording has no"),
+        (
+            lambda torch: torch["segments"].insert(0, [0, 0, 1 << 80]),
+            "the recording has no segments",
+        ),
         (
             lambda torch: torch["settings"].update(PYTORCH_CUDA_ALLOC_CONF="novel_key:1"),
             "bfc cannot have its settings",
@@ -230,6 +235,33 @@ def test_what_cannot_be_compared_is_said(change, why: str):
     proof = prove(trace, recorded.read(trace))
     assert not proof.is_exact
     assert str(proof).startswith(f"not compared with the recorded run: {why}")
+
+
+def test_recorded_settings_are_a_row_that_is_compared():
+    settings = "max_split_size_mb:96, roundup_power2_divisions:[64:8,>:1]"
+    trace, _ = recording(settings, DECOMFL, 80 * GIB)
+    advice = bfc.advise(trace, SIZE, jobs=1)
+    assert advice.recorded.is_exact
+    (row,) = (row for row in advice.rows if row.settings == settings)
+    assert row.smallest_device is not None
+    assert settings in str(advice).split("best:")[0].split("fits")[1]
+
+
+def test_a_line_shows_no_control_characters():
+    trace, _ = recording("", DECOMFL[:200], 80 * GIB)
+    trace.meta["torch"]["settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "\n max_split_size_mb:64 \n"
+    advice = bfc.advise(trace, SIZE, jobs=1)
+    assert advice.proof.startswith(r"replayed under '\n max_split_size_mb:64 \n'")
+    assert "\n" not in advice.proof
+    said = recorded.Recorded("\x1b[2J" * 100, 1, 1)
+    assert str(said).isprintable()
+    assert len(str(said)) < 400
+
+
+@pytest.mark.parametrize("oom", [[], [[]], [["x", 1, 2]], [[0, float("nan"), 0]], [[-1, 5, 0]], 3])
+def test_refusals_that_make_no_sense_are_left_out(oom):
+    trace = bfc.Trace([0], [0], [5], meta={"torch": {"oom": oom}})
+    assert recorded.with_the_last_refusal(trace) == (trace, 0)
 
 
 def test_the_request_that_ended_a_run_must_fit_too():
