@@ -59,7 +59,6 @@ OPTIMISATION = {
     "copying.": COPIES,
     "interpreter._forks": HOT,
     "pinned.": HOT,
-    "pytorch.": HOT,
     "policies.": HOT,
     "policies._observers": COLD,
     "policies._recorder": COLD,

@@ -7,6 +7,7 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     nothrow.hpp       containers that answer False where the host has no memory
     lock.hpp          the lock of an allocator
     wait.hpp          waiting for that lock, or for the GIL
+    number_map.hpp    a map of numbers that come from a file
     ints.hpp          plain ints, read without a call
     pages.hpp         pages that a driver can register
     bins.hpp          free chunks by size and address

@@ -12,6 +12,8 @@ Nothing here knows an allocator of ours. In order:
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
     _pickle.pyx            the machine that reads a pickle
     plain_pickle.py        a pickle read without Python's unpickler
+    _stacks.pyx            numbers for the stacks of a recording
+    owners.py              whose an allocation is
     layout.py              requests that lay out what was live before a recording begins
     releases.py            which segments went because the cache was emptied
     reader.py              what PyTorch recorded, as a trace

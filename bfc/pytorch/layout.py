@@ -38,6 +38,9 @@ class Columns:
         self.size: list[int] = []
         self.stream: list[int] = []
         self.addresses: list[int] = []
+        #: The entry of the history that each comes from, and of what is written now; -1 for none.
+        self.entries: list[int] = []
+        self.entry = -1
         self.live: dict[int, Live] = {}
         #: Stream handles by ordinal, in the order of their first use behind the default stream.
         self.streams: dict[int, int] = {0: 0}
@@ -81,6 +84,7 @@ class Columns:
         self.size.append(size)
         self.stream.append(what.stream)
         self.addresses.append(address)
+        self.entries.append(self.entry)
 
 
 @dataclass(slots=True)
@@ -92,6 +96,7 @@ class Block:
     stream: int
     size: int = 0
     waiting: bool = False
+    stack: int = 0
 
     @property
     def end(self) -> int:
@@ -289,7 +294,7 @@ class Layout:
 def lay_out(
     spans: list[Span],
     live: dict[int, Block],
-    history: list[tuple[str, int, int]],
+    history: Iterable[tuple[str, int, int]],
     sizes: Sizes,
     columns: Columns,
 ) -> Layout:
@@ -342,7 +347,7 @@ def _placed(
 def _find_sizes(
     spans: list[Span],
     placed: dict[int, list[Block]],
-    history: list[tuple[str, int, int]],
+    history: Iterable[tuple[str, int, int]],
     sizes: Sizes,
 ) -> int:
     """Gives every block that is freed later, whose size no file says, the one it must have had.
@@ -370,7 +375,7 @@ def _find_sizes(
 
 
 def _watch(
-    open_ends: dict[int, tuple[Block, int, int]], history: list[tuple[str, int, int]]
+    open_ends: dict[int, tuple[Block, int, int]], history: Iterable[tuple[str, int, int]]
 ) -> int:
     """Looks for the first allocation in the hole behind each of these blocks, while it lives.
     Returns the number of those without."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from bfc.errors import TraceError
 from bfc.files import open_regular
+from bfc.pytorch._stacks import Stacks
 from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
+from bfc.pytorch.owners import Owners
 from bfc.pytorch.plain_pickle import loads, shown
 from bfc.pytorch.releases import GOES, NO_FRAMES, Releases, what_frames_say
 from bfc.pytorch.sizes import SMALL_SEGMENT
@@ -53,17 +55,25 @@ LONGEST_TEXT = 4096
 TOP = 1 << 64
 
 _WITHOUT_EFFECT = (SNAPSHOT, ANNOTATE)
+_CHECKED = frozenset((*BLOCK_ACTIONS, *SEGMENT_ACTIONS, OOM))
+_NO_POOL = (0, 0)
 
 
 def read(
-    source: str | os.PathLike[str] | IO[bytes], device: int | None
-) -> tuple[Columns, dict[str, Any]]:
-    """The events and the `meta` of `Trace.from_torch`."""
+    source: str | os.PathLike[str] | IO[bytes],
+    device: int | None,
+    frames: bool = True,
+    rules: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the constructor of a trace takes, and the `meta` of `Trace.from_torch`."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
     try:
         data = _content(source)
-        recording = _recording(loads(data), device, _Parts(len(data)))
-        return _converted(recording)
+        content, parts = loads(data), _Parts(len(data))
+        del data
+        stacks = Stacks(content) if frames else None
+        recording = _recording(content, device, parts, stacks)
+        return _converted(recording, rules or {})
     except TraceError as error:
         raise TraceError(f"{name}: {error}", devices=error.devices) from None
 
@@ -93,6 +103,8 @@ class _Recording:
     blocks: dict[int, Block]
     entries: Sequence[Any]
     settings: dict[str, Any]
+    #: None where frames are left out.
+    stacks: Stacks | None
 
     @property
     def where(self) -> str:
@@ -116,7 +128,9 @@ class _Parts:
             )
 
 
-def _recording(content: Any, device: int | None, parts: _Parts) -> _Recording:
+def _recording(
+    content: Any, device: int | None, parts: _Parts, stacks: Stacks | None
+) -> _Recording:
     if isinstance(content, list):  # what memory_snapshot() returns: the segments alone
         content = {"segments": content}
     if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
@@ -135,8 +149,9 @@ def _recording(content: Any, device: int | None, parts: _Parts) -> _Recording:
     parts.look_at(entries, f"device_traces[{device}]")
     if len(entries) > MOST_ENTRIES:
         raise TraceError(f"device_traces[{device}] has {len(entries)} entries: too many")
-    spans, blocks = _segments(segments, device, parts)
-    return _Recording(device, spans, blocks, entries, _settings(content.get("allocator_settings")))
+    spans, blocks = _segments(segments, device, parts, stacks)
+    settings = _settings(content.get("allocator_settings"))
+    return _Recording(device, spans, blocks, entries, settings, stacks)
 
 
 def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) -> int:
@@ -170,7 +185,7 @@ def _device_of(segment: dict[str, Any], where: str) -> int:
 
 
 def _segments(
-    segments: Sequence[Any], device: int, parts: _Parts
+    segments: Sequence[Any], device: int, parts: _Parts, stacks: Stacks | None
 ) -> tuple[list[Span], dict[int, Block]]:
     """The segments of a device by address, and what is live in them."""
     spans: list[Span] = []
@@ -185,7 +200,7 @@ def _segments(
         blocks_seen += len(blocks)
         if blocks_seen > MOST_BLOCKS:
             raise TraceError(f"{where}: more than {MOST_BLOCKS} blocks")
-        spans.append(_segment(segment, blocks, live, where))
+        spans.append(_segment(segment, blocks, live, stacks, where))
     spans.sort(key=lambda span: span.start)
     for before, after in itertools.pairwise(spans):
         if after.start < before.end:
@@ -194,7 +209,11 @@ def _segments(
 
 
 def _segment(
-    segment: dict[str, Any], blocks: Sequence[Any], live: dict[int, Block], where: str
+    segment: dict[str, Any],
+    blocks: Sequence[Any],
+    live: dict[int, Block],
+    stacks: Stacks | None,
+    where: str,
 ) -> Span:
     start = at = _number(segment.get("address"), f"{where}['address']")
     stream = _number(segment.get("stream", 0), f"{where}['stream']", low=-TOP)
@@ -211,7 +230,8 @@ def _segment(
             raise TraceError(f"{place}['state'] is {shown(state)}")
         if state != INACTIVE:
             requested = _requested(block, size, place)
-            live[at] = Block(at, requested, stream, size, state == PENDING)
+            stack = 0 if stacks is None else stacks.number_of(block.get("frames"))
+            live[at] = Block(at, requested, stream, size, state == PENDING, stack)
         at += size
     size = _number(segment.get("total_size"), f"{where}['total_size']", low=1)
     if start + size != at:
@@ -303,39 +323,62 @@ class _Event:
     is_private: bool
     #: What the frames say, if a segment goes.
     named: int = NO_FRAMES
+    time_us: int = 0
+    stack: int = 0
+    owner: int = 0
 
 
-def _events(recording: _Recording) -> list[_Event]:
-    seen: dict[int, int] = {}
-    return [
-        _event(entry, f"{recording.where}[{number}]", seen)
-        for number, entry in enumerate(recording.entries)
-    ]
+class _Entries:
+    """Checks the entries of a history, and numbers what many of them share."""
 
+    def __init__(self, stacks: Stacks | None, owners: Owners) -> None:
+        self._stacks, self._owners = stacks, owners
+        #: What the lists of frames say that were looked at.
+        self._said: dict[int, int] = {}
 
-def _event(entry: Any, where: str, seen: dict[int, int]) -> _Event:
-    """`seen` has what the lists of frames say that were looked at: many entries may share one."""
-    _dict(entry, where)
-    action = entry.get("action")
-    if type(action) is not str:
-        raise TraceError(f"{where}['action'] is {shown(action)}: a text is expected")
-    if action in BLOCK_ACTIONS or action in SEGMENT_ACTIONS or action == OOM:
-        name = "device_free" if action == OOM else "addr"
-        address = _number(entry.get(name), f"{where}['{name}']")
-        size = _number(entry.get("size"), f"{where}['size']")
-        stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
-        if address + size > TOP and action != OOM:
-            raise TraceError(f"{where} ends beyond all addresses")
-        pool_id = entry.get("pool_id", (0, 0))
-        is_private = _pool(pool_id, f"{where}['pool_id']") != (0, 0)
-        named = NO_FRAMES
-        if action in GOES:
+    def event(self, entry: Any, where: str, number: int) -> _Event:
+        """`where` is the history, and `number` the entry's in it."""
+        if not isinstance(entry, dict):
+            _dict(entry, f"{where}[{number}]")
+        action = entry.get("action")
+        if type(action) is not str:
+            raise TraceError(f"{where}[{number}]['action'] is {shown(action)}: a text is expected")
+        event = _Event(action, 0, 0, 0, False)
+        if action in _CHECKED:
+            self._check(event, entry, where, number)
+        time_us = entry.get("time_us", 0)
+        event.time_us = time_us if type(time_us) is int and 0 <= time_us < TOP else 0
+        if self._stacks is not None:
+            event.stack = self._stacks.number_of(entry.get("frames"))
+        event.owner = self._owners.number_of(entry.get("user_metadata"))
+        return event
+
+    def _check(self, event: _Event, entry: dict[str, Any], where: str, number: int) -> None:
+        name = "device_free" if event.action == OOM else "addr"
+        address: Any = entry.get(name)
+        size: Any = entry.get("size")
+        stream: Any = entry.get("stream", 0)
+        if not (
+            type(address) is type(size) is type(stream) is int
+            and 0 <= address < TOP
+            and 0 <= size < TOP
+            and -TOP <= stream < TOP
+        ):
+            where = f"{where}[{number}]"
+            _number(address, f"{where}['{name}']")
+            _number(size, f"{where}['size']")
+            _number(stream, f"{where}['stream']", low=-TOP)
+        if address + size > TOP and event.action != OOM:
+            raise TraceError(f"{where}[{number}] ends beyond all addresses")
+        event.address, event.size, event.stream = address, size, stream
+        pool_id = entry.get("pool_id", _NO_POOL)
+        if pool_id is not _NO_POOL:
+            event.is_private = _pool(pool_id, f"{where}[{number}]['pool_id']") != _NO_POOL
+        if event.action in GOES:
             frames = entry.get("frames")
-            if id(frames) not in seen:
-                seen[id(frames)] = what_frames_say(frames)
-            named = seen[id(frames)]
-        return _Event(action, address, size, stream, is_private, named)
-    return _Event(action, 0, 0, 0, False)
+            if id(frames) not in self._said:
+                self._said[id(frames)] = what_frames_say(frames)
+            event.named = self._said[id(frames)]
 
 
 def _before(events: list[_Event], final: list[Span]) -> tuple[list[Span], int]:
@@ -375,13 +418,22 @@ def _live_before(events: list[_Event], final: dict[int, Block]) -> dict[int, Blo
     return found
 
 
-def _converted(recording: _Recording) -> tuple[Columns, dict[str, Any]]:
-    events = _events(recording)
+def _converted(
+    recording: _Recording, rules: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    owners = Owners()
+    entries = _Entries(recording.stacks, owners)
+    events = [
+        entries.event(entry, recording.where, number)
+        for number, entry in enumerate(recording.entries)
+    ]
+    recording.entries = ()
     spans, wrong = _before(events, recording.spans)
     before = _live_before(events, recording.blocks)
     sizes = Sizes(recording.settings)
     columns = Columns()
-    layout = lay_out(spans, before, [(e.action, e.address, e.size) for e in events], sizes, columns)
+    history = ((event.action, event.address, event.size) for event in events)
+    layout = lay_out(spans, before, history, sizes, columns)
     first = len(columns)
     releases = Releases(
         events,
@@ -423,7 +475,55 @@ def _converted(recording: _Recording) -> tuple[Columns, dict[str, Any]]:
             "unknown_actions": dict(player.unknown.most_common(16)),
         },
     }
-    return columns, meta
+    return _arrays(columns, events, before, recording.stacks, owners, rules), meta
+
+
+def _arrays(
+    columns: Columns,
+    events: list[_Event],
+    before: dict[int, Block],
+    stacks: Stacks | None,
+    owners: Owners,
+    rules: Mapping[str, str],
+) -> dict[str, Any]:
+    """What the constructor of a trace takes. An event that no entry stands for, before the history
+    or where it was mended, is at the time of the first entry, or of the one before it."""
+    import numpy as np
+
+    entry = np.array(columns.entries, np.int64)
+    op, number = np.array(columns.op, np.uint8), np.array(columns.id, np.int64)
+    # One behind the last stands for none, and is found as number -1.
+    times = np.array([*(event.time_us for event in events), 0], np.uint64)
+    times[-1] = times[0]
+    stack = np.array([*(event.stack for event in events), 0], np.uint32)[entry]
+    owner = np.array([*(event.owner for event in events), 0], np.uint16)[entry]
+    for at, address in enumerate(columns.addresses):
+        if entry[at] >= 0:
+            break
+        block = before.get(address) if op[at] == 0 else None
+        if block is not None:
+            stack[at] = block.stack
+    made = op == 0
+    if stacks is not None:
+        by_stack = owners.of_stacks(stacks, set(np.unique(stack[made]).tolist()), rules)
+        owner = np.where(owner == 0, by_stack[stack], owner)
+    of_allocation = np.zeros(int(number.max(initial=-1)) + 1, np.uint16)
+    of_allocation[number[made]] = owner[made]
+    arrays = {
+        "op": op,
+        "id": number,
+        "size": np.array(columns.size, np.uint64),
+        "stream": np.array(columns.stream, np.int64),
+        "time_us": times[entry] if times.any() else None,
+    }
+    if len(owners.numbers) > 1:
+        arrays["owner"] = np.where(op == 2, 0, of_allocation[number]) if len(op) else number
+        arrays["owners"] = list(owners.numbers)
+    if stacks is not None and len(stacks) > 1:
+        table = np.empty((len(stacks), 2), np.uint32)
+        stacks.fill(table)
+        arrays |= {"stack": stack, "stacks": table, "frames": stacks.rows}
+    return arrays
 
 
 @dataclass
@@ -447,6 +547,7 @@ class _Player:
     asked: dict[int, int] = field(default_factory=dict)
 
     def play(self, event: _Event) -> None:
+        self.columns.entry = self.at
         self.at += 1
         action = event.action
         if action == ALLOC:

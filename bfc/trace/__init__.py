@@ -1,8 +1,10 @@
 """Allocation histories: files of numbers that replay against any allocator. In order:
 
+tables.py             frames, owners and stacks
 trace.py
 """
 
+from bfc.trace.tables import FrameTable
 from bfc.trace.trace import Replay, Trace
 
-__all__ = ["Replay", "Trace"]
+__all__ = ["FrameTable", "Replay", "Trace"]

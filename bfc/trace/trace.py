@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,10 +13,13 @@ from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
+from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
+
+    from bfc.report.snapshot import Frame
 
 #: What an event does. A release gives back to the device all that the allocator caches.
 ALLOCATE, FREE, RELEASE = 0, 1, 2
@@ -31,8 +34,19 @@ MOST_BYTES = {
     "stream": 1 << 30,
     "meta": 64 << 20,
     "torch_addresses": 512 << 20,
+    "time_us": 2 << 30,
+    "owner": 512 << 20,
+    "stack": 1 << 30,
+    "owners": 64 << 20,
+    "stacks": 1 << 30,
+    "frames": 512 << 20,
+    "frame_texts": 256 << 20,
+    "frame_text_ends": 256 << 20,
 }
 MOST_BYTES_IN_ALL = (4 << 30) + MOST_BYTES["meta"]
+#: What a file has of the events beside the first four, and the arrays of the table of frames.
+EXTRA = {"time_us": "uint64", "owner": "uint16", "stack": "uint32"}
+FRAME_ARRAYS = ("frame_texts", "frame_text_ends", "frames")
 #: The list of `meta["torch"]` that may be as long as the trace, and is an array in a file.
 ADDRESSES = "torch_addresses"
 #: What an array's header may take on top of that.
@@ -92,6 +106,19 @@ class Trace:
         The bytes that are asked for; at a free, anything; at a release, 0.
     stream : array_like of int, optional
         The ordinal of the stream that owns the allocation; None is 0 for all.
+    time_us : array_like of int, optional
+        When, in microseconds since 1970.
+    owner : array_like of int, optional
+        Whose allocation it is: a number of `owners`.
+    stack : array_like of int, optional
+        The calls that led to the event: a number of `stacks`; 0 where it is not known.
+    owners : iterable of str, optional
+        The names of the owners. By convention the first is "", of what has no owner.
+    frames : iterable of (str, int, str), optional
+        Places in a program: file, line, function.
+    stacks : array_like of int, shape (stacks, 2), optional
+        Rows of a parent, which is a number of `stacks` that stands before it, and of the innermost
+        frame, a number of `frames`. Row 0 is the empty stack, (0, 0).
     meta : JSON value, optional
         Anything that JSON can hold.
 
@@ -104,7 +131,8 @@ class Trace:
     ------
     TraceError
         If the events are not a history: a free of what is not live, an id that is live already, a
-        release with an id or a size, or arrays of different lengths or types.
+        release with an id or a size, arrays of different lengths or types, or a number that is not
+        in its table.
 
     Notes
     -----
@@ -126,6 +154,12 @@ class Trace:
         size: ArrayLike,
         stream: ArrayLike | None = None,
         *,
+        time_us: ArrayLike | None = None,
+        owner: ArrayLike | None = None,
+        stack: ArrayLike | None = None,
+        owners: Iterable[str] = (),
+        frames: Iterable[tuple[str, int, str]] = (),
+        stacks: ArrayLike = (),
         meta: Any = None,
     ) -> None:
         import numpy as np
@@ -143,8 +177,16 @@ class Trace:
         fault = find_fault(ops, ids, numbers, sizes, count)
         if fault is not None:
             raise TraceError(f"event {fault[0]}: {fault[1]}")
+        names, table = checked_owners(owners), FrameTable.of(frames)
+        tree = checked_stacks(stacks if len(stacks) else [[0, 0]], len(table))  # type: ignore[arg-type]
+        extra = {
+            name: None if values is None else _column(name, values, np.dtype(EXTRA[name]).type)
+            for name, values in (("time_us", time_us), ("owner", owner), ("stack", stack))
+        }
+        _check_extra(extra, len(ops), {"owner": len(names), "stack": len(tree)})
         self._op, self._id, self._size, self._stream = ops, ids, sizes, streams
         self._numbers, self._number_count = numbers, count
+        self._extra, self._owners, self._frames, self._stacks = extra, names, table, tree
         self.meta = meta
 
     @property
@@ -173,9 +215,82 @@ class Trace:
         """The ordinal of the stream that owns the allocation. A read-only uint16 array."""
         return self._stream
 
+    @property
+    def time_us(self) -> NDArray[np.uint64] | None:
+        """When each event was, in microseconds since 1970. A read-only uint64 array, or None."""
+        return self._extra["time_us"]
+
+    @property
+    def owner(self) -> NDArray[np.uint16] | None:
+        """Whose allocation it is, a number of `owners`. A read-only uint16 array, or None."""
+        return self._extra["owner"]
+
+    @property
+    def stack(self) -> NDArray[np.uint32] | None:
+        """The calls that led to it, a number of `stacks`. A read-only uint32 array, or None."""
+        return self._extra["stack"]
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """The names of the owners."""
+        return self._owners
+
+    @property
+    def frames(self) -> FrameTable:
+        """Places in the program. Each becomes a `bfc.Frame` when it is looked at."""
+        return self._frames
+
+    @property
+    def stacks(self) -> NDArray[np.uint32]:
+        """Each stack's parent and innermost frame. A read-only uint32 array of two columns."""
+        return self._stacks
+
+    def frames_of(self, event: int) -> tuple[Frame, ...]:
+        """The calls that led to an event.
+
+        Parameters
+        ----------
+        event : int
+            Its index.
+
+        Returns
+        -------
+        tuple of Frame
+            The innermost first; empty where they are not known.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> frames = [("train.py", 7, "main"), ("model.py", 3, "forward")]
+        >>> stacks = [(0, 0), (0, 0), (1, 1)]
+        >>> trace = bfc.Trace([0], [0], [512], stack=[2], frames=frames, stacks=stacks)
+        >>> [frame.name for frame in trace.frames_of(0)]
+        ['forward', 'main']
+        """
+        at = 0 if self.stack is None else int(self.stack[event])
+        found = []
+        while at:
+            parent, frame = self._stacks[at].tolist()
+            found.append(self._frames[frame])
+            at = parent
+        return tuple(found)
+
+    def _columns(self) -> dict[str, Any]:
+        """What the constructor takes, but for `meta`."""
+        return {
+            "op": self.op,
+            "id": self.id,
+            "size": self.size,
+            "stream": self.stream,
+            **self._extra,
+            "owners": self._owners,
+            "frames": self._frames,
+            "stacks": self._stacks,
+        }
+
     def __reduce__(self) -> tuple[object, ...]:
         # A copy or a pickle is checked again: its arrays come back as ones that can be changed.
-        return type(self), (self.op, self.id, self.size, self.stream), {"meta": self.meta}
+        return _remade, (type(self), self._columns()), {"meta": self.meta}
 
     def __len__(self) -> int:
         return len(self.op)
@@ -191,9 +306,10 @@ class Trace:
             or events.step not in (None, 1)
         ):
             raise TypeError("a trace is cut as trace[:n] only")
-        return Trace(
-            self.op[events], self.id[events], self.size[events], self.stream[events], meta=self.meta
-        )
+        kept = self._columns()
+        for name in ("op", "id", "size", "stream", *EXTRA):
+            kept[name] = None if kept[name] is None else kept[name][events]
+        return Trace(**kept, meta=self.meta)
 
     def fullest_event(self) -> int:
         """The event after which the most bytes are live, as asked for.
@@ -223,7 +339,8 @@ class Trace:
         ----------
         path : str or os.PathLike
             A file that `save` has written, or with the arrays `op`, `id`, `size` and perhaps
-            `stream`, of any integer type that holds their numbers, a JSON text `meta`, and an array
+            `stream`, `time_us`, `owner`, `stack` and `stacks`, of any integer type that holds their
+            numbers, JSON texts `meta` and `owners`, the arrays of a `FrameTable`, and an array
             `torch_addresses`, which becomes the list `meta["torch"]["addresses"]`.
 
         Returns
@@ -253,7 +370,8 @@ class Trace:
                     members = _members(archive)
                     arrays = {name: _array(archive, info) for name, info in members.items()}
             text, addresses = arrays.pop("meta", None), arrays.pop(ADDRESSES, None)
-            return cls(**arrays, meta=_joined(None if text is None else _meta(text), addresses))
+            meta = _joined(None if text is None else _json("meta", text), addresses)
+            return cls(**_with_tables(arrays), meta=meta)
         except TraceError as error:
             raise TraceError(f"{os.fspath(path)}: {error}") from None
         except OSError:
@@ -266,7 +384,12 @@ class Trace:
 
     @classmethod
     def from_torch(
-        cls, source: str | os.PathLike[str] | IO[bytes], *, device: int | None = None
+        cls,
+        source: str | os.PathLike[str] | IO[bytes],
+        *,
+        device: int | None = None,
+        frames: bool = True,
+        owners: Mapping[str, str] | None = None,
     ) -> Trace:
         """Read a memory snapshot of PyTorch.
 
@@ -276,6 +399,10 @@ class Trace:
             What `torch.cuda.memory._dump_snapshot` or `Snapshot.dump` has written.
         device : int, optional
             The device; needed if the file holds the history of several.
+        frames : bool, optional
+            Read stacks. Without them the trace has none, and owners by `user_metadata` only.
+        owners : mapping of str to str, optional
+            Rules for owners: a part of a file's path, or a pattern with `*`, and the owner's name.
 
         Returns
         -------
@@ -299,6 +426,10 @@ class Trace:
 
         Notes
         -----
+        An allocation's owner is its `user_metadata`. Where it has none, it is what the first rule
+        says that fits the file of one of its frames, else the outermost frame of the user's own
+        code, as in "train.py:12 in main": of a Python file that is not installed.
+
         Nothing in the file is executed: it is not given to Python's unpickler, and everything but
         numbers, texts, lists and dicts with text keys is refused.
 
@@ -346,8 +477,8 @@ class Trace:
         """
         from bfc.pytorch.reader import read
 
-        columns, meta = read(source, device)
-        return cls(columns.op, columns.id, columns.size, columns.stream, meta=meta)
+        columns, meta = read(source, device, frames, owners)
+        return cls(**columns, meta=meta)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as a compressed `.npz` file, which `load` and NumPy read.
@@ -365,8 +496,8 @@ class Trace:
         ValueError
             If `meta` contains itself.
         TraceError
-            If `load` would refuse the file for its size: 2**28 events, 2**26 addresses, or 2**24
-            characters of other `meta`.
+            If `load` would refuse the file for its size: 2**28 events, 2**26 addresses, 2**24
+            characters of other `meta`, or about 4 GiB.
         OSError
             If it cannot be written. A file that existed is unchanged then.
 
@@ -386,33 +517,35 @@ class Trace:
         import numpy as np
 
         rest, addresses = _apart(self.meta)
-        meta = np.array(json.dumps(rest))
-        most = MOST_BYTES[ADDRESSES] // 8
-        numbers: dict[str, Any] = {} if addresses is None else {ADDRESSES: addresses}
-        if (
-            len(self) > MOST_EVENTS
-            or meta.nbytes > MOST_BYTES["meta"]
-            or any(len(array) > most for array in numbers.values())
-        ):
+        arrays: dict[str, Any] = {
+            name: values
+            for name, values in self._columns().items()
+            if values is not None and name not in ("owners", "frames", "stacks")
+        }
+        if len(self._owners):
+            arrays["owners"] = np.array(json.dumps(self._owners))
+        if len(self._frames):
+            arrays |= dict(zip(FRAME_ARRAYS, self._frames.arrays, strict=True))
+        if len(self._stacks) > 1:
+            arrays["stacks"] = self._stacks
+        if addresses is not None:
+            arrays[ADDRESSES] = addresses
+        arrays["meta"] = np.array(json.dumps(rest))
+        sizes = {name: values.nbytes for name, values in arrays.items()}
+        over = [name for name, size in sizes.items() if size > MOST_BYTES[name]]
+        if len(self) > MOST_EVENTS or over or sum(sizes.values()) > MOST_BYTES_IN_ALL:
             raise TraceError(
-                f"{os.fspath(path)}: a file holds at most {MOST_EVENTS} events, {most} addresses "
-                f"and a meta of {MOST_BYTES['meta'] // 4} characters"
+                f"{os.fspath(path)}: a file holds at most {MOST_EVENTS} events, "
+                f"{MOST_BYTES[ADDRESSES] // 8} addresses, a meta of {MOST_BYTES['meta'] // 4} "
+                f"characters, and {MOST_BYTES_IN_ALL} bytes"
             )
         with replacing(path) as file:
-            np.savez_compressed(
-                file,
-                op=self.op,
-                id=self.id,
-                size=self.size,
-                stream=self.stream,
-                meta=meta,
-                **numbers,
-            )
+            np.savez_compressed(file, **arrays)
 
     def closed(self) -> Trace:
         """This trace, followed by a free of everything that it leaves live, the oldest first.
 
-        Such a trace can be replayed again and again.
+        Such a trace can be replayed again and again. The frees are at the last event's time.
 
         Returns
         -------
@@ -437,13 +570,19 @@ class Trace:
         last[self._numbers[named]] = named
         open_at = last[last >= 0]
         open_at = np.sort(open_at[self.op[open_at] == ALLOCATE])
-        return Trace(
-            np.concatenate([self.op, np.full(len(open_at), FREE, np.uint8)]),
-            np.concatenate([self.id, self.id[open_at]]),
-            np.concatenate([self.size, np.zeros(len(open_at), np.uint64)]),
-            np.concatenate([self.stream, self.stream[open_at]]),
-            meta=self.meta,
-        )
+        added: dict[str, Any] = {
+            "op": np.full(len(open_at), FREE, np.uint8),
+            "id": self.id[open_at],
+            "size": np.zeros(len(open_at), np.uint64),
+            "stream": self.stream[open_at],
+            "time_us": None if self.time_us is None else self.time_us[-1:].repeat(len(open_at)),
+            "owner": None if self.owner is None else self.owner[open_at],
+            "stack": np.zeros(len(open_at), np.uint32),
+        }
+        kept = self._columns()
+        for name, more in added.items():
+            kept[name] = None if kept[name] is None else np.concatenate([kept[name], more])
+        return Trace(**kept, meta=self.meta)
 
     def replay(
         self, allocator: Allocator, *, progress: Callable[[int], None] | None = None
@@ -600,8 +739,38 @@ def _joined(meta: Any, addresses: NDArray[Any] | None) -> Any:
     return meta
 
 
-def _meta(text: NDArray[Any]) -> Any:
+def _json(name: str, text: NDArray[Any]) -> Any:
     try:
         return json.loads(str(text.item()))
     except ValueError as error:
-        raise TraceError(f"its meta is not JSON ({error})") from None
+        raise TraceError(f"its {name} is not JSON ({error})") from None
+
+
+def _with_tables(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a file as what the constructor takes."""
+    owners = arrays.pop("owners", None)
+    if owners is not None:
+        arrays["owners"] = _json("owners", owners)
+        if not isinstance(arrays["owners"], list):
+            raise TraceError("its owners are not a list of texts")
+    parts = [arrays.pop(name, None) for name in FRAME_ARRAYS]
+    if any(part is not None for part in parts):
+        if any(part is None for part in parts):
+            raise TraceError(f"it holds only a part of {', '.join(FRAME_ARRAYS)}")
+        arrays["frames"] = FrameTable.of_arrays(*parts)
+    return arrays
+
+
+def _remade(kind: type[Trace], columns: dict[str, Any]) -> Trace:
+    return kind(**columns)
+
+
+def _check_extra(extra: dict[str, Any], events: int, tables: dict[str, int]) -> None:
+    """Raises TraceError for a column of another length, or a number that is in no table."""
+    for name, values in extra.items():
+        if values is None:
+            continue
+        if len(values) != events:
+            raise TraceError(f"{name} has {len(values)} numbers for {events} events")
+        if name in tables and events and int(values.max()) >= tables[name]:
+            raise TraceError(f"{name} holds {int(values.max())}: there are {tables[name]} of them")
