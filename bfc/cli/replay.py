@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 LONG_TRACE = 1_000_000
 PICKLES = (".pickle", ".pkl")
-TRACES = (".npz", *PICKLES)
+LOGS = (".csv",)
+TRACES = (".npz", *PICKLES, *LOGS)
 HEADINGS = (
     "trace",
     "events",
@@ -89,7 +90,8 @@ def add_to(subparsers: Any) -> None:
         nargs="+",
         metavar="TRACE",
         type=Path,
-        help="an .npz trace, a memory snapshot of PyTorch (.pickle, .pkl), or a folder of them",
+        help="an .npz trace, a memory snapshot of PyTorch (.pickle, .pkl), a log of RMM (.csv), or "
+        "a folder of them",
     )
     add(
         "--policy",
@@ -154,7 +156,7 @@ def run(arguments: argparse.Namespace) -> bool:
         )
     results: list[tuple[str, Row, bfc.Snapshot | None]] = []
     for name, path in _named(paths):
-        trace = _read(path, arguments.snapshot_device)
+        trace = read_trace(path, arguments.snapshot_device, frames=False)
         for policy in listed:
             caption = name if arguments.policy is None else f"{name} under {policy.name}"
             row = measure(
@@ -203,11 +205,14 @@ def _is_snapshot(path: Path) -> bool:
     return path.suffix.lower() in PICKLES
 
 
-def _read(path: Path, device: int | None) -> bfc.Trace:
+def read_trace(path: Path, device: int | None, *, frames: bool = True) -> bfc.Trace:
+    """The trace of a file, by the ending of its name."""
+    if path.suffix.lower() in LOGS:
+        return bfc.Trace.from_rmm_log(path)
     if not _is_snapshot(path):
         return bfc.Trace.load(path)
     try:
-        return bfc.Trace.from_torch(path, device=device)
+        return bfc.Trace.from_torch(path, device=device, frames=frames)
     except bfc.TraceError as error:
         if not error.devices:
             raise

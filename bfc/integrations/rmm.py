@@ -4,18 +4,24 @@
     rmm.mr.set_current_device_resource(bfc.integrations.rmm.resource(a))         # or by hand
 
 The other way round: `bfc.BFCAllocator(bfc.integrations.rmm.RMMSubAllocator(mr))`.
+
+`log_csv(allocator, path)` writes what an allocator has recorded as RMM's log.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsIndex
 
+from bfc.allocators._allocator import Allocator
 from bfc.devices import Availability
 from bfc.errors import SubAllocatorError
 from bfc.integrations._shared import Allocators, Blocks, OneOrMore, by_device, client
+from bfc.pytorch.words import ALLOC, FREE_COMPLETED, OOM
 from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.trace.rmm_log import ALLOCATE, FAILURE, FREE, write
 from bfc.units import format_bytes
 
 INSTALL = "rmm-cu13   (rmm-cu12 for CUDA 12)"
@@ -47,6 +53,60 @@ def resource(allocator: OneOrMore) -> Any:
     [pool] = by_device(allocator).values()
     blocks = Blocks(pool)
     return client("rmm", INSTALL).mr.CallbackMemoryResource(blocks.allocate, blocks.free)
+
+
+def log_csv(allocator: Allocator, path: str | os.PathLike[str]) -> None:
+    """Write what an allocator has recorded as a log of RMM.
+
+    Parameters
+    ----------
+    allocator : Allocator
+        A `CachingAllocator` that records its history (`record_history`).
+    path : str or os.PathLike
+        The file. One that exists is replaced once the new one is whole.
+
+    Raises
+    ------
+    ValueError
+        If the allocator has recorded nothing.
+    OSError
+        If it cannot be written. A file that existed is unchanged then.
+
+    Notes
+    -----
+    The columns are RMM's: Thread (always 0), Time (of the day, in UTC), Action, Pointer, Size and
+    Stream. A seventh, Owner, names what `bfc.owner` did, and RMM's tools pass over it. A free is at
+    the time when it was completed. `Trace.from_rmm_log` reads the file.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, bfc
+    >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> allocator.record_history()
+    >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "log.csv")
+    ...     bfc.integrations.rmm.log_csv(allocator, path)
+    ...     bfc.Trace.from_rmm_log(path).size.tolist()
+    [1000, 0]
+    """
+    history = allocator.snapshot().history
+    if not history:
+        raise ValueError("this allocator has recorded nothing: call record_history() beforehand")
+    actions = {ALLOC: ALLOCATE, FREE_COMPLETED: FREE, OOM: FAILURE}
+    rows = (
+        (
+            entry.time_us,
+            actions[entry.action],
+            0 if entry.action == OOM else entry.addr,
+            entry.size,
+            entry.stream,
+            entry.owner,
+        )
+        for entry in history
+        if entry.action in actions
+    )
+    write(path, rows, any(entry.owner for entry in history))
 
 
 def install(allocators: Allocators) -> Callable[[], None]:

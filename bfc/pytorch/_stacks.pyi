@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 class Stacks:
-    """A tree of stacks: each is a frame and the stack that called it, so that what many have in common stands there once.
+    """A tree of stacks: each is a frame and the stack that called it, so that what many share stands there once.
 
-    Number 0 is the empty stack. No object is made for a frame of a stack: a list is walked along once, and a frame, which
-    a file has as a dict, becomes a row at its first use.
+    Number 0 is the empty stack. No object is made for a frame of a stack: a list is walked along once, and a frame,
+    which a file has as a dict, becomes a row at its first use.
     """
 
     def __init__(self, content: Any) -> None: ...

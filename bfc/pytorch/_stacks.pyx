@@ -13,10 +13,10 @@ cdef extern from "number_map.hpp" namespace "bfc" nogil:
 
 
 cdef class Stacks:
-    """A tree of stacks: each is a frame and the stack that called it, so that what many have in common stands there once.
+    """A tree of stacks: each is a frame and the stack that called it, so that what many share stands there once.
 
-    Number 0 is the empty stack. No object is made for a frame of a stack: a list is walked along once, and a frame, which
-    a file has as a dict, becomes a row at its first use.
+    Number 0 is the empty stack. No object is made for a frame of a stack: a list is walked along once, and a frame,
+    which a file has as a dict, becomes a row at its first use.
     """
 
     cdef vector[uint32_t] parents, frames
@@ -110,7 +110,7 @@ cdef class Stacks:
 
 
 cdef row_of(item):
-    """(file, line, function) of a frame of a file; None if it is none."""
+    """(file, line, function) of a frame of a file, or None."""
     if type(item) is not dict:
         return None
     filename, line, name = item.get("filename"), item.get("line"), item.get("name")

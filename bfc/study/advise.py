@@ -152,7 +152,7 @@ def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
     except TraceError as error:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
     if not is_archive:
-        return Trace.from_torch(path, device=device)
+        return Trace.from_torch(path, device=device, frames=False)
     if device is not None:
         raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
     return Trace.load(path)

@@ -1,6 +1,8 @@
 """Allocation histories: files of numbers that replay against any allocator. In order:
 
 tables.py             frames, owners and stacks
+rmm_log.py            RMM's log in CSV
+anonymous.py          what of a recording names nobody
 trace.py
 """
 

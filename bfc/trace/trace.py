@@ -13,6 +13,8 @@ from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
+from bfc.trace import rmm_log
+from bfc.trace.anonymous import public_meta
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 
 if TYPE_CHECKING:
@@ -479,6 +481,127 @@ class Trace:
 
         columns, meta = read(source, device, frames, owners)
         return cls(**columns, meta=meta)
+
+    @classmethod
+    def from_rmm_log(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a log of RMM.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            What `rmm.mr.LoggingResourceAdaptor` or `rmm.enable_logging` has written: a table in CSV
+            with the columns Thread, Time, Action, Pointer, Size and Stream, of one device. A column
+            Owner, as `log_csv` writes it, is read too.
+
+        Returns
+        -------
+        Trace
+            Its events are in the order of the lines. Streams are numbered by their first use; the
+            handles 0 and 1 are both stream 0.
+
+        Raises
+        ------
+        TraceError
+            If it is not such a log; the text names the file, the line and the fault. Also if it is
+            not a regular file, is above 1 GiB, or has more than 2**25 lines.
+        OSError
+            If it cannot be opened or read.
+
+        Notes
+        -----
+        RMM writes the time of the day without the date: `time_us` counts from midnight, and goes on
+        where the clock starts again.
+
+        `meta["rmm"]` holds "streams", their handles; "addresses", where RMM placed each allocation,
+        0 for a free; "failures", [event, size] of each refusal; and "repairs", how often a free was
+        added or left out because the log contradicts itself, or begins too late.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile, bfc
+        >>> lines = ["Thread,Time,Action,Pointer,Size,Stream",
+        ...          "1,14:21:19.998533,allocate,0x30a000000,256,0x2",
+        ...          "1,14:21:20.661875,free,0x30a000000,256,0x2"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "log.csv")
+        ...     _ = path.write_text(chr(10).join(lines))
+        ...     trace = bfc.Trace.from_rmm_log(path)
+        >>> trace.op.tolist(), trace.size.tolist()
+        ([0, 1], [256, 0])
+        """
+        columns, meta = rmm_log.read(path)
+        return cls(**columns, meta=meta)
+
+    def log_csv(self, path: str | os.PathLike[str], *, addresses: ArrayLike | None = None) -> None:
+        """Write the allocations and frees as a log of RMM, which RMM's replay benchmark reads.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. One that exists is replaced once the new one is whole.
+        addresses : array_like of int, optional
+            The address of each event's allocation, such as a replay's `addresses`. None takes the
+            recorded ones, or makes some up where none were recorded.
+
+        Raises
+        ------
+        ValueError
+            If there is not one address for each event.
+        OSError
+            If it cannot be written. A file that existed is unchanged then.
+
+        Notes
+        -----
+        RMM's format has no releases, and its clock has no date. Where the trace has owners, a
+        seventh column, Owner, names them.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile, bfc
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "log.csv")
+        ...     bfc.Trace([0, 1], [0, 0], [1000, 0]).log_csv(path, addresses=[4096, 0])
+        ...     path.read_text().splitlines()[1]
+        '0,00:00:00.000000,allocate,0x1000,1000,0x0'
+        """
+        import numpy as np
+
+        placed = self._recorded_addresses() if addresses is None else list(np.asarray(addresses))
+        if len(placed) != len(self):
+            raise ValueError(f"there are {len(placed)} addresses for {len(self)} events")
+        rmm_log.write(path, rmm_log.rows_of(self, placed), self.owner is not None)
+
+    def _recorded_addresses(self) -> list[Any]:
+        """Those that `meta` has, else addresses at which no two allocations meet."""
+        import numpy as np
+
+        for part in self.meta.values() if isinstance(self.meta, dict) else ():
+            known = part.get("addresses") if isinstance(part, dict) else None
+            if isinstance(known, list) and len(known) == len(self):
+                return known
+        steps = np.where(self.op == ALLOCATE, self.size // 256 * 256 + 256, 0)
+        made: list[int] = (np.cumsum(steps, dtype=np.uint64) - steps + (1 << 40)).tolist()
+        return made
+
+    def anonymised(self) -> Trace:
+        """This trace without anything that names a program or a person.
+
+        Returns
+        -------
+        Trace
+            A new one, with the same events, which replay to the same addresses. It has no times,
+            owners, stacks and frames. Of `meta` the numbers of a PyTorch recording are left, and
+            the allocator's settings, whose text is the only one that stays.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace([0], [0], [512], time_us=[7], meta={"model": "secret"})
+        >>> bare = trace.anonymised()
+        >>> bare.time_us, bare.meta, bare.size.tolist()
+        (None, None, [512])
+        """
+        return Trace(self.op, self.id, self.size, self.stream, meta=public_meta(self.meta))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as a compressed `.npz` file, which `load` and NumPy read.
