@@ -505,7 +505,8 @@ def _arrays(
             stack[at] = block.stack
     made = op == 0
     if stacks is not None:
-        by_stack = owners.of_stacks(stacks, set(np.unique(stack[made]).tolist()), rules)
+        used = set(np.unique(stack[made & (owner == 0)]).tolist())
+        by_stack = owners.of_stacks(stacks, used, rules)
         owner = np.where(owner == 0, by_stack[stack], owner)
     of_allocation = np.zeros(int(number.max(initial=-1)) + 1, np.uint16)
     of_allocation[number[made]] = owner[made]
