@@ -190,6 +190,8 @@ class Advice:
         shown: list[AdviceRow] = []
         seen = set()
         for row in rows:
+            if not row.fits and row.smallest_device is None:
+                continue
             is_new = self._cells(row)[1:] not in seen and len(shown) < SHOWN
             if is_new or row.settings in known:
                 shown.append(row)
@@ -209,10 +211,14 @@ class Advice:
 
     def _verdict(self) -> str:
         if self.best is None:
-            return (
+            text = (
                 f"Nothing fits on {format_bytes(self.device)}. No setting fits on less than "
-                f"{format_bytes(self.live_peak)}, which is live at once."
+                f"{format_bytes(self.live_peak)}, which is live at once"
             )
+            known = [row.smallest_device for row in self.rows if row.smallest_device is not None]
+            if not known:
+                return f"{text}."
+            return f"{text}. The smallest device that a row fits on has {format_bytes(min(known))}."
         row = self.rows[self.best]
         text = f"best: {advised(row)}"
         if row.is_pytorch and NEWEST in row.settings:

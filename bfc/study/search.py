@@ -229,6 +229,10 @@ class Search:
             for key, listed in keys.items()
         }
         self.add([*compared, *itertools.chain(*single.values()), *ours])
+        for is_pytorch in (True, False):
+            family = self.ranked(is_pytorch)
+            if all(it.high is None for it in family):
+                self.widen(family)
         self.narrow(self.candidates.values(), self.coarse)
         self.stage("pairs of settings")
         best = self._best_values(keys)
@@ -245,21 +249,17 @@ class Search:
         self._settle(self.add(compared))
 
     def improve(self, points: Iterable[Point]) -> None:
-        """Adds those of some points that fit on less than the smallest so far; all, where nothing
-        of PyTorch's policy fits on the device."""
+        """Adds those of some points that complete on less than the smallest so far."""
         listed = [point for point in dict.fromkeys(points) if point not in self.candidates]
         bound = self.bound(DEFAULT)
-        if bound <= self.device:
-            size = (int(bound) - 1) // GRAIN * GRAIN
-            if size < max(self.live, GRAIN):
-                return
-            outcomes = self.replays.run([(point, size) for point in listed])
-            better = [point for point, it in zip(listed, outcomes, strict=True) if it.completes]
-            for candidate in self.add(better):
-                candidate.note(size, self.replays.run([(candidate.point, size)])[0])
-            self.narrow([self.candidates[point] for point in better], self.coarse)
+        size = (int(bound) - 1) // GRAIN * GRAIN if bound < float("inf") else 0
+        if size < max(self.live, GRAIN):
             return
-        self.narrow(self.add(listed), self.coarse)
+        outcomes = self.replays.run([(point, size) for point in listed])
+        better = [point for point, it in zip(listed, outcomes, strict=True) if it.completes]
+        for candidate in self.add(better):
+            self.try_sizes([(candidate, size)])
+        self.narrow([self.candidates[point] for point in better], self.coarse)
 
     def _best_values(self, keys: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
         """The values of each key that fit on least alone; all of a key that needs another."""
@@ -294,12 +294,6 @@ class Search:
 
     def _settle(self, compared: list[Candidate]) -> None:
         """The exact sizes of the best few, and sizes of what people compare them with."""
-        for is_pytorch in (True, False):
-            ranked = self.ranked(is_pytorch)
-            if all(it.high is None or it.high > self.device for it in ranked):
-                few = sorted(ranked, key=lambda it: it.outcome.refused)[: REFINED + 1]
-                self.widen(few)
-                self.narrow(few, self.coarse)
         self.widen(compared)
         self.narrow(compared, self.coarse, beside=False)
         settled: set[Point] = set()

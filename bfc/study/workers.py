@@ -90,6 +90,7 @@ class Replays:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        _read.pop(self._path, None)  # of threads of this process
         self._cleanup.__exit__(*error)
 
     def run(self, tasks: Sequence[Task]) -> list[Outcome]:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.study import recorded
+from bfc.study import recorded, workers
 from bfc.study.advise import prove, read
 from bfc.study.counted import CountedSimulated
 
@@ -291,6 +291,7 @@ def test_processes_and_threads_say_the_same(advice: bfc.Advice):
     with ThreadPoolExecutor(2) as threads:
         assert bfc.advise(DECOMFL, SIZE, threads) == advice
         assert threads.submit(int).result() == 0  # it is not shut down
+    assert workers._read == {}, "nothing is kept"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as given:
         assert bfc.advise(DECOMFL, SIZE, given) == advice
         assert given.submit(int).result() == 0

@@ -1,0 +1,61 @@
+"""`python -m bench.advise`: what its table says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import bfc
+from bench import advise
+from bench.histories import churn
+
+MIB = 1 << 20
+TRACE = churn(30, 300, smallest=MIB, largest=64 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advise, "traces", lambda: {"one": TRACE, "two": TRACE})
+    monkeypatch.setattr(advise, "PASSES", 1)
+    monkeypatch.setattr(advise, "PART", 1.3)
+    # The grid has its own test: here two points of it are enough.
+    few = [bfc.study.points.Point("caching", "max_split_size_mb:512")]
+    monkeypatch.setattr(bfc.study.points, "grid", lambda: iter(few))
+
+
+def test_a_trace_has_a_line_for_each_search(capsys):
+    advise.main(["--traces", "two"])
+    _machine, device, heading, *lines = capsys.readouterr().out.splitlines()
+    assert device == "devices of 1.3 times what is live at most"
+    assert heading.split()[0] == "trace"
+    assert [line[20:31].split()[0] for line in lines[:3]] == ["default", "quick", "grid"]
+    assert lines[0].startswith("two ")
+    assert lines[3] == "1 of 1 within 1 % of the grid's smallest"
+    assert lines[4].endswith("s on 2 cores, of 60 allowed")
+
+
+def test_the_ratio_is_of_the_choice_over_the_smallest_of_the_grid():
+    result = advise.measure(TRACE, passes=1)
+    best = result.quick.rows[result.quick.best]
+    assert result.ratio <= advise.NEAR
+    grid = dataclasses.replace(
+        result.grid,
+        rows=tuple(
+            dataclasses.replace(row, smallest_device=best.smallest_device // 2)
+            if row.fits and row.smallest_device is not None
+            else row
+            for row in result.grid.rows
+        ),
+    )
+    worse = dataclasses.replace(result, grid=grid)
+    assert worse.ratio == pytest.approx(2.0)
+    assert (len(result.cpu), len(result.wall)) == (1, 1)
+
+
+def test_what_fits_nowhere_is_no_choice():
+    trace = bfc.Trace([0, 0], [0, 1], [64 * MIB, 64 * MIB])
+    advice = bfc.advise(trace, "100 MiB", jobs=1)
+    assert advise.row_of(advice) is None
+    assert advise.smallest(advice) is None
+    assert advise.cells(advice, None) == ("nothing fits", "-", "-")
