@@ -12,28 +12,26 @@ namespace bfc {
 // Open addressing. The multiplier differs from table to table, so that no file can be made whose keys collide.
 class NumberMap {
 public:
-    static constexpr int64_t kNone = -2;
+    static constexpr int64_t kNone = -2;    // what `find` says of a key that is not there; values are -1 to 2**31 - 1
 
     NumberMap() : multiplier_(seed() | 1), slots_(64) {}
 
     int64_t find(uint64_t key) const noexcept {
-        const Slot& slot = slots_[place(slots_, key)];
-        return slot.used ? slot.value : kNone;
+        return slots_[place(slots_, key)].value;
     }
 
     // Throws std::bad_alloc, and then nothing has changed.
     void put(uint64_t key, int64_t value) {
-        if (2 * (count_ + 1) > slots_.size()) grow();
+        if (4 * (count_ + 1) > 3 * slots_.size()) grow();
         Slot& slot = slots_[place(slots_, key)];
-        count_ += !slot.used;
-        slot = {key, value, true};
+        count_ += slot.value == kNone;
+        slot = {key, static_cast<int32_t>(value)};
     }
 
 private:
     struct Slot {
         uint64_t key = 0;
-        int64_t value = 0;
-        bool used = false;
+        int32_t value = kNone;
     };
 
     uint64_t multiplier_;
@@ -52,14 +50,14 @@ private:
         const size_t mask = slots.size() - 1;
         uint64_t hash = (key ^ (key >> 32)) * multiplier_;
         size_t at = (hash ^ (hash >> 29)) & mask;
-        while (slots[at].used && slots[at].key != key) at = (at + 1) & mask;
+        while (slots[at].value != kNone && slots[at].key != key) at = (at + 1) & mask;
         return at;
     }
 
     void grow() {
         std::vector<Slot> larger(2 * slots_.size());
         for (const Slot& slot : slots_)
-            if (slot.used) larger[place(larger, slot.key)] = slot;
+            if (slot.value != kNone) larger[place(larger, slot.key)] = slot;
         slots_.swap(larger);
     }
 };

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from torch_corners import check_sums
 
+import bfc
 from bench.peers.server import Failure, PeerDied
 from bench.peers.torch import COUNTERS, STATS, TorchPeer
 
@@ -777,3 +778,33 @@ def test_an_ended_process_says_so(make: Make) -> None:
     peer.close()
     with pytest.raises(PeerDied, match="closed"):
         peer.stats()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replay_empties_the_cache_where_the_trace_says_so(seed: int) -> None:
+    """On a device that is sometimes too small, with and without expandable segments."""
+    dice = random.Random(seed)
+    events: list[tuple[int, int, int]] = []
+    live: list[int] = []
+    for number in range(600):
+        roll = dice.random()
+        if roll < 0.08:
+            events.append((2, 0, 0))
+        elif roll < 0.5 and live:
+            events.append((1, live.pop(dice.randrange(len(live))), 0))
+        else:
+            live.append(number)
+            size = dice.choice([dice.randrange(1, 4000), dice.randrange(MIB, 50 * MIB)])
+            events.append((0, number, size))
+    trace = bfc.Trace(*zip(*events, strict=True))
+    for settings in ("", "expandable_segments:True", "garbage_collection_threshold:0.5"):
+        with TorchPeer(capacity=900 * MIB, settings=settings) as peer:
+            addresses, _ = peer.replay(trace.op, trace.id, trace.size)
+            peak = peer.stats()["reserved_bytes.all.peak"]
+        source = bfc.SimulatedSubAllocator(900 * MIB)
+        with bfc.CachingAllocator(source, settings=settings, strict=True) as ours:
+            replayed = trace.replay(ours)
+        assert replayed.peak_bytes_reserved == peak
+        assert (replayed.addresses == 0).tolist() == (addresses == 0).tolist()
+        plain = replayed.addresses[addresses != 0] - addresses[addresses != 0]
+        assert settings.startswith("expandable") or not plain.any()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,3 +157,30 @@ def test_our_own_frames_come_back():
     trace = read(pool.snapshot().to_torch())
     name = test_our_own_frames_come_back.__name__
     assert any(frame.name == name for frame in trace.frames_of(0))
+
+
+HOSTILE = """
+import resource, sys
+import numpy
+import bfc
+import bfc.pytorch.reader
+
+bfc.Trace([0], [0], [1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+trace = bfc.Trace.from_torch(sys.argv[1])
+print(len(trace.stacks), 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def test_a_file_full_of_stacks_takes_at_most_a_hundred_times_its_size(tmp_path: Path):
+    """Two bytes a frame, and no two stacks alike: what a table of them takes that is in C++."""
+    dice = random.Random(1)
+    frames = [{"filename": "f", "line": line, "name": "f"} for line in range(200)]
+    lists = [dice.choices(frames, k=200_000) for _ in range(9)]
+    content = {"frames": frames, "device_traces": [[{"action": "x", "frames": f} for f in lists]]}
+    path = tmp_path / "stacks.pickle"
+    path.write_bytes(pickle.dumps(content, 4))
+    said = subprocess.check_output([sys.executable, "-c", HOSTILE, str(path)], text=True)
+    stacks, taken = map(int, said.split())
+    assert stacks > 1_500_000
+    assert taken < 100 * path.stat().st_size

@@ -8,10 +8,13 @@ import random
 from typing import Any
 
 import pytest
+from caching_subject import CommonPeer, Ours
 from torch_dumps import MIB, event, facts, free, read, recording, segment
 from torch_recorder import Recorder, random_places, random_run, replayed
 
 import bfc
+from bench.peers.server import Failure
+from bench.peers.torch import build
 
 PYTHON = {"filename": "/usr/lib/python3/site-packages/torch/cuda/memory.py", "line": 224}
 EMPTIES: list[dict[str, Any]] = [PYTHON | {"name": "empty_cache"}]
@@ -302,3 +305,73 @@ def test_our_own_recordings_without_frames_hold_no_release_that_was_none(setting
         sure += len(other) - 1
         unsure += facts(plain)["releases_unsure"]
     assert sure > 0
+
+
+def of_pytorch(dice: random.Random) -> list[Any]:
+    """Operations of a peer on a device that is too small for them."""
+    operations: list[Any] = [("record_history", True, 1 << 20)]
+    live: list[int] = []
+    for slot in range(500):
+        roll = dice.random()
+        if roll < 0.05:
+            operations.append(("empty_cache",))
+        elif roll < 0.5 and live:
+            operations.append(("free_slot", live.pop(dice.randrange(len(live)))))
+        else:
+            live.append(slot)
+            size = dice.choice([900, 3000, 2 * MIB, dice.randint(1, 40 * MIB)])
+            operations.append(("malloc", size, 0, slot))
+    return [*operations, ("snapshot",), ("trace",)]
+
+
+def numbered(operations: list[Any], answers: list[Any]) -> set[int]:
+    """How many blocks had been allocated and freed when the cache was emptied, each time."""
+    found, done, live = set(), 0, set()
+    for operation, answer in zip(operations, answers, strict=True):
+        if operation[0] == "empty_cache":
+            found.add(done)
+        elif operation[0] == "malloc" and not isinstance(answer, Failure):
+            live.add(operation[3])
+            done += 1
+        elif operation[0] == "free_slot" and operation[1] in live:
+            live.remove(operation[1])
+            done += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", [pytest.param(CommonPeer, marks=pytest.mark.peers), Ours])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_no_release_is_made_up_in_recordings_without_frames(kind: Any, settings: str):
+    """Of runs that retry and collect: PyTorch's own, and ours."""
+    if kind is CommonPeer:
+        build()
+    sure = unsure = exact = 0
+    for seed in range(20):
+        operations = of_pytorch(random.Random(seed))
+        capacity = (400 if seed % 2 else 3000) * MIB
+        subject = kind(settings=settings, capacity=capacity)
+        answers = subject.run(operations)
+        subject.close()
+        *_, segments, history = answers
+        refused = [entry for entry in history if entry["action"] == "oom"]
+        for entry in refused:
+            entry["device_free"] = entry.pop("addr")
+        content = recording(segments, history)
+        trace = read(content)
+        found: list[int] = []
+        done = 0
+        for op in trace.op.tolist():
+            found += [done] if op == 2 else []
+            done += op != 2
+        assert facts(trace)["first_recorded_event"] == 0
+        assert set(found) <= numbered(operations, answers)
+        sure += len(found)
+        unsure += facts(trace)["releases_unsure"]
+        if not facts(trace)["releases_unsure"] and not refused:
+            source = bfc.SimulatedSubAllocator(capacity)
+            with bfc.CachingAllocator(source, settings=settings, strict=True) as again:
+                assert trace.replay(again).peak_bytes_reserved == peak_of(content)
+                exact += 1
+    assert sure > 100
+    assert unsure > 10
+    assert exact > 1
