@@ -8,7 +8,7 @@ to that. docs/walk.md follows one allocation and one free through here.
 
 cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
@@ -48,8 +48,9 @@ cdef enum:
     EXPORTED = 0x400                # another object holds a view of its memory
     COUNTED = 0x800                 # set and cleared under one lock, to find a chunk that is listed twice
     LEFT_BEHIND = 0x1000            # its free was left to a later call, and the list of such frees was full
+    TRACED = 0x2000                 # Python's tracemalloc knows of it
     OWNER_SHIFT = 16                # from this bit on: the number of its owner, while it is in use or waits; 0: nobody
-    OWNER = 0xFFFF0000
+    MARKS = 0xFFFF2000              # both of these: what ends with its use
 
 cdef struct Region:
     uint64_t ptr
@@ -85,7 +86,13 @@ cdef extern from "starts.hpp" namespace "bfc" nogil:
         size_t bytes()
 
 cdef extern from "owners.hpp" namespace "bfc" nogil:
+    cdef struct Tracing:
+        unsigned int domain
+        int (*tell)(unsigned int domain, uintptr_t ptr, size_t size) noexcept nogil
+        int (*forget)(unsigned int domain, uintptr_t ptr) noexcept nogil
+
     cdef cppclass OwnedBytes:
+        Tracing tracing
         cbool knows(uint32_t owner)
         cbool know(uint32_t owner)
         void give(Chunk* chunk, uint32_t owner)

@@ -501,7 +501,7 @@ cdef class Pool:
         is not free."""
         cdef Chunk* chunk = &self.chunks[handle]
         self.unindex_chunk(handle)
-        chunk.state = WAITING | (chunk.state & OWNER)
+        chunk.state = WAITING | (chunk.state & MARKS)
         if self.usage != NULL:
             self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
@@ -514,7 +514,7 @@ cdef class Pool:
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         """Undoes stop_using."""
         cdef Chunk* chunk = &self.chunks[handle]
-        chunk.state = IN_USE | USED_ELSEWHERE | (chunk.state & OWNER)
+        chunk.state = IN_USE | USED_ELSEWHERE | (chunk.state & MARKS)
         if self.starts.reserve_at_all_costs():
             self.starts.insert(chunk.ptr, handle)
             chunk.state |= INDEXED
@@ -558,7 +558,7 @@ cdef class Pool:
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
         """Frees what one stream alone has used, and nobody views. False for all else, and then nothing has changed."""
         cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
-        if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>OWNER != IN_USE | INDEXED:
+        if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>MARKS != IN_USE | INDEXED:
             return False
         self.prefetch_neighbours(handle)
         return self.free_chunk(handle)
@@ -648,7 +648,7 @@ cdef class Pool:
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:
-                    if self.chunks[handle].state & ~<uint32_t>OWNER != IN_USE:
+                    if self.chunks[handle].state & ~<uint32_t>MARKS != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
                     if not self.free_and_merge(handle, counts, paged, True):

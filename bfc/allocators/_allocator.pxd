@@ -94,6 +94,7 @@ cdef class Allocator(Tagged):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int take_back(self, Placement* placed) except -1
+    cdef void trace_allocation(self, Placement* placed) noexcept
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil

@@ -11,7 +11,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport (
-    COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, NO_CHUNK, OWNER, STATE, USED_ELSEWHERE, WAITING,
+    COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, MARKS, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING,
     ChunkHandle, Pool,
 )
 from bfc.buffers._arguments cimport address_from, addresses_from, small_int
@@ -219,7 +219,7 @@ cdef class Frees(Ledger):
         while i < addresses.size():
             if handles[i] != NO_CHUNK:
                 chunk = &self.pool.chunks[handles[i]]
-                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>OWNER != IN_USE | INDEXED:
+                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>MARKS != IN_USE | INDEXED:
                     break
                 if not self.pool.free_chunk(handles[i]):
                     break

@@ -8,7 +8,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT, STATE,
+    ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MARKS, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT, STATE,
     UNMAPPED, WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport IS_GROWING
@@ -171,8 +171,8 @@ cdef const char* fault_in_owners(Pool pool) noexcept nogil:
     for i in range(pool.chunk_count):
         chunk = &pool.chunks[i]
         owner = chunk.state >> OWNER_SHIFT
-        if owner and chunk.state & STATE not in (IN_USE, WAITING):
-            return b"I15: a chunk that is not in use has an owner"
+        if chunk.state & MARKS and chunk.state & STATE not in (IN_USE, WAITING):
+            return b"I15: a chunk that is not in use has an owner, or is known to tracemalloc"
         if not pool.owned.knows(owner):
             return b"I15: a chunk has an owner whose bytes are not counted"
         if owner:

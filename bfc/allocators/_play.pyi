@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ class Run:
         stream: NDArray[np.uint16],
         handles: NDArray[np.uint32],
         addresses: NDArray[np.uint64],
+        owner: NDArray[np.uint16] | None = None,
+        owners: Sequence[str] = (),
     ) -> None: ...
     @property
     def failed(self) -> int: ...

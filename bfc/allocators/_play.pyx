@@ -4,14 +4,16 @@ import time
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libcpp.vector cimport vector
 
 from bfc._core cimport (
     ALLOCATE, DEALLOCATE, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally,
 )
+from bfc.buffers._owners cimport number_of_owner, owner_here
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
-from bfc.errors import ClosedError
+from bfc.errors import ClosedError, out_of_host_memory
 
 cdef extern from "debug.h":
     const int BFC_DEBUG
@@ -53,6 +55,7 @@ cdef class Run:
     cdef Events events
     cdef object kept                        # the arrays behind `events`
     cdef bint names_streams                 # other than the allocator's
+    cdef vector[uint16_t] owners            # by event; empty: none
     cdef ChunkHandle[::1] handles           # by the trace's allocation number
     cdef uint64_t[::1] addresses            # by event
     cdef Tally tally
@@ -63,7 +66,7 @@ cdef class Run:
 
     def __init__(self, Allocator allocator not None, const uint8_t[::1] op, const uint32_t[::1] number,
                  const uint64_t[::1] size, const uint16_t[::1] stream, ChunkHandle[::1] handles,
-                 uint64_t[::1] addresses):
+                 uint64_t[::1] addresses, const uint16_t[::1] owner=None, owners=()):
         lengths = {op.shape[0], number.shape[0], size.shape[0], stream.shape[0], addresses.shape[0]}
         if len(lengths) > 1:
             raise ValueError(f"the columns differ in length: {sorted(lengths)}")
@@ -83,6 +86,35 @@ cdef class Run:
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
                                  lane, allocator.by_stream, NULL)
         self.allocator = allocator
+        self.set_owners(op.shape[0], owner, owners)
+
+    cdef int set_owners(self, size_t count, const uint16_t[::1] owner, owners) except -1:
+        """Whose each allocation is: as the trace says, by the index of a name. What has none there, or an empty name,
+        belongs to the scope around this call."""
+        cdef uint32_t here = owner_here(self.allocator)
+        cdef vector[uint16_t] numbers
+        cdef size_t i
+        cdef bint known = True
+        if owner is None and not here:
+            return 0
+        for name in owners if owner is not None else ():
+            numbers.push_back(<uint16_t>(number_of_owner(name) if name else here))
+        if owner is not None and <size_t>owner.shape[0] != count:
+            raise ValueError(f"the columns differ in length: {sorted({count, owner.shape[0]})}")
+        self.owners.assign(count, <uint16_t>here)
+        for i in range(count if owner is not None else 0):
+            if owner[i] >= numbers.size():
+                raise ValueError(f"event {i} names owner {owner[i]}, and the table has {numbers.size()}")
+            self.owners[i] = numbers[owner[i]]
+        numbers.push_back(<uint16_t>here)
+        self.allocator.acquire()
+        for i in range(numbers.size()):
+            known = known and self.allocator.pool.owned.know(numbers[i])
+        self.allocator.lock.release()
+        if not known:
+            raise out_of_host_memory()
+        self.events.owner = self.owners.data() if count else NULL
+        return 0
 
     @property
     def peak_bytes_live(self):
@@ -162,6 +194,7 @@ cdef class Run:
         if self.events.op[i] == ALLOCATE:
             self.allocator.set_request(&request, self.events.size[i], self.events.stream[i])
             request.indexed = False
+            request.owner = self.events.owner[i] if self.events.owner != NULL else 0
             self.allocator.try_allocate(&request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
                 self.allocator.was_refused(&request)

@@ -1,12 +1,13 @@
 """Allocate and free for callers that must not take the GIL, such as PyTorch, which calls with its own mutex held."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from posix.unistd cimport usleep
 
 from bfc.interpreter._exit cimport exiting
 from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
 from bfc.drivers.cuda._device cimport bfc_native_source
+from bfc.buffers._owners cimport NO_OWNER, owner_without_gil
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef enum:
@@ -25,6 +26,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     cdef Request request
     cdef int poll
     cdef cbool closed = False
+    cdef uint32_t owner = owner_without_gil()
     placed.handle = NO_CHUNK
     if nbytes >= <uint64_t>1 << 63:     # which a call from Python refuses: rounded up, it might become 0
         allocator.last_fault.set(0)
@@ -34,6 +36,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         if poll == 0:   # under the lock: a thread with the GIL may be changing the settings that round it
             allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
             request.asking.without_gil = True
+            request.owner = owner if allocator.pool.owned.know(owner) else NO_OWNER
         closed = allocator.is_closed
         if not closed and not request.refused:
             allocator.fill(allocator.place(&request), &request, &placed)

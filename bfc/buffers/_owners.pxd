@@ -13,8 +13,12 @@ cdef class Scope:
     cdef uint32_t number
     cdef object only            # None: it holds for every allocator; or for this one alone
     cdef Scope outer
+    cdef object context         # that it was entered in, while it is open
+    cdef bint is_open           # for threads without the GIL
 
     cdef int stop(self) except -1
+    cdef int open(self) except -1
+    cdef void close(self) noexcept
 
 
 cdef class Entered:
@@ -24,5 +28,7 @@ cdef class Entered:
 cdef Entered enter(uint32_t number, object only)
 cdef bint leave(Entered entered) except -1
 cdef uint32_t owner_here(object allocator) except? 0xFFFFFFFF
+cdef int follow_scopes() except -1
+cdef uint32_t owner_without_gil() noexcept nogil
 cdef uint32_t number_of_owner(object name) except 0
 cdef object name_of_owner(uint32_t number)

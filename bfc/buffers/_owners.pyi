@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 class Scope:
     """The value of the context variable: an owner, and the scope around it."""
 
@@ -38,6 +40,10 @@ class owner:
     The owner of an allocation does not change. Its bytes count until the memory can be reused: if
     it waits for a stream, until that has finished.
 
+    Tensors that PyTorch allocates through bfc (`bfc.use`) have the owner of a `with` block that was
+    entered in the same thread, or in the same task, after `bfc.use`: PyTorch allocates without the
+    GIL, where an inherited owner cannot be seen. Autograd's own threads have none.
+
     A process can name 65,534 owners. Further names share one owner, "(more owners)", and a
     RuntimeWarning says so.
 
@@ -59,3 +65,7 @@ class owner:
     def __init__(self, name: str) -> None: ...
     def __enter__(self) -> owner: ...
     def __exit__(self, *exc_info: object) -> None: ...
+
+def _set_ranges(
+    begin: Callable[[str], object] | None, end: Callable[[object], object] | None
+) -> None: ...

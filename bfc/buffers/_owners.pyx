@@ -13,6 +13,9 @@ from contextvars import ContextVar
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from libcpp cimport bool as cbool
+
+from bfc.interpreter._exit cimport exiting
 
 from bfc.interpreter.stubs import SignatureOfStub
 
@@ -20,6 +23,18 @@ cdef extern from "Python.h":
     int PyContextVar_Get(object var, PyObject* default, PyObject** value) except -1
     object PyContextVar_Set(object var, object value)
     int PyContextVar_Reset(object var, object token) except -1
+
+    ctypedef struct PyThreadState:
+        PyObject* context           # of context variables. Only its own thread changes it
+    PyThreadState* PyThreadState_Get()
+    PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
+
+cdef extern from "scopes.hpp" namespace "bfc" nogil:
+    cdef cppclass OpenScopes:
+        OpenScopes() except +
+        cbool add(const void* context, const void* scope, uint32_t owner)
+        void remove(const void* scope)
+        uint32_t owner_in(const void* context)
 
 cdef enum:
     MOST_OWNERS = 0xFFFF        # numbers: they have 16 bits in a chunk, and in a trace
@@ -34,6 +49,8 @@ cdef bint owners_used = False
 cdef list owner_names = [""]
 cdef dict numbers = {}
 cdef object no_allocator = object()
+cdef OpenScopes* open_scopes = NULL     # NULL: nobody allocates without the GIL
+_ranges = (None, None)                  # functions that begin and end a range in a profiler
 
 
 cdef uint32_t number_of_owner(object name) except 0:
@@ -61,9 +78,30 @@ cdef object name_of_owner(uint32_t number):
     return owner_names[number]
 
 
+# The context is the first to be cleared in a garbage cycle, and its address in use until this object is gone.
 @cython.final
+@cython.no_gc_clear
 cdef class Scope:
     """The value of the context variable: an owner, and the scope around it."""
+
+    def __dealloc__(self):
+        self.close()
+
+    cdef int open(self) except -1:
+        """Lets threads without the GIL find it, which it has just become the innermost scope of."""
+        cdef PyObject* context = PyThreadState_Get().context
+        if open_scopes == NULL or context == NULL:
+            return 0
+        if not open_scopes.add(context, <void*>self, self.number):
+            raise MemoryError
+        self.context = <object>context
+        self.is_open = True
+        return 0
+
+    cdef void close(self) noexcept:
+        if self.is_open:
+            open_scopes.remove(<void*>self)
+            self.is_open = False
 
     cdef int stop(self) except -1:
         """From now on it holds for nothing, not even in the tasks that were started in it."""
@@ -87,6 +125,12 @@ cdef Entered enter(uint32_t number, object only):
     entered.scope = scope
     entered.token = PyContextVar_Set(_scope, scope)
     owners_used = True
+    if only is None:
+        try:
+            scope.open()
+        except BaseException:
+            leave(entered)
+            raise
     return entered
 
 
@@ -96,7 +140,37 @@ cdef bint leave(Entered entered) except -1:
         PyContextVar_Reset(_scope, entered.token)
     except ValueError:
         return False
+    entered.scope.close()
     return True
+
+
+cdef int follow_scopes() except -1:
+    """From now on threads without the GIL ask whose their memory is: see `owner_without_gil`."""
+    global open_scopes
+    cdef Scope scope = innermost()
+    if open_scopes != NULL:
+        return 0
+    open_scopes = new OpenScopes()      # for as long as the process lives
+    if scope is not None and scope.only is None:
+        scope.open()
+    return 0
+
+
+cdef uint32_t owner_without_gil() noexcept nogil:
+    """The number of the owner in a thread that has let go of the GIL: that of the innermost scope that was entered in
+    its present context. NO_OWNER where there is none, also if the context has inherited one."""
+    cdef PyThreadState* thread
+    if open_scopes == NULL or exiting:
+        return NO_OWNER
+    thread = PyGILState_GetThisThreadState()
+    return open_scopes.owner_in(thread.context) if thread != NULL and thread.context != NULL else NO_OWNER
+
+
+def _set_ranges(begin, end):
+    """From now on `begin(name)` is called where an `owner` is entered, and `end` with its answer where it is left.
+    None and None: nothing is called."""
+    global _ranges
+    _ranges = begin, end
 
 
 cdef Scope innermost():
@@ -154,6 +228,10 @@ cdef class owner:
     The owner of an allocation does not change. Its bytes count until the memory can be reused: if
     it waits for a stream, until that has finished.
 
+    Tensors that PyTorch allocates through bfc (`bfc.use`) have the owner of a `with` block that was
+    entered in the same thread, or in the same task, after `bfc.use`: PyTorch allocates without the
+    GIL, where an inherited owner cannot be seen. Autograd's own threads have none.
+
     A process can name 65,534 owners. Further names share one owner, "(more owners)", and a
     RuntimeWarning says so.
 
@@ -174,7 +252,7 @@ cdef class owner:
 
     cdef readonly str name
     cdef uint32_t number
-    cdef list entered       # one for each time that it was entered and not left
+    cdef list entered   # [Entered, how its range ends, and with what], for each time that it was entered and not left
 
     def __cinit__(self, *args, **kwargs):
         self.entered = []
@@ -187,20 +265,25 @@ cdef class owner:
         cdef Entered entered
         if self.number == NO_OWNER:
             raise RuntimeError("this owner was never set up: its __init__ did not run, or failed")
-        self.entered.append(None)       # before the variable is set, since the host may have no memory for it
+        begin, end = _ranges
+        cdef list item = [None, end, None]
+        self.entered.append(item)       # before the variable is set, since the host may have no memory for it
         try:
+            item[2] = begin(self.name) if begin is not None else None
             entered = enter(self.number, None)
         except BaseException:
-            self.entered.remove(None)
+            self.entered.remove(item)
             raise
-        self.entered[self.entered.index(None)] = entered
+        item[0] = entered
         return self
 
     def __exit__(self, *exc_info):
-        cdef Py_ssize_t i
-        for i in range(len(self.entered) - 1, -1, -1):
-            if self.entered[i] is not None and leave(self.entered[i]):
-                del self.entered[i]
+        cdef list item
+        for item in reversed(self.entered):
+            if item[0] is not None and leave(item[0]):
+                self.entered.remove(item)
+                if item[1] is not None:
+                    item[1](item[2])
                 return
         raise RuntimeError("this owner was not entered here: write `with bfc.owner(name):`")
 

@@ -9,6 +9,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport Counters
+from bfc.buffers._owners cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
@@ -121,6 +122,7 @@ def serve_pool(Allocator allocator not None):
     """Assigns a pair of the functions above to an allocator, and returns its number. One allocator has one pair."""
     cdef int number
     check_servable(allocator)
+    follow_scopes()
     for number in range(POOLS):
         if pools[number] == <void*>allocator:
             return number
@@ -139,6 +141,7 @@ def serve_device(Allocator allocator, int device):
         devices[device] = NULL
         return
     check_servable(allocator)
+    follow_scopes()
     if devices[device] != NULL and devices[device] != <void*>allocator:
         raise RuntimeError(f"another allocator serves device {device} in this process already")
     _kept.append(allocator)

@@ -6,6 +6,7 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     memory.hpp        hints to the system about memory that is touched soon
     nothrow.hpp       containers that answer False where the host has no memory
     lock.hpp          the lock of an allocator
+    scopes.hpp        scopes of owners, for threads without the GIL
     wait.hpp          waiting for that lock, or for the GIL
     number_map.hpp    a map of numbers that come from a file
     ints.hpp          plain ints, read without a call

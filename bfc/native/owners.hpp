@@ -11,9 +11,20 @@
 namespace bfc {
 
 constexpr uint32_t kOwnerShift = 16;    // the bits of Chunk.state from here on: the owner's number; 0: nobody
+constexpr uint32_t kTraced = 0x2000;    // a bit of Chunk.state: Python's tracemalloc knows of the chunk
+constexpr uint32_t kMarks = kTraced | ~uint32_t{0} << kOwnerShift;
+
+// How Python's tracemalloc is told of a chunk, with the GIL held, and of its end, from anywhere.
+struct Tracing {
+    unsigned domain;        // 0: it is told of none
+    int (*tell)(unsigned domain, uintptr_t ptr, size_t size);
+    int (*forget)(unsigned domain, uintptr_t ptr);
+};
 
 class OwnedBytes {
 public:
+    Tracing tracing{};
+
     OwnedBytes() = default;
     ~OwnedBytes() { std::free(bytes_); }
     OwnedBytes(const OwnedBytes&) = delete;
@@ -43,12 +54,15 @@ public:
     // A chunk goes out of use. The caller overwrites its state.
     template <class Chunk>
     void take_back(const Chunk* chunk) noexcept {
+        if (!(chunk->state & kMarks)) return;
         if (chunk->state >> kOwnerShift) bytes_[chunk->state >> kOwnerShift] -= chunk->size;
+        if (chunk->state & kTraced) tracing.forget(tracing.domain, chunk->ptr);
     }
-    // A chunk in use has grown.
+    // A chunk in use has grown. The caller holds the GIL.
     template <class Chunk>
     void grew(const Chunk* chunk, uint64_t by) noexcept {
         if (chunk->state >> kOwnerShift) bytes_[chunk->state >> kOwnerShift] += by;
+        if (chunk->state & kTraced) tracing.tell(tracing.domain, chunk->ptr, chunk->size);
     }
 
     bool copy(std::vector<uint64_t>& out) const noexcept {

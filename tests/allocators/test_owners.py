@@ -11,13 +11,19 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import bfc
+from bfc.allocators._play import Run
+from bfc.buffers._owners import _set_ranges
+from bfc.integrations import nvtx
 
 MIB = 1 << 20
 
@@ -618,3 +624,198 @@ def test_leaks_name_the_lines_that_a_history_kept() -> None:
         assert [leak.ptr for leak in leaks] == kept
         assert {leak.frames[0].filename for leak in leaks} == {__file__}
         assert "kept = [allocator.allocate_raw(1000) for _ in range(3)]" in str(leaks)
+
+
+# -- replays ---------------------------------------------------------------------------------------
+
+
+def test_a_replay_has_the_owner_of_its_scope(allocator: Any) -> None:
+    trace = bfc.Trace([0, 0, 1, 0], [1, 2, 1, 3], [1000, 2 * MIB, 0, 5 * MIB])
+    with bfc.owner("replayed"):
+        trace.replay(allocator)
+    assert set(owned(allocator)) == {"replayed"}
+    allocator.deallocate_many([leak.ptr for leak in allocator.leaks()])
+    assert owned(allocator) == {}
+    trace.replay(allocator)
+    assert set(owned(allocator)) == {""}
+
+
+def test_a_replay_takes_owners_from_a_column(allocator: Any) -> None:
+    op, number = np.array([0, 0, 1, 0, 0], np.uint8), np.array([0, 1, 0, 2, 3], np.uint32)
+    size = np.array([MIB, 2 * MIB, 0, 4 * MIB, 8 * MIB], np.uint64)
+    stream, handles = np.zeros(5, np.uint16), np.empty(4, np.uint32)
+    columns = allocator, op, number, size, stream, handles, np.empty(5, np.uint64)
+    owner = np.array([1, 2, 1, 0, 2], np.uint16)
+    run = Run(*columns, owner, ["", "a", "b"])
+    run.play()
+    found = owned(allocator)
+    assert found == {"b": 10 * MIB, "": 4 * MIB}
+    with pytest.raises(ValueError, match="event 1 names owner 2, and the table has 2"):
+        Run(*columns, owner, ["", "a"])
+    with pytest.raises(ValueError, match="differ in length"):
+        Run(*columns, owner[:3], ["", "a", "b"])
+
+
+# -- tracemalloc -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracing() -> Iterator[None]:
+    tracemalloc.start(1)
+    yield
+    tracemalloc.stop()
+
+
+def traced(domain: int) -> dict[int, int]:
+    """The bytes of a domain by line of this file."""
+    only = tracemalloc.DomainFilter(True, domain)
+    snapshot = tracemalloc.take_snapshot().filter_traces([only])
+    statistics = snapshot.statistics("lineno")
+    assert {statistic.traceback[0].filename for statistic in statistics} <= {__file__}
+    return {statistic.traceback[0].lineno: statistic.size for statistic in statistics}
+
+
+def here() -> int:
+    return sys._getframe(1).f_lineno
+
+
+@pytest.mark.usefixtures("tracing")
+def test_tracemalloc_counts_the_memory_by_line(allocator: Any) -> None:
+    allocator.allocate_raw(1000)
+    allocator.set_tracemalloc_domain(77)
+    assert traced(77) == {}
+    ptrs = [allocator.allocate_raw(2 * MIB) for _ in range(3)]
+    line = here() - 1
+    many = allocator.allocate_many([MIB] * 4)
+    buffer = allocator.allocate(3 * MIB)
+    of_many = sum(size_at(allocator, int(ptr)) for ptr in many)
+    assert traced(77) == {line: 6 * MIB, line + 2: of_many, line + 3: 3 * MIB}
+    allocator.deallocate_raw(ptrs.pop())
+    allocator.deallocate_many(many)
+    assert traced(77) == {line: 4 * MIB, line + 3: 3 * MIB}
+    del buffer
+    assert traced(77) == {line: 4 * MIB}
+    allocator.check()
+    allocator.set_tracemalloc_domain(78)
+    assert traced(77) == traced(78) == {}
+    allocator.allocate_raw(MIB)
+    allocator.set_tracemalloc_domain(None)
+    assert traced(78) == {}
+    assert allocator.tracemalloc_domain is None
+    allocator.deallocate_raw(allocator.allocate_raw(MIB))
+    allocator.check()
+
+
+@pytest.mark.usefixtures("tracing")
+def test_tracemalloc_forgets_what_waited_and_what_was_closed() -> None:
+    allocator = bfc.CachingAllocator(simulated())
+    allocator.set_tracemalloc_domain(77)
+    allocator.sub_allocator.hold(7)
+    with bfc.owner("both"):
+        ptr = allocator.allocate_raw(2 * MIB)
+    line = here() - 1
+    allocator.record_stream(ptr, 7)
+    allocator.deallocate_raw(ptr)
+    assert traced(77) == {line: 2 * MIB}
+    allocator.sub_allocator.finish(7)
+    allocator.release_free_regions()
+    assert traced(77) == {}
+    allocator.allocate_raw(2 * MIB)
+    allocator.close()
+    assert traced(77) == {}
+
+
+@pytest.mark.usefixtures("tracing")
+def test_tracemalloc_follows_memory_that_grows() -> None:
+    with bfc.BFCAllocator(simulated(), virtual_memory=True) as allocator:
+        allocator.set_tracemalloc_domain(77)
+        ptr = allocator.allocate_raw(MIB)
+        assert allocator.try_extend(ptr, 5 * MIB)
+        assert list(traced(77).values()) == [5 * MIB]
+
+
+def test_a_domain_without_tracemalloc_does_nothing(allocator: Any) -> None:
+    assert not tracemalloc.is_tracing()
+    allocator.set_tracemalloc_domain(77)
+    allocator.deallocate_raw(allocator.allocate_raw(MIB))
+    allocator.check()
+
+
+@pytest.mark.parametrize(
+    ("domain", "error"),
+    [(0, ValueError), (-1, ValueError), (1 << 32, ValueError), ("a", TypeError)],
+)
+def test_a_domain_that_is_none(allocator: Any, domain: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="a domain is"):
+        allocator.set_tracemalloc_domain(domain)
+
+
+# -- NVTX ------------------------------------------------------------------------------------------
+
+
+class FakeNvtx(types.ModuleType):
+    """The two functions of the package nvtx that we call."""
+
+    def __init__(self) -> None:
+        super().__init__("nvtx")
+        self.calls: list[tuple[object, ...]] = []
+
+    def start_range(self, message: str, domain: str) -> int:
+        self.calls.append(("start", message, domain))
+        return len(self.calls)
+
+    def end_range(self, number: int) -> None:
+        self.calls.append(("end", number))
+
+
+def test_scopes_can_be_ranges_of_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", fake)
+    nvtx.enable()
+    try:
+        with bfc.owner("outer"), bfc.owner("inner"):
+            pass
+        last = bfc.owner("last")
+        last.__enter__()
+    finally:
+        nvtx.disable()
+    last.__exit__()
+    with bfc.owner("unseen"):
+        pass
+    assert fake.calls == [
+        ("start", "outer", "bfc"),
+        ("start", "inner", "bfc"),
+        ("end", 2),
+        ("end", 1),
+        ("start", "last", "bfc"),
+        ("end", 5),
+    ]
+
+
+def test_a_range_that_fails_leaves_no_owner(allocator: Any) -> None:
+    def fail(_name: str) -> None:
+        raise ZeroDivisionError
+
+    _set_ranges(fail, None)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            bfc.owner("broken").__enter__()
+    finally:
+        nvtx.disable()
+    assert owner_of_new(allocator) == ""
+
+
+def test_the_real_package_of_nvtx() -> None:
+    pytest.importorskip("nvtx")
+    nvtx.enable("bfc test")
+    try:
+        with bfc.owner("real"):
+            pass
+    finally:
+        nvtx.disable()
+
+
+def test_nvtx_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(bfc.DeviceUnavailableError, match="pip install nvtx"):
+        nvtx.enable()

@@ -6,7 +6,10 @@ BFC_TEST_GPU=1 the last tests use the real one, if it is installed.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import ctypes
+import gc
 import subprocess
 import sys
 import textwrap
@@ -364,6 +367,75 @@ def test_memory_that_record_stream_was_called_for_waits_for_the_device(
 
 
 # -- the GIL ---------------------------------------------------------------------------------------
+
+
+# -- owners ----------------------------------------------------------------------------------------
+
+
+def owner_of(allocator: bfc.Allocator, ptr: int) -> str:
+    (found,) = [chunk.owner for chunk in allocator.snapshot().live_chunks() if chunk.ptr == ptr]
+    return found
+
+
+@both_policies
+def test_memory_has_the_owner_of_a_scope_that_was_entered_here(served, whole) -> None:
+    def owner_of_new() -> str:
+        ptr = whole.alloc(1000)
+        found = owner_of(served, ptr)
+        served.check()
+        whole.free(ptr)
+        return found
+
+    with bfc.owner("weights"):
+        kept = whole.alloc(1000)
+        with bfc.owner("inner"), served.tag("a tag"):
+            assert owner_of_new() == "inner"
+        assert owner_of_new() == "weights"
+        contextvars.ContextVar("another").set(1)
+        assert owner_of_new() == "weights"
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(owner_of_new()))
+        thread.start()
+        thread.join()
+        assert elsewhere == [""]
+        assert contextvars.copy_context().run(owner_of_new) == ""  # inherited
+    assert owner_of_new() == ""
+    assert served.stats().by_owner == {"weights": served.allocated_size(kept)}
+    whole.free(kept)
+    assert served.stats().by_owner == {}
+
+
+@both_policies
+def test_memory_of_one_asyncio_task_never_has_the_owner_of_another(served, whole) -> None:
+    async def work(name: str) -> set[str]:
+        found = set()
+        for _ in range(20):
+            with bfc.owner(name):
+                await asyncio.sleep(0)
+                ptr = whole.alloc(1000)
+                found.add(owner_of(served, ptr))
+                await asyncio.sleep(0)
+                whole.free(ptr)
+            ptr = whole.alloc(1000)
+            assert owner_of(served, ptr) == ""
+            whole.free(ptr)
+            await asyncio.sleep(0)
+        return found
+
+    async def main() -> list[set[str]]:
+        return await asyncio.gather(*(work(f"task {i}") for i in range(3)))
+
+    assert asyncio.run(main()) == [{"task 0"}, {"task 1"}, {"task 2"}]
+
+
+@both_policies
+def test_a_context_that_is_gone_leaves_no_owner(served, whole) -> None:
+    for _ in range(50):
+        contextvars.Context().run(bfc.owner("abandoned").__enter__)
+        ptr = contextvars.Context().run(whole.alloc, 1000)
+        assert owner_of(served, ptr) == ""
+        whole.free(ptr)
+        gc.collect()
 
 
 def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None:
