@@ -45,7 +45,12 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run_", metavar="RUN", type=Path, help="a memory snapshot of PyTorch, or an .npz trace")
+    add(
+        "run_",
+        metavar="RUN",
+        type=Path,
+        help="a memory snapshot of PyTorch, an .npz trace, or a log of RMM (.csv)",
+    )
     add(
         "--device",
         required=True,

@@ -44,7 +44,8 @@ def advise(
     Parameters
     ----------
     trace : Trace, str or os.PathLike
-        The run, or the file that holds it: a memory snapshot of PyTorch, or an `.npz` trace.
+        The run, or the file that holds it: a memory snapshot of PyTorch, an `.npz` trace, or a log
+        of RMM (`.csv`).
     device : int or str
         What the allocator may take, in bytes or as a text such as "34 GiB": without the CUDA
         context, NCCL and cuBLAS.
@@ -123,12 +124,12 @@ def advise(
 
 
 def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
-    """The trace in a file: an `.npz` archive, or a memory snapshot of PyTorch.
+    """The trace in a file: an `.npz` archive, a memory snapshot of PyTorch, or a log of RMM.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The file. What it holds is told from its first bytes.
+        The file. A log of RMM is told by its ending `.csv`, the others by their first bytes.
     device : int, optional
         The device; needed if a snapshot holds the history of several.
 
@@ -151,11 +152,12 @@ def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
             is_archive = file.read(2) == b"PK"
     except TraceError as error:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
-    if not is_archive:
+    is_log = os.fspath(path).lower().endswith(".csv")
+    if not is_archive and not is_log:
         return Trace.from_torch(path, device=device, frames=False)
     if device is not None:
         raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
-    return Trace.load(path)
+    return Trace.load(path) if is_archive else Trace.from_rmm_log(path)
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:

@@ -112,6 +112,17 @@ def test_a_wrong_call_is_one_line(capsys, arguments, said):
     assert said in err.splitlines()[-1]
 
 
+def test_a_log_of_rmm_is_a_run(tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    mib = 1 << 20
+    bfc.Trace([0, 0, 1], [0, 1, 0], [40 * mib, 2 * mib, 0]).log_csv(path, addresses=[1, 2, 0])
+    assert main(["advise", str(path), "--device", "64MiB", "--jobs", "1"]) == 0
+    assert "42.00 MiB live at most" in capsys.readouterr().out
+    path.write_bytes(b"no log\n")
+    assert main(["advise", str(path), "--device", "64MiB", "--jobs", "1"]) == 2
+    assert capsys.readouterr().err.startswith(f"bfc: {path}: ")
+
+
 def two_devices(path: Path) -> None:
     events = [
         {"action": action, "addr": 1 << 40, "size": 1000, "stream": 0}
