@@ -70,7 +70,7 @@ from bfc.suballocators import (
     SimulatedSubAllocator,
     SubAllocator,
 )
-from bfc.trace import Replay, Trace
+from bfc.trace import Replay, Timeline, Trace
 
 __version__ = "0.1.0"
 
@@ -114,6 +114,7 @@ __all__ = [
     "Stats",
     "SubAllocator",
     "SubAllocatorError",
+    "Timeline",
     "Trace",
     "TraceError",
     "advise",

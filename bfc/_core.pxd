@@ -127,6 +127,7 @@ cdef extern from "usage.hpp" namespace "bfc" nogil:
         void memory_came(int kind, int64_t size)
         void memory_went(int kind, int64_t size)
         Gauge read(int group, int kind)
+        int64_t active_bytes()
         void restart_peaks()
         void restart_totals()
         void restart_bytes_peak()
@@ -164,6 +165,31 @@ cdef extern from "history.hpp" namespace "bfc" nogil:
         void set_owner(int64_t allocation_id, uint32_t owner)
         size_t size()
         cbool copy(vector[HistoryRecord]& out)
+
+cdef extern from "timeline.hpp" namespace "bfc" nogil:
+    cdef struct TimelineRow:
+        uint64_t event
+        uint64_t live
+        uint64_t in_use
+        uint64_t reserved
+        uint64_t largest_free
+        uint64_t refused
+        uint64_t driver_calls
+
+    cdef cppclass Timeline:
+        TimelineRow most_live
+        TimelineRow least_live
+        TimelineRow most_used
+        TimelineRow least_used
+        uint64_t refused
+        uint64_t driver_calls
+        cbool begin(size_t events, size_t samples)
+        size_t end()
+        cbool is_fresh()
+        void note(const TimelineRow& now, uint64_t peak_in_use, uint64_t peak_reserved)
+        void note_high(const TimelineRow& now)
+        void note_low(const TimelineRow& now)
+        const vector[TimelineRow]& finish()
 
 cdef extern from "window.hpp" namespace "bfc" nogil:
     const uint32_t NO_PAGE "bfc::kNoPage"
@@ -260,6 +286,7 @@ cdef struct Events:                 # a trace, and where its replay writes
     Lane lane                       # where a policy has lanes: whose chunks, but for the stream
     cbool by_stream                 # which the trace names then
     const uint16_t* owner           # of each allocation, a number that the pool knows; NULL: none has one
+    Timeline* timeline              # what is written down of it over time; NULL: nothing is
 
 cdef enum:
     ALLOCATE = 0
@@ -342,7 +369,10 @@ cdef class Pool:
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                          cbool counts, cbool paged) noexcept nogil
+                          cbool counts, cbool paged, cbool watched) noexcept nogil
+    cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
+    cdef void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil
+    cdef uint64_t used_now(self) noexcept nogil
     cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil
     cdef ChunkHandle allocate_in_range(self, Lane* lane, uint64_t requested) noexcept nogil
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil

@@ -593,20 +593,42 @@ cdef class Pool:
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
         """
+        cdef cbool counts = self.usage != NULL and self.pages == NULL
+        if events.timeline != NULL:
+            return self.play_loop(events, start, end, tally, counts, self.pages != NULL, True)
         if self.pages != NULL:
-            return self.play_loop(events, start, end, tally, False, True)
+            return self.play_loop(events, start, end, tally, False, True, False)
         if self.usage == NULL:
-            return self.play_loop(events, start, end, tally, False, False)
-        return self.play_loop(events, start, end, tally, True, False)
+            return self.play_loop(events, start, end, tally, False, False, False)
+        return self.play_loop(events, start, end, tally, True, False, False)
+
+    cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
+        """What is true now, after an event."""
+        return TimelineRow(event, live, self.used_now(), self.counters.pool_bytes, self.largest_free(),
+                           timeline.refused, timeline.driver_calls)
+
+    cdef inline void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil:
+        """Adds an event to the timeline if it is an extreme so far: the end of a fall, where the next event allocates
+        (`rises`), or else of a rise. In between there is none."""
+        cdef uint64_t used = self.used_now()
+        if rises:
+            if live < timeline.least_live.live or used < timeline.least_used.in_use:
+                timeline.note_low(self.row_after(timeline, event, live))
+        elif live > timeline.most_live.live or used > timeline.most_used.in_use:
+            timeline.note_high(self.row_after(timeline, event, live))
+
+    cdef inline uint64_t used_now(self) noexcept nogil:
+        """The bytes of the chunks in use."""
+        return self.counters.bytes_in_use if self.usage == NULL else <uint64_t>self.usage.active_bytes()
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                                 cbool counts, cbool paged) noexcept nogil:
+                                 cbool counts, cbool paged, cbool watched) noexcept nogil:
+        """`watched`: whether a timeline is kept."""
         cdef cbool has_lanes = counts or paged
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
-        cdef uint64_t live = tally.live, peak = tally.peak_live, size
-        cdef uint64_t rounded, granularity = self.granularity
+        cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef uint32_t bin_set
         cdef Lane lane = events.lane
         cdef uint32_t lane_set = NO_LANE        # no lane comes or goes in this loop
@@ -615,6 +637,8 @@ cdef class Pool:
         while i < end:
             if self.chunk_count > FITS_THE_CACHE:
                 look_ahead(events, self.chunks, self.chunk_count, i)
+            if watched and i > start:
+                self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = events.size[i]
                 if size == 0 or (not has_lanes and self.timing != NULL):

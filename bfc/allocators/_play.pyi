@@ -43,3 +43,9 @@ class Run:
         """Runs every event; `progress(events done)` is called now and then. What is live at the end stays live; after
         an error nothing does.
         """
+
+    def keep_timeline(self, samples: int) -> None:
+        """Keeps figures over time, in about so many rows, while it plays."""
+
+    def timeline_rows(self) -> bytes:
+        """Those rows as bytes, each of seven 64-bit numbers."""

@@ -2,12 +2,14 @@
 
 import time
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ALLOCATE, DEALLOCATE, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally,
+    ALLOCATE, DEALLOCATE, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally, Timeline,
+    TimelineRow,
 )
 from bfc.buffers._owners cimport number_of_owner, owner_here
 from bfc.allocators._fences cimport some_wait
@@ -59,6 +61,8 @@ cdef class Run:
     cdef ChunkHandle[::1] handles           # by the trace's allocation number
     cdef uint64_t[::1] addresses            # by event
     cdef Tally tally
+    cdef Timeline timeline
+    cdef uint64_t calls_before
     cdef readonly Py_ssize_t failed
     cdef readonly double seconds
     cdef readonly uint64_t peak_bytes_in_use
@@ -84,7 +88,7 @@ cdef class Run:
             allocator.set_lane(&lane, 0)
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
-                                 lane, allocator.by_stream, NULL)
+                                 lane, allocator.by_stream, NULL, NULL)
         self.allocator = allocator
         self.set_owners(op.shape[0], owner, owners)
 
@@ -120,6 +124,19 @@ cdef class Run:
     def peak_bytes_live(self):
         return self.tally.peak_live
 
+    def keep_timeline(self, samples):
+        """Keeps figures over time, in about so many rows, while it plays."""
+        if self.allocator is None:
+            raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
+        if not self.timeline.begin(self.events.count, <size_t>samples):
+            raise out_of_host_memory()
+        self.events.timeline = &self.timeline
+
+    def timeline_rows(self):
+        """Those rows as bytes, each of seven 64-bit numbers."""
+        cdef const vector[TimelineRow]* rows = &self.timeline.finish()
+        return PyBytes_FromStringAndSize(<const char*>rows.data(), <Py_ssize_t>(rows.size() * sizeof(TimelineRow)))
+
     def play(self, progress=None):
         """Runs every event; `progress(events done)` is called now and then. What is live at the end stays live; after
         an error nothing does."""
@@ -128,6 +145,7 @@ cdef class Run:
         self.handles[:] = NO_CHUNK
         self.addresses[:] = 0           # touches the pages too, so that the loop is not charged for them
         cdef Counters before = self.allocator.start_peaks()
+        self.calls_before = self.allocator.source.driver_calls
         try:
             self.play_all(progress)
             self.hand_over()
@@ -166,7 +184,7 @@ cdef class Run:
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:
         """In batches, between which other threads get the lock."""
-        cdef size_t stop
+        cdef size_t stop, reached
         allocator.lock.wait_and_acquire()
         while start < end:
             stop = min(start + EVENTS_OF_A_BATCH, end)
@@ -174,17 +192,32 @@ cdef class Run:
                 allocator.lock.release()
                 with gil:
                     raise ClosedError(_CLOSED)
-            start = allocator.pool.play(&self.events, start, stop, &self.tally)
+            if self.events.timeline != NULL:
+                stop = min(stop, start + 1 if self.timeline.is_fresh() else self.timeline.end())
+            reached = allocator.pool.play(&self.events, start, stop, &self.tally)
+            if self.events.timeline != NULL and reached > start:
+                self.note_locked(reached - 1)
+            start = reached
             if start < stop:
                 allocator.lock.release()
                 with gil:
                     self.play_one(start)
                 start += 1
                 allocator.lock.wait_and_acquire()
+                if self.events.timeline != NULL:
+                    self.note_locked(start - 1)
             else:
                 allocator.lock.give_way()
         allocator.lock.release()
         return 0
+
+    cdef void note_locked(self, size_t event) noexcept nogil:
+        """Adds what is true after an event to the timeline. Needs the lock."""
+        self.timeline.refused = <uint64_t>self.failed
+        self.timeline.driver_calls = self.allocator.source.driver_calls - self.calls_before
+        cdef Counters totals = self.allocator.pool.totals()
+        self.timeline.note(self.allocator.pool.row_after(&self.timeline, event, self.tally.live),
+                           totals.peak_bytes_in_use, totals.peak_pool_bytes)
 
     cdef int play_one(self, size_t i) except -1:
         """An event that the pool could not serve alone. The lock is not held."""
@@ -232,6 +265,10 @@ cdef class Run:
         cdef size_t i = start
         while i < end:
             self.play_one(i)
+            if self.events.timeline != NULL:
+                self.allocator.acquire()
+                self.note_locked(i)
+                self.allocator.lock.release()
             i += 1
             if self.allocator.by_stream and self.plays_alone():
                 break

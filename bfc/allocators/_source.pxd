@@ -9,6 +9,13 @@ from bfc._core cimport Pool, Region
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.allocators._lock cimport Lock, Shown
 
+cdef extern from *:
+    """
+    // Threads count side by side, in calls of the sub-allocator: no lock is held there.
+    static inline void bfc_add_up(uint64_t* value, uint64_t more) { __atomic_fetch_add(value, more, __ATOMIC_RELAXED); }
+    """
+    void add_up "bfc_add_up"(uint64_t* value, uint64_t more) noexcept nogil
+
 cdef struct Call:
     unsigned long thread        # that is inside it
     uint64_t nbytes             # that are set aside for it
@@ -41,6 +48,7 @@ cdef class Source:
     cdef uint64_t set_aside             # bytes that the sub-allocator is asked for now, or has not taken back yet
     cdef Shown[uint64_t] changes        # counts regions that came or went
     cdef Shown[uint64_t] calls_ended    # counts calls to the sub-allocator
+    cdef uint64_t driver_calls          # what the sub-allocator was asked for so far; a map counts once for each page
     cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
     cdef vector[Call] calls             # to the sub-allocator, under way now
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed

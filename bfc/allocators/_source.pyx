@@ -117,12 +117,14 @@ cdef class Source:
                     with gil:
                         raise out_of_host_memory()
             elif asking.without_gil:
+                add_up(&self.driver_calls, 1)
                 asking.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
                 got = asking.fault == 0
                 if asking.fault == BFC_NO_ROOM:
                     asking.fault = 0
                 block.end = block.ptr + received if got else 0
             else:
+                add_up(&self.driver_calls, 1)
                 got = self.ask_in_python(nbytes, block)
         finally:
             self.end_call(listed, 0 if got else nbytes)
@@ -192,6 +194,7 @@ cdef class Source:
         cdef cbool listed
         if regions.empty():
             return 0
+        add_up(&self.driver_calls, regions.size())
         if not without_gil:
             return self.give_back_in_python(regions)
         listed = self.begin_call(total_size(regions), 0)

@@ -18,6 +18,7 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     usage.hpp         what PyTorch counts
     history.hpp       what PyTorch writes down
     columns.hpp       the rows of a snapshot
+    timeline.hpp      the figures of a replay over time
     past.hpp          which part of a history PyTorch's viewer can follow
     pickle.hpp        pickles, written without objects
     window.hpp        the slots of a range whose pages may have further addresses

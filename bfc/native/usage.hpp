@@ -141,6 +141,8 @@ public:
         return gauge;
     }
 
+    int64_t active_bytes() const { return level(kKinds, kBytes); }
+
     // The peak of the active bytes over a while: read it, restart, and put it back at the end.
     void restart_bytes_peak() {
         active_peak_[kKinds][kBytes] = level(kKinds, kBytes);

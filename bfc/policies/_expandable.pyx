@@ -255,6 +255,7 @@ cdef class ExpandableSegments(Sleeper):
         range.ptr = ~<uint64_t>0
         self.ranges.append(range)       # room, before there are addresses
         try:
+            self.add_calls(1)
             range.ptr = call_reserve(sub_allocator, range.nbytes)
         except BaseException:
             self.remove(range)
@@ -384,6 +385,7 @@ cdef class ExpandableSegments(Sleeper):
         cdef Page page
         while ptr < end:
             page = range.page_at(ptr)
+            self.add_calls(1)
             page.number = call_create(self.source.sub_allocator, page.nbytes)
             if page.number is None:
                 return False
@@ -399,12 +401,14 @@ cdef class ExpandableSegments(Sleeper):
             numbers.append(range.page_at(at).number)
             at += range.slot
         try:
+            self.add_calls(len(numbers))
             sub_allocator.map(ptr, numbers)
         except BaseException as error:
             self.mark_mapped(range, ptr, nbytes, getattr(error, "lost", ()))
             raise
         self.mark_mapped(range, ptr, nbytes, None)
         try:
+            self.add_calls(1)
             sub_allocator.set_access(ptr, nbytes)
         except BaseException:
             self.unmap_pages(range, ptr, nbytes, nbytes, None)
@@ -484,6 +488,7 @@ cdef class ExpandableSegments(Sleeper):
         cdef Page page
         while at < ptr + nbytes:
             try:
+                self.add_calls(1)
                 self.source.sub_allocator.unmap(at, step)
             except BaseException as error:
                 if faults is not None:
@@ -614,6 +619,7 @@ cdef class ExpandableSegments(Sleeper):
             return
         try:
             if not range.is_gone:
+                self.add_calls(1)
                 self.source.sub_allocator.unreserve(range.ptr, range.nbytes)
             self.remove(range)
         except BaseException as error:

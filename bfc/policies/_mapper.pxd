@@ -47,6 +47,7 @@ cdef class Mapper:
     cdef cbool are_some(self) noexcept nogil
     cdef void leave(self) noexcept
     cdef void close_late(self) noexcept
+    cdef void add_calls(self, uint64_t count) noexcept nogil
     cdef void note_change(self) noexcept nogil
     cdef size_t count_what_is_mapped(self) noexcept
     cdef void take_over(self) noexcept

@@ -15,7 +15,7 @@ from libcpp cimport bool as cbool
 from bfc.interpreter._signals cimport defer_handlers, resume_handlers
 from bfc._core cimport Pool
 from bfc.allocators._lock cimport Lock, acquire_lock
-from bfc.allocators._source cimport Source
+from bfc.allocators._source cimport Source, add_up
 from bfc.allocators._frees cimport report_unraisable
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
@@ -181,6 +181,10 @@ cdef class Mapper:
         if self.closing.first is not None:
             report_unraisable(self.closing.first, self.source.sub_allocator)
 
+    cdef void add_calls(self, uint64_t count) noexcept nogil:
+        """Counts calls of the sub-allocator that are about to be made; of `map`, one for each page."""
+        add_up(&self.source.driver_calls, count)
+
     cdef void note_change(self) noexcept nogil:
         self.changes += 1
         self.source.changes.add(1)
@@ -200,6 +204,7 @@ cdef class Mapper:
 
     cdef void release_page(self, Page page, Faults faults) noexcept:
         """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
+        self.add_calls(1)
         try:
             self.source.sub_allocator.release(page.number)
         except BaseException as error:

@@ -94,6 +94,7 @@ cdef class PageMapper(Sleeper):
         stretch.tail = NO_CHUNK
         self.stretches.append(stretch)      # room, before there are addresses
         try:
+            self.add_calls(1)
             stretch.ptr = call_reserve(self.source.sub_allocator, stretch.nbytes)
             self.take_in(stretch)
         except BaseException:
@@ -123,6 +124,7 @@ cdef class PageMapper(Sleeper):
     cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
         """Gives a reservation back: if that fails, then the next time that memory is given back."""
         try:
+            self.add_calls(1)
             self.source.sub_allocator.unreserve(ptr, nbytes)
         except BaseException as error:
             self.keep_stuck((), [], ptr, nbytes)
@@ -174,6 +176,7 @@ cdef class PageMapper(Sleeper):
         try:
             for page in pages:
                 page.nbytes = self.page_size
+                self.add_calls(1)
                 page.number = call_create(self.source.sub_allocator, self.page_size)
                 if page.number is None:
                     self.is_refused = True
@@ -292,10 +295,12 @@ cdef class PageMapper(Sleeper):
         cdef uint64_t nbytes = len(numbers) * self.page_size
         begun = time.perf_counter()
         try:
+            self.add_calls(len(numbers))
             sub_allocator.map(ptr, numbers)
             self.calls.maps += len(numbers)
             try:
                 self.calls.set_accesses += 1
+                self.add_calls(1)
                 sub_allocator.set_access(ptr, nbytes)
             except BaseException as error:
                 try:
@@ -484,6 +489,7 @@ cdef class PageMapper(Sleeper):
         self.lock.release()
         retired.pages = []
         if retired.nbytes:
+            self.add_calls(1)
             self.source.sub_allocator.unreserve(retired.ptr, retired.nbytes)
         return 0
 
@@ -491,6 +497,7 @@ cdef class PageMapper(Sleeper):
         begun = time.perf_counter()
         self.calls.unmaps += 1
         try:
+            self.add_calls(1)
             self.source.sub_allocator.unmap(ptr, nbytes)
         finally:
             self.calls.seconds += time.perf_counter() - begun
@@ -803,6 +810,7 @@ cdef class PageMapper(Sleeper):
             if window.page_at(slot) != NO_PAGE:
                 return False
         try:
+            self.add_calls(1)
             self.source.sub_allocator.unreserve(stretch.ptr, stretch.nbytes)
         except BaseException as error:
             faults.add(error)

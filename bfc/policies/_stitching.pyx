@@ -410,6 +410,7 @@ cdef class Stitching(PageMapper):
     cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1:
         cdef uint64_t nbytes = len(pages) * self.page_size
         cdef uint64_t ptr = call_reserve(self.source.sub_allocator, nbytes)
+        self.add_calls(1)
         try:
             self.put(ptr, self.numbers_of(pages))
             try:

@@ -478,6 +478,11 @@ def replay(world: World, trace: bfc.Trace) -> object:
     return trace.replay(world.allocator)
 
 
+@on(LEDGERS, before=a_trace)
+def replay_with_a_timeline(world: World, trace: bfc.Trace) -> object:
+    return trace.replay(world.allocator, samples=5)
+
+
 @on(PINNED)
 def use_pinned_blocks(world: World) -> object:
     allocator, ptr = world.allocator, world.ptrs[0]

@@ -1,0 +1,151 @@
+// The figures of a replay over time: of each interval the last event's, and those of the events where bytes are most and
+// least. A row holds what is true after one event.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace bfc {
+
+struct TimelineRow {
+    uint64_t event;
+    uint64_t live;              // asked for, and not freed
+    uint64_t in_use;            // in whole chunks
+    uint64_t reserved;
+    uint64_t largest_free;
+    uint64_t refused;           // so far, and so are the calls of the driver
+    uint64_t driver_calls;
+};
+
+class Timeline {
+public:
+    static constexpr size_t kCandidates = 7;    // of an interval
+    static constexpr size_t kUsualRows = 5;     // since mostly some of them are one event
+
+    // Of the interval that is under way. The loop of a replay compares with them where a rise or a fall ends.
+    TimelineRow most_live, least_live, most_used, least_used;
+    uint64_t refused = 0, driver_calls = 0;     // so far; they do not change in the loop
+
+    // False: the host is out of memory. Nothing later needs any.
+    bool begin(size_t events, size_t samples) noexcept {
+        events_ = events;
+        samples_ = std::max<size_t>(samples, 1);
+        intervals_ = events <= samples_ ? std::max<size_t>(events, 1) : std::max<size_t>(samples_ / kUsualRows, 1);
+        try {
+            rows_.resize(intervals_ * kCandidates);
+        } catch (...) {
+            return false;
+        }
+        return true;
+    }
+
+    // Where the interval that is under way ends. Its first event is to be played by itself.
+    size_t end() const noexcept {
+        return static_cast<size_t>(static_cast<unsigned __int128>(events_) * (interval_ + 1) / intervals_);
+    }
+    bool is_fresh() const noexcept { return fresh_; }
+
+    // After an event that was played by itself, and after the last one of a batch.
+    void note(const TimelineRow& now, uint64_t peak_in_use, uint64_t peak_reserved) noexcept {
+        if (fresh_) {
+            fresh_ = false;
+            most_live = least_live = most_used = least_used = most_reserved_ = least_reserved_ = now;
+        }
+        if (now.live > most_live.live) most_live = now;
+        if (now.live < least_live.live) least_live = now;
+        if (now.in_use > most_used.in_use) most_used = now;
+        if (now.in_use < least_used.in_use) least_used = now;
+        if (now.reserved > most_reserved_.reserved) most_reserved_ = now;
+        if (now.reserved < least_reserved_.reserved) least_reserved_ = now;
+        note_peaks(now, peak_in_use, peak_reserved);
+        if (now.event + 1 == end()) close(now);
+    }
+
+    // In the loop: after an event at which a rise ends, or a fall.
+    void note_high(const TimelineRow& now) noexcept {
+        if (now.live > most_live.live) most_live = now;
+        if (now.in_use > most_used.in_use) most_used = now;
+    }
+    void note_low(const TimelineRow& now) noexcept {
+        if (now.live < least_live.live) least_live = now;
+        if (now.in_use < least_used.in_use) least_used = now;
+    }
+
+    // The rows in the order of their events: at most as many as there are samples, or kCandidates if these are fewer.
+    const std::vector<TimelineRow>& finish() noexcept {
+        size_t together = 1;
+        while (together < interval_ && thinned(together, nullptr) > samples_) ++together;
+        rows_.resize(thinned(together, rows_.data()));
+        return rows_;
+    }
+
+private:
+    size_t events_ = 0, samples_ = 1, intervals_ = 1;
+    size_t interval_ = 0;           // that is under way
+    bool fresh_ = true;
+    uint64_t known_in_use_ = 0, known_reserved_ = 0;
+    TimelineRow most_reserved_, least_reserved_;
+    std::vector<TimelineRow> rows_;
+
+    // More may have been in use or reserved within an event, or before the first one, than after any.
+    void note_peaks(const TimelineRow& now, uint64_t in_use, uint64_t reserved) noexcept {
+        known_in_use_ = std::max(known_in_use_, most_used.in_use);
+        if (in_use > known_in_use_) {
+            most_used = now;
+            most_used.in_use = known_in_use_ = in_use;
+        }
+        known_reserved_ = std::max(known_reserved_, most_reserved_.reserved);
+        if (reserved > known_reserved_) {
+            most_reserved_ = now;
+            most_reserved_.reserved = known_reserved_ = reserved;
+        }
+    }
+
+    void close(const TimelineRow& last) noexcept {
+        const TimelineRow found[kCandidates] = {most_live,      least_live,      most_used, least_used,
+                                                most_reserved_, least_reserved_, last};
+        std::copy(found, found + kCandidates, rows_.begin() + interval_ * kCandidates);
+        ++interval_;
+        fresh_ = true;
+    }
+
+    // How many rows there are if so many intervals are taken together; puts them into `out`, which may be `rows_`.
+    size_t thinned(size_t together, TimelineRow* out) const noexcept {
+        size_t count = 0;
+        for (size_t i = 0; i < interval_; i += together) {
+            TimelineRow found[kCandidates];
+            choose(&rows_[i * kCandidates], &rows_[0] + std::min(i + together, interval_) * kCandidates, found);
+            const size_t kept = std::unique(found, found + kCandidates, same) - found;
+            if (out) std::copy(found, found + kept, out + count);
+            count += kept;
+        }
+        return count;
+    }
+
+    static void choose(const TimelineRow* first, const TimelineRow* end, TimelineRow* found) noexcept {
+        const auto live = [](const TimelineRow& a, const TimelineRow& b) { return a.live < b.live; };
+        const auto in_use = [](const TimelineRow& a, const TimelineRow& b) { return a.in_use < b.in_use; };
+        const auto reserved = [](const TimelineRow& a, const TimelineRow& b) { return a.reserved < b.reserved; };
+        found[0] = *std::max_element(first, end, live);
+        found[1] = *std::min_element(first, end, live);
+        found[2] = *std::max_element(first, end, in_use);
+        found[3] = *std::min_element(first, end, in_use);
+        found[4] = *std::max_element(first, end, reserved);
+        found[5] = *std::min_element(first, end, reserved);
+        found[6] = end[-1];
+        std::sort(found, found + kCandidates, before);
+    }
+
+    // What was true within an event stands before what was true after it.
+    static bool before(const TimelineRow& a, const TimelineRow& b) noexcept {
+        if (a.event != b.event) return a.event < b.event;
+        return a.in_use != b.in_use ? a.in_use > b.in_use : a.reserved > b.reserved;
+    }
+    static bool same(const TimelineRow& a, const TimelineRow& b) noexcept {
+        return a.event == b.event && a.in_use == b.in_use && a.reserved == b.reserved;
+    }
+};
+
+}  // namespace bfc
