@@ -629,9 +629,8 @@ cdef class Pool:
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
-        cdef uint32_t bin_set
         cdef Lane lane = events.lane
-        cdef uint32_t lane_set = NO_LANE        # no lane comes or goes in this loop
+        cdef uint32_t bin_set, lane_set = NO_LANE       # no lane comes or goes in this loop
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
