@@ -177,18 +177,14 @@ cdef extern from "timeline.hpp" namespace "bfc" nogil:
         uint64_t driver_calls
 
     cdef cppclass Timeline:
-        TimelineRow most_live
-        TimelineRow least_live
-        TimelineRow most_used
-        TimelineRow least_used
         uint64_t refused
         uint64_t driver_calls
         cbool begin(size_t events, size_t samples)
         size_t end()
         cbool is_fresh()
         void note(const TimelineRow& now, uint64_t peak_in_use, uint64_t peak_reserved)
-        void note_high(const TimelineRow& now)
-        void note_low(const TimelineRow& now)
+        cbool is_extreme(uint64_t live, uint64_t in_use, cbool rises)
+        void note_extreme(const TimelineRow& now, cbool rises)
         const vector[TimelineRow]& finish()
 
 cdef extern from "window.hpp" namespace "bfc" nogil:

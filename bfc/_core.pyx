@@ -593,9 +593,9 @@ cdef class Pool:
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
         """
-        cdef cbool counts = self.usage != NULL and self.pages == NULL
         if events.timeline != NULL:
-            return self.play_loop(events, start, end, tally, counts, self.pages != NULL, True)
+            return self.play_loop(events, start, end, tally, self.usage != NULL and self.pages == NULL,
+                                  self.pages != NULL, True)
         if self.pages != NULL:
             return self.play_loop(events, start, end, tally, False, True, False)
         if self.usage == NULL:
@@ -610,12 +610,8 @@ cdef class Pool:
     cdef inline void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil:
         """Adds an event to the timeline if it is an extreme so far: the end of a fall, where the next event allocates
         (`rises`), or else of a rise. In between there is none."""
-        cdef uint64_t used = self.used_now()
-        if rises:
-            if live < timeline.least_live.live or used < timeline.least_used.in_use:
-                timeline.note_low(self.row_after(timeline, event, live))
-        elif live > timeline.most_live.live or used > timeline.most_used.in_use:
-            timeline.note_high(self.row_after(timeline, event, live))
+        if timeline.is_extreme(live, self.used_now(), rises):
+            timeline.note_extreme(self.row_after(timeline, event, live), rises)
 
     cdef inline uint64_t used_now(self) noexcept nogil:
         """The bytes of the chunks in use."""

@@ -24,8 +24,6 @@ public:
     static constexpr size_t kCandidates = 7;    // of an interval
     static constexpr size_t kUsualRows = 5;     // since mostly some of them are one event
 
-    // Of the interval that is under way. The loop of a replay compares with them where a rise or a fall ends.
-    TimelineRow most_live, least_live, most_used, least_used;
     uint64_t refused = 0, driver_calls = 0;     // so far; they do not change in the loop
 
     // False: the host is out of memory. Nothing later needs any.
@@ -51,26 +49,29 @@ public:
     void note(const TimelineRow& now, uint64_t peak_in_use, uint64_t peak_reserved) noexcept {
         if (fresh_) {
             fresh_ = false;
-            most_live = least_live = most_used = least_used = most_reserved_ = least_reserved_ = now;
+            most_live_ = least_live_ = most_used_ = least_used_ = most_reserved_ = least_reserved_ = now;
         }
-        if (now.live > most_live.live) most_live = now;
-        if (now.live < least_live.live) least_live = now;
-        if (now.in_use > most_used.in_use) most_used = now;
-        if (now.in_use < least_used.in_use) least_used = now;
+        note_extreme(now, true);
+        note_extreme(now, false);
         if (now.reserved > most_reserved_.reserved) most_reserved_ = now;
         if (now.reserved < least_reserved_.reserved) least_reserved_ = now;
         note_peaks(now, peak_in_use, peak_reserved);
         if (now.event + 1 == end()) close(now);
     }
 
-    // In the loop: after an event at which a rise ends, or a fall.
-    void note_high(const TimelineRow& now) noexcept {
-        if (now.live > most_live.live) most_live = now;
-        if (now.in_use > most_used.in_use) most_used = now;
+    // Whether the next event, which allocates (`rises`) or frees, ends a fall or a rise that went farther than any.
+    bool is_extreme(uint64_t live, uint64_t in_use, bool rises) const noexcept {
+        if (rises) return live < least_live_.live || in_use < least_used_.in_use;
+        return live > most_live_.live || in_use > most_used_.in_use;
     }
-    void note_low(const TimelineRow& now) noexcept {
-        if (now.live < least_live.live) least_live = now;
-        if (now.in_use < least_used.in_use) least_used = now;
+    void note_extreme(const TimelineRow& now, bool rises) noexcept {
+        if (rises) {
+            if (now.live < least_live_.live) least_live_ = now;
+            if (now.in_use < least_used_.in_use) least_used_ = now;
+        } else {
+            if (now.live > most_live_.live) most_live_ = now;
+            if (now.in_use > most_used_.in_use) most_used_ = now;
+        }
     }
 
     // The rows in the order of their events: at most as many as there are samples, or kCandidates if these are fewer.
@@ -86,15 +87,16 @@ private:
     size_t interval_ = 0;           // that is under way
     bool fresh_ = true;
     uint64_t known_in_use_ = 0, known_reserved_ = 0;
-    TimelineRow most_reserved_, least_reserved_;
+    // Of the interval that is under way.
+    TimelineRow most_live_, least_live_, most_used_, least_used_, most_reserved_, least_reserved_;
     std::vector<TimelineRow> rows_;
 
     // More may have been in use or reserved within an event, or before the first one, than after any.
     void note_peaks(const TimelineRow& now, uint64_t in_use, uint64_t reserved) noexcept {
-        known_in_use_ = std::max(known_in_use_, most_used.in_use);
+        known_in_use_ = std::max(known_in_use_, most_used_.in_use);
         if (in_use > known_in_use_) {
-            most_used = now;
-            most_used.in_use = known_in_use_ = in_use;
+            most_used_ = now;
+            most_used_.in_use = known_in_use_ = in_use;
         }
         known_reserved_ = std::max(known_reserved_, most_reserved_.reserved);
         if (reserved > known_reserved_) {
@@ -104,7 +106,7 @@ private:
     }
 
     void close(const TimelineRow& last) noexcept {
-        const TimelineRow found[kCandidates] = {most_live,      least_live,      most_used, least_used,
+        const TimelineRow found[kCandidates] = {most_live_,      least_live_,      most_used_, least_used_,
                                                 most_reserved_, least_reserved_, last};
         std::copy(found, found + kCandidates, rows_.begin() + interval_ * kCandidates);
         ++interval_;
