@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from bfc.cli.replay import PICKLES, read_trace
+from bfc.pytorch.stripped import strip
 
 EPILOG = """\
 OUT has the events (allocations, frees, releases of what is cached: sizes and streams), the numbers
 that PyTorch recorded about segments, and the allocator's settings. It has no stack frames, no names
 of owners, no times, and no other text of IN. It replays to the same addresses as IN.
 
+If OUT ends in .pickle, and IN is a memory snapshot of PyTorch, OUT is one too, of all its devices,
+and PyTorch's memory viewer opens it.
+
 examples:
   bfc anonymise snapshot.pickle shared.npz
+  bfc anonymise snapshot.pickle shared.pickle
   bfc anonymise run.npz shared.npz
 """
 
@@ -34,7 +39,7 @@ def add_to(subparsers: Any) -> None:
         help=f"an .npz trace, a memory snapshot of PyTorch ({', '.join(PICKLES)}) or a log of RMM "
         "(.csv)",
     )
-    add("target", metavar="OUT", type=Path, help="the .npz file to write")
+    add("target", metavar="OUT", type=Path, help="the file to write: .npz, or .pickle")
     add(
         "--snapshot-device",
         type=int,
@@ -46,15 +51,25 @@ def add_to(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> bool:
     """Writes OUT, and says what is in it."""
+    source: Path = arguments.source
     target: Path = arguments.target
-    if target.suffix.lower() != ".npz":
-        raise ValueError(f"{target}: OUT is a trace, whose name ends in .npz")
-    if arguments.snapshot_device is not None and arguments.source.suffix.lower() not in PICKLES:
+    is_snapshot, device = source.suffix.lower() in PICKLES, arguments.snapshot_device
+    becomes_snapshot = target.suffix.lower() in PICKLES
+    if device is not None and (not is_snapshot or becomes_snapshot):
         raise ValueError(
-            f"--snapshot-device {arguments.snapshot_device}: it is an option for memory snapshots "
-            f"of PyTorch ({', '.join(PICKLES)}), and IN is none"
+            f"--snapshot-device {device}: it is an option for a memory snapshot of PyTorch "
+            f"({', '.join(PICKLES)}) that becomes a trace (.npz)"
         )
-    trace = read_trace(arguments.source, arguments.snapshot_device, frames=False).anonymised()
-    trace.save(target)
-    print(f"{target}: {len(trace)} events, without frames, names and times")
+    if becomes_snapshot and is_snapshot:
+        count = strip(source, target)
+    elif target.suffix.lower() == ".npz":
+        trace = read_trace(source, device, frames=False).anonymised()
+        trace.save(target)
+        count = len(trace)
+    else:
+        raise ValueError(
+            f"{target}: OUT ends in .npz, or like IN, if that is a memory snapshot of PyTorch "
+            f"({', '.join(PICKLES)})"
+        )
+    print(f"{target}: {count} events, without frames, names and times")
     return True

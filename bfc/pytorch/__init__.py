@@ -17,4 +17,5 @@ Nothing here knows an allocator of ours. In order:
     layout.py              requests that lay out what was live before a recording begins
     releases.py            which segments went because the cache was emptied
     reader.py              what PyTorch recorded, as a trace
+    stripped.py            a snapshot without what names somebody
 """

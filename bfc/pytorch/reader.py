@@ -69,7 +69,7 @@ def read(
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
     try:
         data = _content(source)
-        content, parts = loads(data), _Parts(len(data))
+        content, parts = loads(data), Parts(len(data))
         del data
         stacks = Stacks(content) if frames else None
         recording = _recording(content, device, parts, stacks)
@@ -111,7 +111,7 @@ class _Recording:
         return f"device_traces[{self.device}]"
 
 
-class _Parts:
+class Parts:
     """Limits how many entries, segments and blocks are read, counting shared ones each time."""
 
     def __init__(self, file_bytes: int) -> None:
@@ -128,9 +128,7 @@ class _Parts:
             )
 
 
-def _recording(
-    content: Any, device: int | None, parts: _Parts, stacks: Stacks | None
-) -> _Recording:
+def _recording(content: Any, device: int | None, parts: Parts, stacks: Stacks | None) -> _Recording:
     if isinstance(content, list):  # what memory_snapshot() returns: the segments alone
         content = {"segments": content}
     if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
@@ -185,7 +183,7 @@ def _device_of(segment: dict[str, Any], where: str) -> int:
 
 
 def _segments(
-    segments: Sequence[Any], device: int, parts: _Parts, stacks: Stacks | None
+    segments: Sequence[Any], device: int, parts: Parts, stacks: Stacks | None
 ) -> tuple[list[Span], dict[int, Block]]:
     """The segments of a device by address, and what is live in them."""
     spans: list[Span] = []

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from bfc.pytorch.stripped import is_number, public_settings
 from bfc.pytorch.words import SEGMENT_ACTIONS
 
-#: The settings that stay: the text that PyTorch was given, and the numbers of these keys.
-CONF = "PYTORCH_CUDA_ALLOC_CONF"
-NUMBERS = (
-    "max_split_size",
-    "garbage_collection_threshold",
-    "expandable_segments",
-    "release_lock_on_cudamalloc",
-    "graph_capture_record_stream_reuse",
-    "max_round_threshold",
-    "max_cached_size",
-    "pinned_num_register_threads",
-    "pinned_use_cuda_host_register",
-)
-DIVISIONS = "roundup_power2_divisions"
 #: The facts of a recording that are numbers, those that are lists of numbers, and lists of lists.
 COUNTS = (
     "device",
@@ -41,7 +28,7 @@ def public_meta(meta: Any) -> dict[str, Any] | None:
     torch = meta.get("torch") if isinstance(meta, dict) else None
     if not isinstance(torch, dict):
         return None
-    kept: dict[str, Any] = {name: torch[name] for name in COUNTS if _is_number(torch.get(name))}
+    kept: dict[str, Any] = {name: torch[name] for name in COUNTS if is_number(torch.get(name))}
     kept |= {name: torch[name] for name in LISTS if _are_numbers(torch.get(name))}
     for name in TABLES:
         rows = torch.get(name)
@@ -50,16 +37,12 @@ def public_meta(meta: Any) -> dict[str, Any] | None:
     events = torch.get("segment_events")
     if isinstance(events, list) and all(map(_is_about_a_segment, events)):
         kept["segment_events"] = events
-    kept["settings"] = _settings(torch.get("settings"))
+    kept["settings"] = public_settings(torch.get("settings"))
     return {"source": "PyTorch memory snapshot, anonymised", "torch": kept}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(map(_is_number, values))
+    return isinstance(values, list) and all(map(is_number, values))
 
 
 def _is_about_a_segment(row: Any) -> bool:
@@ -70,20 +53,3 @@ def _is_about_a_segment(row: Any) -> bool:
         and row[0] in SEGMENT_ACTIONS
         and _are_numbers(row[1:])
     )
-
-
-def _settings(settings: Any) -> dict[str, Any]:
-    if not isinstance(settings, dict):
-        return {}
-    kept: dict[str, Any] = {
-        name: settings[name] for name in NUMBERS if _is_number(settings.get(name))
-    }
-    if isinstance(settings.get(CONF), str):
-        kept[CONF] = settings[CONF]
-    table = settings.get(DIVISIONS)
-    if isinstance(table, dict):
-        known = {str(1 << power) for power in range(16)}
-        kept[DIVISIONS] = {
-            name: value for name, value in table.items() if name in known and _is_number(value)
-        }
-    return kept

@@ -116,8 +116,11 @@ def test_a_trace_of_another_kind_keeps_no_meta():
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["in.npz", "out.pickle"], "whose name ends in .npz"),
-        (["in.npz", "out.npz", "--snapshot-device", "0"], "an option for memory snapshots"),
+        (["in.npz", "out.pickle"], "OUT ends in .npz, or like IN"),
+        (["in.npz", "out.csv"], "OUT ends in .npz, or like IN"),
+        (["in.npz", "out.npz", "--snapshot-device", "0"], "an option for a memory snapshot"),
+        (["bad.pickle", "out.pickle", "--snapshot-device", "0"], "an option for a memory"),
+        (["bad.pickle", "out.pickle"], "bad.pickle: byte 2: it names os.system"),
         (["none.npz", "out.npz"], "No such file"),
         (["bad.pickle", "out.npz"], "bad.pickle: "),
     ],
@@ -143,3 +146,67 @@ def test_a_device_is_chosen(tmp_path: Path, capsys):
     command = ["anonymise", str(tmp_path / "two.pickle"), str(out), "--snapshot-device", "0"]
     assert main(command) == 0
     assert len(bfc.Trace.load(out)) > 0
+
+
+def test_a_snapshot_may_stay_one(tmp_path: Path):
+    """Its trace is the same, releases included, though the frames that named them are gone."""
+    source, target = make(tmp_path, "pickle"), tmp_path / "out.pickle"
+    assert main(["anonymise", str(source), str(target)]) == 0
+    content = target.read_bytes()
+    assert [secret for secret in SECRETS if secret.encode() in content] == []
+    assert set(pickle.loads(content)) == {
+        "segments",
+        "device_traces",
+        "allocator_settings",
+        "external_annotations",
+    }
+    before, after = load(source), load(target)
+    for name in ("op", "id", "size", "stream"):
+        assert getattr(after, name).tolist() == getattr(before, name).tolist()
+    assert (after.time_us, after.owner) == (None, None)
+    assert {frame.filename for frame in after.frames} <= {"bfc"}  # what says it was a release
+    for name in ("addresses", "segments", "segment_events", "releases_unsure", "repairs"):
+        assert after.meta["torch"][name] == before.meta["torch"][name]
+
+
+def test_what_frames_said_of_releases_is_kept(tmp_path: Path):
+    path, out = tmp_path / "own.pickle", tmp_path / "out.pickle"
+    pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+    pool.record_history(context="all")
+    live = pool.allocate_raw(1000)
+    for _ in range(3):
+        pool.deallocate_raw(pool.allocate_raw(40 << 20))
+        pool.allocate_raw(100 << 10)
+        pool.empty_cache()
+        pool.deallocate_raw(pool.allocate_raw(30 << 20))
+        pool.deallocate_raw(pool.allocate_raw(45 << 20))  # which tries again
+    pool.deallocate_raw(live)
+    pool.dump(path)
+    assert main(["anonymise", str(path), str(out)]) == 0
+    before, after = load(path), load(out)
+    assert (before.op == 2).sum() == 3
+    assert after.op.tolist() == before.op.tolist()
+    assert after.meta["torch"]["releases_unsure"] == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"segments": 5},
+        {"segments": [5]},
+        {"device_traces": [5]},
+        {"device_traces": [[5]]},
+        {"segments": [{"blocks": 7}]},
+        {"device_traces": [[{}] * 100_000]},
+        "alice",
+    ],
+)
+def test_an_odd_snapshot_is_stripped_or_refused(tmp_path: Path, capsys, content: Any):
+    path, out = tmp_path / "odd.pickle", tmp_path / "out.pickle"
+    path.write_bytes(pickle.dumps(content, 4))
+    code = main(["anonymise", str(path), str(out)])
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) in ((0, 0), (2, 1))
+    assert out.exists() == (code == 0)
+    assert code == 2 or content == []
