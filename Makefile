@@ -74,6 +74,7 @@ bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside our
 	$(BIN)/python -m bench.calls
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.timelines
+	$(BIN)/python -m bench.owners
 	$(BIN)/python -m bench.opencl
 	$(BIN)/python -m bench.copies
 	$(BIN)/python -m bench.memory
