@@ -756,6 +756,8 @@ class Trace:
 
         At a release the loop stops and calls `allocator.release_free_regions()`.
 
+        Allocations have the owners of the trace. One without belongs to the owner around this call.
+
         Other threads may use the allocator: their calls and the replay take turns, and a turn of
         the replay is some thousand events. What they allocate counts in the peaks of chunks and
         regions. These peaks of `allocator.stats()` restart with the replay; afterwards they are the
@@ -776,7 +778,8 @@ class Trace:
         # The trace's ordinals are not handles, and nothing is queued anywhere: stream 0 will do.
         are_handles = getattr(allocator.sub_allocator, "streams_are_handles", False)
         stream = np.zeros_like(self.stream) if are_handles else self.stream
-        run = Run(allocator, self.op, self._numbers, self.size, stream, handles, addresses)
+        columns = self.op, self._numbers, self.size, stream, handles, addresses
+        run = Run(allocator, *columns, self.owner if self.owners else None, self.owners)
         if samples is not None:
             run.keep_timeline(min(samples, len(self)))
         run.play(progress)

@@ -640,6 +640,21 @@ def test_a_replay_has_the_owner_of_its_scope(allocator: Any) -> None:
     assert set(owned(allocator)) == {""}
 
 
+def test_a_replay_has_the_owners_of_its_trace(allocator: Any) -> None:
+    events = [0, 0, 1, 0], [1, 2, 1, 3], [1000, 2 * MIB, 0, 5 * MIB]
+    trace = bfc.Trace(*events, owner=[1, 1, 0, 0], owners=["", "recorded"])
+    trace.replay(allocator)
+    found = owned(allocator)
+    assert found.keys() == {"", "recorded"}
+    assert found["recorded"] >= 2 * MIB
+    with bfc.owner("around"):
+        trace.replay(allocator)
+    both = owned(allocator)
+    assert both.keys() == {"", "recorded", "around"}
+    assert both[""] == found[""]
+    assert both["around"] >= 5 * MIB
+
+
 def test_a_replay_takes_owners_from_a_column(allocator: Any) -> None:
     op, number = np.array([0, 0, 1, 0, 0], np.uint8), np.array([0, 1, 0, 2, 3], np.uint32)
     size = np.array([MIB, 2 * MIB, 0, 4 * MIB, 8 * MIB], np.uint64)
