@@ -66,6 +66,9 @@ class owner:
     def __enter__(self) -> owner: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
-def _set_ranges(
+def set_ranges(
     begin: Callable[[str], object] | None, end: Callable[[object], object] | None
-) -> None: ...
+) -> None:
+    """From now on `begin(name)` is called where an `owner` is entered, and `end` with its answer where it is left.
+    None and None: nothing is called.
+    """

@@ -166,7 +166,7 @@ cdef uint32_t owner_without_gil() noexcept nogil:
     return open_scopes.owner_in(thread.context) if thread != NULL and thread.context != NULL else NO_OWNER
 
 
-def _set_ranges(begin, end):
+def set_ranges(begin, end):
     """From now on `begin(name)` is called where an `owner` is entered, and `end` with its answer where it is left.
     None and None: nothing is called."""
     global _ranges

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bfc.buffers._owners import _set_ranges
+from bfc.buffers._owners import set_ranges
 from bfc.integrations._shared import client
 
 
@@ -35,9 +35,9 @@ def enable(domain: str = "bfc") -> None:
     def begin(name: str) -> object:
         return nvtx.start_range(name, domain=domain)
 
-    _set_ranges(begin, nvtx.end_range)
+    set_ranges(begin, nvtx.end_range)
 
 
 def disable() -> None:
     """Mark no more scopes. Ranges that have begun still end."""
-    _set_ranges(None, None)
+    set_ranges(None, None)

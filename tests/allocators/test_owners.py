@@ -22,7 +22,7 @@ import pytest
 
 import bfc
 from bfc.allocators._play import Run
-from bfc.buffers._owners import _set_ranges
+from bfc.buffers._owners import set_ranges
 from bfc.integrations import nvtx
 
 MIB = 1 << 20
@@ -811,7 +811,7 @@ def test_a_range_that_fails_leaves_no_owner(allocator: Any) -> None:
     def fail(_name: str) -> None:
         raise ZeroDivisionError
 
-    _set_ranges(fail, None)
+    set_ranges(fail, None)
     try:
         with pytest.raises(ZeroDivisionError):
             bfc.owner("broken").__enter__()
