@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import bfc
 from bfc.files import replacing
 from bfc.pytorch.settings import CachingSettings
+from bfc.pytorch.stripped import strip
 from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 
 MIB = 1 << 20
@@ -480,6 +481,13 @@ def test_upstreams_viewer_takes_what_is_dumped(viewer, tmp_path: Path, seed: int
     recorder = a_run(seed, 200)
     as_snapshot(recorder.snapshot(150)).dump(tmp_path / "memory.pickle")
     assert_viewable(viewer, (tmp_path / "memory.pickle").read_bytes())
+
+
+@pytest.mark.peers
+def test_upstreams_viewer_takes_what_is_anonymised(viewer, tmp_path: Path):
+    as_snapshot(a_run(1, 200).snapshot(150)).dump(tmp_path / "memory.pickle")
+    strip(tmp_path / "memory.pickle", tmp_path / "shared.pickle")
+    assert_viewable(viewer, (tmp_path / "shared.pickle").read_bytes())
 
 
 @pytest.mark.peers
