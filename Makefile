@@ -80,6 +80,7 @@ bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside our
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.stitching
 	$(BIN)/python -m bench.stitch_cost
+	$(BIN)/python -m bench.torch_pickles
 
 bench-gpu: $(VENV)/clients $(VENV)/built ## measure on a GPU: a cache hit through each library, beside that library's own pool, and the calls that map memory
 	$(BIN)/python -m bench.integrations
