@@ -70,7 +70,7 @@ from bfc.suballocators import (
     SimulatedSubAllocator,
     SubAllocator,
 )
-from bfc.trace import Replay, Timeline, Trace
+from bfc.trace import Occupancy, Replay, Timeline, Trace
 
 __version__ = "0.1.0"
 
@@ -100,6 +100,7 @@ __all__ = [
     "Leak",
     "Leaks",
     "MemPool",
+    "Occupancy",
     "OpenCLSubAllocator",
     "OutOfMemoryError",
     "PinnedAllocator",

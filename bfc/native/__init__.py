@@ -19,6 +19,7 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     history.hpp       what PyTorch writes down
     columns.hpp       the rows of a snapshot
     timeline.hpp      the figures of a replay over time
+    cells.hpp         which addresses a trace used when
     past.hpp          which part of a history PyTorch's viewer can follow
     pickle.hpp        pickles, written without objects
     window.hpp        the slots of a range whose pages may have further addresses

@@ -71,3 +71,26 @@ class Timeline:
 
     def __len__(self) -> int:
         return len(self.event)
+
+
+@dataclass(frozen=True, eq=False)
+class Occupancy:
+    """Which addresses were in use when: a map, events to the right and addresses upward.
+
+    Attributes
+    ----------
+    cells : numpy.ndarray of float32, shape (columns, rows)
+        The part of a cell's bytes that was in use, on the average of its events: from 0 to 1.
+    ends : numpy.ndarray of uint64, shape (columns,)
+        The number of events before the end of each column.
+    ranges : tuple of (int, int)
+        The address and the bytes of each range that the rows cover, in rising order. They are laid
+        end to end, without the addresses in between, which were never used.
+    cell_bytes : int
+        The bytes of a row. The last row may cover fewer.
+    """
+
+    cells: NDArray[np.float32]
+    ends: NDArray[np.uint64]
+    ranges: tuple[tuple[int, int], ...]
+    cell_bytes: int

@@ -15,9 +15,10 @@ from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
 from bfc.trace import rmm_log
+from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
-from bfc.trace.timeline import Timeline
+from bfc.trace.timeline import Occupancy, Timeline
 
 if TYPE_CHECKING:
     import numpy as np
@@ -792,6 +793,60 @@ class Trace:
             run.peak_bytes_reserved,
             None if samples is None else Timeline._of_rows(run.timeline_rows()),
         )
+
+    def occupancy(self, addresses: ArrayLike, *, columns: int = 1200, rows: int = 512) -> Occupancy:
+        """Which addresses were in use when, as a map in cells.
+
+        Parameters
+        ----------
+        addresses : array_like of int
+            Where each allocation was placed, one number for each event: `Replay.addresses`, or a
+            recording's `meta["torch"]["addresses"]`. What is 0 is left out.
+        columns : int, optional
+            How many equal intervals of events; with fewer events, one for each.
+        rows : int, optional
+            How many equal pieces of the addresses that were used, in whole steps of 2 MiB.
+
+        Returns
+        -------
+        Occupancy
+            The map. What counts as in use is what the trace asked for.
+
+        Raises
+        ------
+        TraceError
+            If there is not one address for each event, or one is not a number below 2**64.
+        ValueError
+            If `columns` or `rows` is below 1.
+
+        Notes
+        -----
+        Cost: O(events + columns * rows), about the time of a replay for 50,000 events and more.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace(op=[0, 0, 1, 1], id=[0, 1, 0, 1], size=[1 << 20] * 2 + [0] * 2)
+        >>> result = trace.replay(bfc.BFCAllocator(bfc.SimulatedSubAllocator("2 MiB")))
+        >>> trace.occupancy(result.addresses, columns=4, rows=2).cells.T.tolist()
+        [[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]]
+        """
+        import numpy as np
+
+        if operator.index(columns) < 1 or operator.index(rows) < 1:
+            raise ValueError(f"columns and rows are counts from 1 on, not {columns} and {rows}")
+        placed = _column("addresses", addresses, np.uint64)
+        if len(placed) != len(self):
+            raise TraceError(f"{len(placed)} addresses for {len(self)} events: one each is needed")
+        count = min(columns, len(self))
+        ends = (
+            np.arange(1, count + 1, dtype=np.uint64) * np.uint64(len(self)) // np.uint64(count or 1)
+        )
+        cells = np.empty((count, rows), np.float32)
+        places = np.empty((self._number_count, 2), np.uint64)
+        arrays = self.op, self._numbers, self.size, placed, places, ends, cells
+        ranges, cell_bytes = fill_cells(*arrays)
+        return Occupancy(cells, ends, tuple(ranges), cell_bytes)
 
 
 def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:

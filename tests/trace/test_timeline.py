@@ -221,3 +221,23 @@ def test_a_timeline_is_a_value() -> None:
     assert all(np.array_equal(getattr(again, name), getattr(timeline, name)) for name in NAMES)
     with pytest.raises(dataclasses.FrozenInstanceError):
         timeline.live = timeline.in_use
+
+
+@pytest.mark.parametrize("options", ["", "expandable_segments:True", "max_split_size_mb:21"])
+def test_the_history_of_a_living_allocator_gives_the_same(tmp_path, options: str) -> None:
+    """The row of its last event is the allocator's own figures, and so are the peaks."""
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), settings=options) as living:
+        living.record_history(context=None)
+        recorded = churned(8, 800, 9 * MIB)
+        recorded.replay(living)
+        living.dump(tmp_path / "run.pickle")
+        stats = living.stats()
+    run = bfc.Trace.from_torch(tmp_path / "run.pickle")
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), settings=options) as again:
+        timeline = run.replay(again, samples=100).timeline
+    assert timeline.in_use[-1] == stats.bytes_in_use
+    assert timeline.in_use.max() == stats.peak_bytes_in_use
+    assert timeline.reserved[-1] == stats.pool_bytes
+    assert timeline.reserved.max() == stats.peak_pool_bytes
+    assert timeline.largest_free[-1] == stats.largest_free_block_bytes
+    assert timeline.live.max() <= timeline.in_use.max()
