@@ -20,7 +20,7 @@ def test_long_histories_are_timed_with_and_without(monkeypatch, capsys):
     *_heading, one, two = capsys.readouterr().out.splitlines()
     assert [one.split()[:2], two.split()[:2]] == [["long", "bfc"], ["long", "caching"]]
     assert all(line.count("%") == 2 for line in (one, two))
-    assert one.split()[-1] == str(len(TRACE))
+    assert one.split()[-3] == str(len(TRACE))
 
 
 def test_more_is_of_the_least():
