@@ -239,9 +239,11 @@ class Search:
         self.improve(self._pairs(best))
         for _ in range(CLIMBS):
             before = self.order(self.ranked()[0])
-            self.improve(self._one_more())
+            self.improve(self._one_more(self.ranked()[0]))
             if self.order(self.ranked()[0]) == before:
                 break
+        self.stage("fewer calls of the driver")
+        self._fewer_calls()
         if grid:
             self.stage("the full grid")
             self.narrow(self.add(grid), self.coarse)
@@ -282,9 +284,28 @@ class Search:
                 made.append(caching({key: value, other: another}))
         return [point for point in made if point is not None]
 
-    def _one_more(self) -> list[Point]:
-        """The best settings so far, with one key changed, added or left out."""
-        now = values_of(self.ranked()[0].point)
+    def _fewer_calls(self) -> None:
+        """Changes one key of what would be chosen, as long as that saves calls of the driver and
+        still fits on a size within NEAR."""
+        for _ in range(CLIMBS):
+            chosen = choose(self.ranked(), self.device, self.coarse)
+            if chosen is None:
+                return
+            near = int(self.bound(DEFAULT) * NEAR) // GRAIN * GRAIN
+            listed = [it for it in self._one_more(chosen) if it not in self.candidates]
+            outcomes = self.replays.run([(point, near) for point in listed])
+            fitting = [point for point, it in zip(listed, outcomes, strict=True) if it.completes]
+            made = self.add(fitting)
+            self.try_sizes([(candidate, near) for candidate in made])
+            fewest = chosen.outcome.driver_calls
+            self.narrow((it for it in made if it.outcome.driver_calls < fewest), self.coarse)
+            if choose(self.ranked(), self.device, self.coarse) is chosen:
+                return
+
+    @staticmethod
+    def _one_more(candidate: Candidate) -> list[Point]:
+        """A candidate's settings with one key changed, added or left out."""
+        now = values_of(candidate.point)
         made = [
             caching(now | {key: value})
             for key, values in VALUES.items()
