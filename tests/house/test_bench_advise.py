@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 import bfc
@@ -38,24 +36,23 @@ def test_a_trace_has_a_line_for_each_search(capsys):
 def test_the_ratio_is_of_the_choice_over_the_smallest_of_the_grid():
     result = advise.measure(TRACE, passes=1)
     best = result.quick.rows[result.quick.best]
-    assert result.ratio <= advise.NEAR
-    grid = dataclasses.replace(
-        result.grid,
-        rows=tuple(
-            dataclasses.replace(row, smallest_device=best.smallest_device // 2)
-            if row.fits and row.smallest_device is not None
-            else row
-            for row in result.grid.rows
-        ),
-    )
-    worse = dataclasses.replace(result, grid=grid)
-    assert worse.ratio == pytest.approx(2.0)
+    assert result.grid[1] in ("", "max_split_size_mb:512", "nothing fits")
+    assert result.ratio == best.smallest_device / result.grid[0]
     assert (len(result.cpu), len(result.wall)) == (1, 1)
+
+
+def test_the_smallest_of_the_grid_is_where_the_next_step_down_is_refused():
+    point = bfc.study.points.Point("caching", "max_split_size_mb:512")
+    live = advise.replay(TRACE, point, 1 << 50).peak_live
+    (size, settings), replays = advise.whole_grid(TRACE, 2 * live, live)
+    assert settings == point.settings
+    assert replays > 3
+    assert advise.replay(TRACE, point, size).completes
+    assert not advise.replay(TRACE, point, size - advise.GRAIN).completes
 
 
 def test_what_fits_nowhere_is_no_choice():
     trace = bfc.Trace([0, 0], [0, 1], [64 * MIB, 64 * MIB])
-    advice = bfc.advise(trace, "100 MiB", jobs=1)
-    assert advise.row_of(advice) is None
-    assert advise.smallest(advice) is None
-    assert advise.cells(advice, None) == ("nothing fits", "-", "-")
+    nowhere = bfc.advise(trace, "100 MiB", jobs=1)
+    assert advise.row_of(nowhere) is None
+    assert advise.cells(nowhere, None) == ("-", "-")
