@@ -70,6 +70,7 @@ cdef class Scope:
             item[0] = _entries.set((*_entries.get(), entry))
         except BaseException:
             self.entered.remove(item)
+            entry.owner = None      # CPython 3.11 may have set the variable all the same
             if item[2] is not None:
                 self.stop_owning(item)
             raise
@@ -77,14 +78,19 @@ cdef class Scope:
         self.owner.must_look = True
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, kind=None, error=None, traceback=None):     # *exc_info would need memory for a tuple
         cdef Entry entry
-        for item in reversed(self.entered or ()):
+        cdef list item
+        cdef Py_ssize_t i
+        for i in range(len(self.entered) - 1 if self.entered is not None else -1, -1, -1):
+            item = self.entered[i]
             try:
                 _entries.reset(item[0])
             except ValueError:
                 continue    # another thread, or another task, has entered it too
-            self.entered.remove(item)
+            except MemoryError:
+                pass        # it stays among the values, and counts for left
+            del self.entered[i]
             entry = item[1]
             entry.owner = None
             self.stop_owning(item)

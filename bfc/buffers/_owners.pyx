@@ -123,7 +123,11 @@ cdef Entered enter(uint32_t number, object only):
     scope.only = only
     scope.outer = innermost()
     entered.scope = scope
-    entered.token = PyContextVar_Set(_scope, scope)
+    try:
+        entered.token = PyContextVar_Set(_scope, scope)
+    except BaseException:
+        scope.stop()    # it may be the value all the same: CPython 3.11 sets it, and then has no memory for the token
+        raise
     owners_used = True
     if only is None:
         try:
@@ -140,6 +144,8 @@ cdef bint leave(Entered entered) except -1:
         PyContextVar_Reset(_scope, entered.token)
     except ValueError:
         return False
+    except MemoryError:
+        entered.scope.stop()    # it stays the value, and what is around it counts
     entered.scope.close()
     return True
 
@@ -277,11 +283,13 @@ cdef class owner:
         item[0] = entered
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, kind=None, error=None, traceback=None):     # *exc_info would need memory for a tuple
         cdef list item
-        for item in reversed(self.entered):
+        cdef Py_ssize_t i
+        for i in range(len(self.entered) - 1, -1, -1):
+            item = self.entered[i]
             if item[0] is not None and leave(item[0]):
-                self.entered.remove(item)
+                del self.entered[i]
                 if item[1] is not None:
                     item[1](item[2])
                 return

@@ -100,6 +100,15 @@ class World:
         else:
             self.kept.append(found)
 
+    def owner_here(self) -> str:
+        """Whose memory is that is allocated now."""
+        if self.pinned:
+            return ""
+        ptr = self.allocator.allocate_raw(300)
+        found = {leak.ptr: leak.owner for leak in self.allocator.leaks()}
+        self.allocator.deallocate_raw(ptr)
+        return found[ptr]
+
     def free_all(self) -> None:
         """As a program would that gave all up: nothing is in use then, and nothing is taken."""
         self.kept.clear()
@@ -118,6 +127,8 @@ class World:
     def faults(self) -> Iterator[str]:
         if not self.allocator.closed:
             self.allocator.check()
+            if owner := self.owner_here():
+                yield f"the scope of {owner!r} is still open"
             self.free_all()
             self.allocator.check()
             if self.in_use():
@@ -269,6 +280,44 @@ def allocate_many(world: World) -> object:
 @on(LEDGERS)
 def allocate_many_on_a_stream(world: World) -> object:
     return world.allocator.allocate_many(np.array([1000, 3 * MIB, 500]), stream=5)
+
+
+OF_OWNERS = [*LEDGERS, stitching_host_world]
+
+
+@on(OF_OWNERS)
+def allocate_for_an_owner(world: World) -> object:
+    with bfc.owner("an owner"), bfc.owner("another"):
+        return world.allocator.allocate_raw(1000)
+
+
+@on(OF_OWNERS)
+def allocate_many_for_an_owner(world: World) -> object:
+    with bfc.owner("an owner"):
+        return world.allocator.allocate_many([1000, 0, 24 * MIB, 3 * MIB, 500])
+
+
+@on([*EXPANDABLE, *STITCHING])
+def allocate_in_a_tag(world: World) -> object:
+    with world.allocator.tag("a tag"):
+        return world.allocator.allocate(1000)
+
+
+@on(OF_OWNERS)
+def say_whose_memory_it_is(world: World) -> object:
+    with bfc.owner("an owner"):
+        kept = world.allocator.allocate(1000)
+    assert sum(world.allocator.stats().by_owner.values()) == world.in_use()
+    assert "an owner" in str(world.allocator.leaks())
+    return kept
+
+
+@on(OF_OWNERS)
+def tell_tracemalloc(world: World) -> object:
+    world.allocator.set_tracemalloc_domain(7)
+    kept = world.allocator.allocate(1000)
+    world.allocator.allocate(3 * MIB).free()
+    return kept
 
 
 @on(POOLS)
