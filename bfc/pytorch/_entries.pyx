@@ -57,6 +57,8 @@ cdef class Columns:
     """
 
     def __init__(self, regions, history):
+        if regions is None or history is None:
+            raise TypeError("columns are made of regions and a history")
         self.regions, self.history = regions, history
         self.region_rows = <const RegionRow*>PyBytes_AS_STRING(<bytes?>regions.regions)
         self.chunk_rows = <const ChunkRow*>PyBytes_AS_STRING(<bytes?>regions.chunks)

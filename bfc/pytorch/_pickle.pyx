@@ -3,6 +3,7 @@
 
 import struct
 
+cimport cython
 from cpython.dict cimport PyDict_SetItem
 from cpython.list cimport PyList_GET_SIZE, PyList_GetSlice
 from cpython.ref cimport PyObject
@@ -18,6 +19,7 @@ cdef extern from "Python.h":
 cdef object _FLOAT = struct.Struct(">d")
 
 
+@cython.auto_pickle(False)      # it would read `bytes_` as a text, also where it is NULL
 cdef class Machine:
     """The stack, the marks and the memo of a pickle that is being read.
 
