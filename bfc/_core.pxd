@@ -230,6 +230,12 @@ cdef enum:
 
 cdef extern from *:
     """
+    static const uint64_t BFC_IN_REGIONS = uint64_t{1} << 63;
+    """
+    const uint64_t IN_REGIONS "BFC_IN_REGIONS"  # in a lane's thread: what lies in regions where others map pages
+
+cdef extern from *:
+    """
     static const uint64_t BFC_UNLIMITED = ~uint64_t{0};
     static const uint64_t BFC_TOO_LARGE = uint64_t{1} << 60;
     """
@@ -343,6 +349,7 @@ cdef class Pool:
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil
     cdef void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil
+    cdef void note_free(self, Chunk* chunk) noexcept nogil
 
     cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     uint64_t freed_before, cbool indexed) noexcept nogil
@@ -356,7 +363,8 @@ cdef class Pool:
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
     cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool paged, cbool is_plain) noexcept nogil
     cdef void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil
+    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool paged) noexcept nogil
+    cdef void give_to_window(self, BinSet* owner, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
@@ -374,7 +382,6 @@ cdef class Pool:
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
-    cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil
@@ -389,7 +396,6 @@ cdef class Pool:
     cdef uint64_t largest_free(self) noexcept nogil
     cdef void restart_peaks(self) noexcept nogil
     cdef Counters totals(self) noexcept nogil
-    cdef uint64_t bookkeeping_bytes(self) noexcept nogil
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef cbool check_is_due(self) noexcept nogil

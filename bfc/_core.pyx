@@ -254,6 +254,12 @@ cdef class Pool:
         if self.history != NULL:
             self.history.set_owner(self.chunks[handle].allocation_id, owner)
 
+    cdef void note_free(self, Chunk* chunk) noexcept nogil:
+        """Adds to the history that a chunk has become free."""
+        if chunk.state & STATE != WAITING:
+            self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
+        self.note(HISTORY_FREE_COMPLETED, chunk, chunk.requested_size)
+
     # -- allocate and free --------------------------------------------------------------------------------------------
 
     cdef inline ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
@@ -418,7 +424,7 @@ cdef class Pool:
         if was_waiting:
             self.counters.bytes_waiting -= chunk.size
         if counts:
-            self.count_and_free(owner, handle, was_waiting)
+            self.count_and_free(owner, handle, was_waiting, paged)
             return True
         self.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
@@ -436,13 +442,20 @@ cdef class Pool:
         cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
         handle = self.try_to_coalesce(owner.bins, handle, True)
         self.insert_free_chunk_into_bin(owner.bins, handle)
+        self.give_to_window(owner, handle, ptr, size)
+
+    cdef inline void give_to_window(self, BinSet* owner, ChunkHandle handle, uint64_t ptr,
+                                    uint64_t size) noexcept nogil:
+        """Notes in a range that these bytes, now a part of a free chunk, have become free."""
         if owner.window.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
                 and owner.kind == SMALL:
             self.small_page_is_free(self.pages, handle)
 
-    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting) noexcept nogil:
+    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+                                    cbool paged) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
+        cdef uint64_t ptr = chunk.ptr
         cdef uint64_t size = chunk.size
         cdef uint64_t requested = chunk.requested_size
         cdef ChunkHandle right = chunk.next, left = chunk.prev
@@ -450,9 +463,7 @@ cdef class Pool:
         if not was_waiting and size >= owner.oversize:
             self.usage.oversize_allocations.lower(1)
         if self.history != NULL:
-            if not was_waiting:
-                self.note(HISTORY_FREE_REQUESTED, chunk, requested)
-            self.note(HISTORY_FREE_COMPLETED, chunk, requested)
+            self.note_free(chunk)
         chunk.allocation_id = -1
         chunk.state = FREE
         if right != NO_CHUNK and self.chunks[right].state == FREE:
@@ -472,6 +483,8 @@ cdef class Pool:
         is_piece &= owner.counts_pieces
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting,
                              owner.counts_pieces)
+        if paged and owner.window != NULL:
+            self.give_to_window(owner, handle, ptr, size)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
@@ -487,14 +500,6 @@ cdef class Pool:
             totals.bytes_in_use = <uint64_t>gauge.current
             totals.peak_bytes_in_use = <uint64_t>gauge.peak
         return totals
-
-    cdef uint64_t bookkeeping_bytes(self) noexcept nogil:
-        """The host memory that it keeps: records ever used, the table of starts, the bins."""
-        cdef uint64_t total = self.chunk_count * sizeof(Chunk) + self.starts.bytes()
-        cdef BinSet bin_set
-        for bin_set in self.bin_sets:
-            total += bin_set.bins.bytes() + (bin_set.window.bytes() if bin_set.window != NULL else 0)
-        return total
 
     cdef void stop_using(self, ChunkHandle handle) noexcept nogil:
         """Marks a chunk as freed by its owner while another stream may still use it: it has no address any more, but it
@@ -536,7 +541,10 @@ cdef class Pool:
         cdef ChunkHandle handle = NO_CHUNK
         cdef uint32_t bin_set = self.find_lane(lane)
         if bin_set != NO_LANE:
-            handle = self.allocate_chunk(bin_set + is_large(rounded), rounded, requested, lane.stream, 0, True)
+            bin_set += is_large(rounded)
+            handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
+            if handle == NO_CHUNK and self.pages != NULL:
+                handle = self.find_elsewhere(self.pages, bin_set, rounded, requested, lane.stream, True)
         if handle >= NO_HOST_MEMORY:
             self.clock = clock      # the caller searches again, and that search counts
             return NO_CHUNK
@@ -567,16 +575,6 @@ cdef class Pool:
         """Frees a chunk in use, unless other streams use it, too. False, and then nothing has changed."""
         return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
 
-    cdef ChunkHandle chunk_around(self, uint64_t ptr) noexcept nogil:
-        """The chunk, free or not, that `ptr` lies in, or NO_CHUNK: a walk along its region, for messages."""
-        cdef cmap[uint64_t, Region].iterator found = self.regions.upper_bound(ptr)
-        if found == self.regions.end() or ptr < deref(found).second.ptr:
-            return NO_CHUNK
-        cdef ChunkHandle handle = deref(found).second.first
-        while ptr >= self.chunks[handle].ptr + self.chunks[handle].size:
-            handle = self.chunks[handle].next
-        return handle
-
     cdef uint64_t largest_free(self) noexcept nogil:
         cdef uint64_t largest = 0
         cdef BinSet bin_set
@@ -594,13 +592,14 @@ cdef class Pool:
         granularity.
         """
         if events.timeline != NULL:
-            return self.play_loop(events, start, end, tally, self.usage != NULL and self.pages == NULL,
-                                  self.pages != NULL, True)
+            return self.play_loop(events, start, end, tally, self.usage != NULL, self.pages != NULL, True)
+        if self.pages != NULL and self.usage != NULL:
+            return self.play_loop(events, start, end, tally, True, True, False)
         if self.pages != NULL:
             return self.play_loop(events, start, end, tally, False, True, False)
-        if self.usage == NULL:
-            return self.play_loop(events, start, end, tally, False, False, False)
-        return self.play_loop(events, start, end, tally, True, False, False)
+        if self.usage != NULL:
+            return self.play_loop(events, start, end, tally, True, False, False)
+        return self.play_loop(events, start, end, tally, False, False, False)
 
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
         """What is true now, after an event."""

@@ -20,6 +20,7 @@ cdef struct Request:
     cbool blocked               # by bytes that are set aside for another thread's call
     cbool has_waited            # for other streams
     cbool shared                # whether it is for a stream whose work runs in any order
+    cbool contiguous            # whether it must be one physical allocation, and not pages mapped end to end
     cbool refused               # by the policy, for its size alone: nothing is tried
     Lane lane                   # whose free chunks it may take, where a policy keeps them apart
     uint64_t tag                # which it belongs to; 0: none
@@ -89,8 +90,9 @@ cdef class Allocator(Tagged):
     cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, bint contiguous,
                                 Placement* placed) except -1
+    cdef int check_contiguous(self, Request* request) except -1
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int take_back(self, Placement* placed) except -1

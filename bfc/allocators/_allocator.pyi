@@ -143,6 +143,7 @@ class Allocator(Tagged):
         stream: StreamLike | None = None,
         *,
         alignment: SupportsIndex | None = None,
+        contiguous: bool = False,
     ) -> Buffer:
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 

@@ -27,7 +27,7 @@ from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
-from bfc.allocators._tags cimport Tagged
+from bfc.allocators._tags cimport TAG_POOLS, Tagged
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
 from bfc.report.refusal import out_of_memory
@@ -267,13 +267,13 @@ cdef class Allocator(Tagged):
             stream = current_stream()
         if (freed_before is not None or not small_int(nbytes, &size) or not (stream is None or small_int(stream, &on))
                 or not self.place_at_once(size, on, &placed)):
-            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, &placed)
+            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, False, &placed)
         cdef PyObject* address = PyLong_FromUnsignedLongLong(placed.ptr)
         if address == NULL:
             self.take_back(&placed)
         return owned(address)
 
-    def allocate(self, nbytes, stream=None, *, alignment=None):
+    def allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False):
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
         Parameters
@@ -285,6 +285,10 @@ cdef class Allocator(Tagged):
             `bfc.use_stream`, is the allocator's own stream.
         alignment : int, optional
             As in `allocate_raw`.
+        contiguous : bool, optional
+            The memory must be one physical allocation of the device, and not pages that are mapped end to
+            end: for a library that registers or shares memory by its physical allocation. It then comes
+            from a region, which `release_free_regions` gives back once it is free.
 
         Returns
         -------
@@ -299,7 +303,8 @@ cdef class Allocator(Tagged):
             If an argument has the wrong type.
         ValueError
             If `nbytes` is malformed, negative or above 2**63 - 1, or if `alignment` is not a power of
-            two or is too large.
+            two or is too large; with `contiguous`, if the allocator joins regions that lie end to end,
+            or inside `tag`, whose memory is mapped.
         SubAllocatorError
             If the device failed, with something other than "out of memory".
         ClosedError
@@ -328,8 +333,8 @@ cdef class Allocator(Tagged):
             stream = current_stream()
         if stream is not None:
             on = self.stream_of(stream)
-        if not self.place_at_once(size, on, &placed):
-            self.allocate_placement(size, on, stream, None, &placed)
+        if contiguous or not self.place_at_once(size, on, &placed):
+            self.allocate_placement(size, on, stream, None, contiguous, &placed)
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
@@ -363,7 +368,7 @@ cdef class Allocator(Tagged):
         PyErr_Clear()
         raise self.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
 
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before,
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, bint contiguous,
                                 Placement* placed) except -1:
         cdef bint unordered = self.by_stream and size and self.is_unordered(on)
         cdef Request request
@@ -377,6 +382,9 @@ cdef class Allocator(Tagged):
             request.tag = self.tag_here()
             if request.tag:
                 self.check_tag(&request)
+        if contiguous:
+            request.contiguous = True
+            self.check_contiguous(&request)
         cdef uint64_t seen = self.frees.get()
         cdef uint64_t changes = self.source.changes.get()
         self.try_allocate(&request, placed)
@@ -398,6 +406,16 @@ cdef class Allocator(Tagged):
         self.lock.release()
         if not is_known:
             raise out_of_host_memory()
+        return 0
+
+    cdef int check_contiguous(self, Request* request) except -1:
+        """Refuses a request that must be one physical allocation where that cannot be told."""
+        if request.tag:
+            raise ValueError(f"memory of tag {self.tag_of_pool(TAG_POOLS, request.tag)!r} is mapped, so that it can "
+                             f"sleep, and is not one physical allocation: allocate contiguous memory outside of the tag")
+        if self.source.joins_regions:
+            raise ValueError(f"this allocator joins the regions of {self.sub_allocator!r} that lie end to end, so a "
+                             f"chunk may lie in two: with virtual_memory=True, or as a CachingAllocator, it joins none")
         return 0
 
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:
@@ -690,7 +708,7 @@ cdef class Allocator(Tagged):
                 if self.hits_are_plain(on):
                     done = self.allocate_hits(wanted, addresses, done, on, owner)
                 if done < wanted.size():
-                    self.allocate_placement(wanted[done], on, stream, None, &placed)
+                    self.allocate_placement(wanted[done], on, stream, None, False, &placed)
                     addresses[done] = placed.ptr
                     done += 1
             if BFC_DEBUG >= 2 and self.pool.check_is_due():

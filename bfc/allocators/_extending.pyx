@@ -3,23 +3,25 @@
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport FREE, NO_CHUNK, BinSet, Chunk, ChunkHandle, Pool
+from bfc._core cimport FREE, HISTORY_ALLOC, NO_CHUNK, BinSet, Chunk, ChunkHandle, Pool
 
 
 cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil:
     """The free bytes right behind a chunk, unless a stream may still use them (TensorFlow's behaviour, 2.9)."""
     cdef ChunkHandle right = pool.chunks[handle].next
-    if right == NO_CHUNK or pool.chunks[right].state != FREE or pool.chunks[right].freed_at_count > 0:
+    if right == NO_CHUNK or pool.chunks[right].state != FREE:
+        return 0
+    if pool.timing != NULL and pool.chunks[right].freed_at_count > 0:
         return 0
     return pool.chunks[right].size
 
 
 cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_t requested) noexcept nogil:
     """Makes a chunk in use as large as `rounded`, with what is free behind it. False: that is too little, or the host
-    is out of memory, and nothing has changed. Not for a pool with PyTorch's counts."""
+    is out of memory, and nothing has changed."""
     cdef Chunk* chunk = &pool.chunks[handle]
     cdef BinSet* owner = &pool.bin_sets[chunk.bin_set]
-    cdef uint64_t before = chunk.size
+    cdef uint64_t before = chunk.size, merged
     cdef ChunkHandle right = chunk.next
     if rounded > chunk.size:
         if rounded - chunk.size > bytes_behind(pool, handle) or not pool.reserve(owner.bins):
@@ -27,13 +29,36 @@ cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_
         chunk = &pool.chunks[handle]    # the records may have moved
         pool.unlist_free_chunk(owner, right)
         pool.join(handle, right)
+        merged = chunk.size
         split_off(pool, owner, handle, rounded)
-        pool.counters.bytes_in_use += chunk.size - before
         pool.owned.grew(chunk, chunk.size - before)
-        pool.counters.peak_bytes_in_use = max(pool.counters.peak_bytes_in_use, pool.counters.bytes_in_use)
+        if pool.usage == NULL:
+            pool.counters.bytes_in_use += chunk.size - before
+            pool.counters.peak_bytes_in_use = max(pool.counters.peak_bytes_in_use, pool.counters.bytes_in_use)
+        else:
+            count_growth(pool, owner, chunk, before, merged, requested)
         pool.counters.largest_alloc_size = max(pool.counters.largest_alloc_size, chunk.size)
+    elif pool.usage != NULL:
+        count_growth(pool, owner, chunk, before, before, requested)
     chunk.requested_size = requested
     return True
+
+
+cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, uint64_t merged,
+                       uint64_t requested) noexcept nogil:
+    """In PyTorch's counts and history, the chunk was freed, merged with what was free behind it, and handed out again.
+    """
+    cdef ChunkHandle behind = chunk.next if merged == chunk.size else pool.chunks[chunk.next].next
+    cdef cbool is_piece = owner.counts_pieces and (chunk.prev != NO_CHUNK or behind != NO_CHUNK)
+    cdef int neighbours = merged > before
+    pool.usage.came_back(owner.kind, before, chunk.requested_size, neighbours, merged, is_piece, False,
+                         owner.counts_pieces)
+    if is_piece and merged == chunk.size:
+        pool.usage.piece_used_up(owner.kind)
+    pool.usage.handed_out(owner.kind, chunk.size, requested, merged - chunk.size, is_piece, owner.counts_pieces)
+    if pool.history != NULL:
+        pool.note_free(chunk)
+        pool.note(HISTORY_ALLOC, chunk, requested)
 
 
 cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size) noexcept nogil:

@@ -62,10 +62,10 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
     if found != NULL:
         return found
     if pool.pages != NULL:
-        return fault_in_windows(pool)
-    if pool.usage != NULL:
-        return fault_in_usage(pool)
-    return NULL
+        found = fault_in_windows(pool)
+    if found == NULL and pool.usage != NULL:
+        found = fault_in_usage(pool)
+    return found
 
 
 cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached) noexcept nogil:
@@ -211,6 +211,7 @@ cdef const char* fault_in_windows(Pool pool) noexcept nogil:
 
 cdef const char* fault_in_usage(Pool pool) noexcept nogil:
     cdef Recount recount
+    cdef int64_t reserved = 0
     cdef int kind
     for kind in range(BOTH_KINDS):
         recount = recount_usage(pool, <uint32_t>kind)
@@ -221,9 +222,12 @@ cdef const char* fault_in_usage(Pool pool) noexcept nogil:
         if (recount.pieces != pool.usage.read(PIECES, kind).current
                 or recount.piece_bytes != pool.usage.read(PIECE_BYTES, kind).current):
             return b"I11: what PyTorch's counts say is split off and free differs from a recount"
-        if recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
+        reserved += recount.reserved
+        if pool.pages == NULL and recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
             return b"I11: what PyTorch's counts say is reserved differs from a recount"
-    return NULL
+    # a page counts where it was made, and may be used for the other kind
+    return unless(reserved == pool.usage.read(RESERVED_BYTES, BOTH_KINDS).current,
+                  b"I11: what PyTorch's counts say is reserved differs from a recount of both kinds")
 
 
 cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
@@ -232,7 +236,7 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
     cdef Chunk chunk
     for i in range(pool.chunk_count):
         chunk = pool.chunks[i]
-        if chunk.state in (DELETED, UNMAPPED) or pool.bin_sets[chunk.bin_set].kind != kind:
+        if chunk.state in (DELETED, UNMAPPED, ABSENT) or pool.bin_sets[chunk.bin_set].kind != kind:
             continue
         recount.reserved += chunk.size if has_memory(pool, <ChunkHandle>i) else 0
         if chunk.state != FREE and chunk.state != LEAVING:

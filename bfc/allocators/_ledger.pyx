@@ -2,9 +2,12 @@
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
+from cython.operator cimport dereference as deref
+from libcpp.map cimport map as cmap
 
 from bfc._core cimport (
-    HISTORY_SNAPSHOT, IN_USE, NO_CHUNK, STATE, UNMAPPED, WAITING, Chunk, Counters, Lane, Pool,
+    HISTORY_SNAPSHOT, IN_USE, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, Lane, Pool,
+    Region,
 )
 from bfc.buffers._arguments cimport address_from, stream_from
 from bfc.buffers._owners cimport name_of_owner, owner_names
@@ -45,6 +48,27 @@ cdef object bytes_by_name(uint64_t in_use, vector[uint64_t]& owned):
         found.append(("", left))
     found.sort(key=_by_falling_bytes)
     return _snapshot.OwnerBytes(found)
+
+
+cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil:
+    """The bytes of host memory that a pool keeps: records ever used, the table of starts, the bins. Needs the lock."""
+    cdef uint64_t total = pool.chunk_count * sizeof(Chunk) + pool.starts.bytes()
+    cdef BinSet bin_set
+    for bin_set in pool.bin_sets:
+        total += bin_set.bins.bytes() + (bin_set.window.bytes() if bin_set.window != NULL else 0)
+    return total
+
+
+cdef ChunkHandle chunk_around(Pool pool, uint64_t ptr) noexcept nogil:
+    """The chunk, free or not, that `ptr` lies in, or NO_CHUNK: a walk along its region, for messages. Needs the lock.
+    """
+    cdef cmap[uint64_t, Region].iterator found = pool.regions.upper_bound(ptr)
+    if found == pool.regions.end() or ptr < deref(found).second.ptr:
+        return NO_CHUNK
+    cdef ChunkHandle handle = deref(found).second.first
+    while ptr >= pool.chunks[handle].ptr + pool.chunks[handle].size:
+        handle = pool.chunks[handle].next
+    return handle
 
 
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
@@ -291,7 +315,7 @@ cdef class Ledger(Owner):
     def bookkeeping_bytes(self):
         """The host memory that the allocator's records take, in bytes."""
         self.acquire()
-        cdef uint64_t total = self.pool.bookkeeping_bytes()
+        cdef uint64_t total = count_bookkeeping(self.pool)
         self.lock.release()
         return total
 
@@ -472,7 +496,7 @@ cdef class Ledger(Owner):
     cdef int raise_invalid_pointer(self, uint64_t address) except -1:
         cdef Chunk chunk
         self.acquire()
-        cdef ChunkHandle handle = self.pool.chunk_around(address)
+        cdef ChunkHandle handle = chunk_around(self.pool, address)
         if handle != NO_CHUNK:
             chunk = self.pool.chunks[handle]
         self.lock.release()

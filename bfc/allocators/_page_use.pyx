@@ -9,7 +9,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_USE, MINIMUM_SIZE, NO_CHUNK, NO_PAGE, STATE, WAITING, BinSet, Chunk, ChunkHandle, Region, Window, round_up,
+    IN_USE, MINIMUM_SIZE, NO_CHUNK, NO_PAGE, STATE, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region, Window,
+    round_up,
 )
 from bfc.allocators._pages cimport Pages, Run, View
 
@@ -59,12 +60,21 @@ cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil:
             handle = chunk.next
         postincrement(it)
     use.page_size = pages.page_size
-    use.pages = pages.pool.counters.pool_bytes // pages.page_size     # those that sleep have no memory
+    use.pages = count_awake(pages.pool) // pages.page_size
     use.in_use = use.sparse = 0
     for nbytes in used:
         use.in_use += nbytes > 0
         use.sparse += 0 < nbytes and nbytes * SPARSE < pages.page_size
     return True
+
+
+cdef uint64_t count_awake(Pool pool) noexcept nogil:
+    """The bytes of the pages that have memory: those that sleep have none."""
+    cdef uint64_t nbytes = 0
+    cdef BinSet owner
+    for owner in pool.bin_sets:
+        nbytes += owner.mapped_bytes if owner.is_range and not owner.asleep else 0
+    return nbytes
 
 
 cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexcept nogil:

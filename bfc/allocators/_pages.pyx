@@ -298,7 +298,7 @@ cdef class Pages:
         view.last_used = self.uses
         view.state = LIVE
         return self.pool.hand_out(&self.pool.bin_sets[view.set], view.chunk, self.pool.chunks[view.chunk].size,
-                                  requested, stream, indexed, False, True)
+                                  requested, stream, indexed, self.pool.usage != NULL, True)
 
     cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
@@ -374,7 +374,12 @@ cdef class Pages:
         self.pool.unindex_chunk(handle)
         if chunk.state & STATE == WAITING:
             self.pool.counters.bytes_waiting -= chunk.size
-        self.pool.counters.bytes_in_use -= chunk.size
+        if self.pool.usage != NULL:
+            self.pool.count_removed(&self.pool.bin_sets[chunk.bin_set], chunk, False)
+            if self.pool.history != NULL:
+                self.pool.note_free(chunk)
+        else:
+            self.pool.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = ABSENT
         view.state = KEPT

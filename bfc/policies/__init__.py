@@ -5,6 +5,7 @@ _recorder.pyx          what PyTorch's policy counts and writes down
 _observers.pyx         functions that it calls before memory is asked for or refused
 _deferred.pyx          frees in a scope with `strict`, whose fences are asked for after the scope
 _private_pools.pyx     who uses its private pools, and what is diverted into them
+_pool_uses.pyx         references to them, and the scopes that divert into them
 _releasing.pyx         which regions it gives back
 _mapper.pyx            who calls a sub-allocator to map memory, one thread at a time
 stash.py               what sleeping memory held
@@ -14,6 +15,7 @@ _emptying.pyx          what goes back where it has such segments
 _page_mapper.pyx       pages that may have several addresses: made, mapped, given back
 _stitching.pyx         pages that lie apart, mapped end to end for one request
 _sleeping_pages.pyx    such pages that sleep
+_paged.pyx             what both policies do where memory is mapped page by page
 _bfc.pyx               TensorFlow's best fit with coalescing
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy

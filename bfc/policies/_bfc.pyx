@@ -8,75 +8,37 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
+    IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
 )
-from bfc.buffers._arguments cimport address_from, count_from
-from bfc.buffers._buffer cimport HOST_STREAM, Buffer
+from bfc.buffers._arguments cimport count_from
+from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._timestamps cimport merge_timestamped
-from bfc.allocators._extending cimport extend_chunk
-from bfc.allocators._invariants cimport fault_in_pages
 from bfc.allocators._source cimport total_size
-from bfc.allocators._tags cimport TAG_POOLS, no_mapping
+from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._growth cimport Growth, backpedal
 from bfc.policies._private_pools cimport this_thread
-from bfc.policies._mapper cimport Faults, raise_faults
-from bfc.policies._sleep cimport put_tags_to_sleep, wake_tags
-from bfc.policies._stitching cimport Wanted
-from bfc.policies._sleeping_pages cimport SleepingPages
+from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, page_size_for
 
-from bfc.errors import ClosedError, InvariantError, out_of_host_memory
-from bfc.units import format_bytes, parse_bytes
-
-cdef extern from "debug.h":
-    const int BFC_DEBUG
+from bfc.units import format_bytes
 
 cdef enum:
     FIRST_REGION = 2 << 20              # where regions grow
     DEFAULT_SLACK_CAP = 128 << 20       # a chunk with more left over is always split
-    SMALLEST_PAGE = 2 << 20
-    LARGEST_PAGE = 32 << 20
-    PAGES_WANTED = 8192                 # of a device, or fewer: more cost more calls, and save little
 
 
 cdef int check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict) except -1:
     """Refuses arguments that do not go together."""
-    if not isinstance(virtual_memory, bool):
-        raise TypeError(f"virtual_memory is True or False, not {virtual_memory!r}")
+    check_mapping_wanted(sub_allocator, "virtual_memory", virtual_memory, strict, "TensorFlow")
     if not 0 <= headroom < math.inf:
         raise ValueError(f"headroom is a fraction from 0 on, such as 0.05, not {headroom}")
-    if not virtual_memory:
-        if page_size is not None or headroom:
-            raise ValueError("page_size and headroom are for virtual_memory=True")
-        return 0
-    if strict:
-        raise ValueError("strict places as TensorFlow does, which maps no memory: leave strict or virtual_memory out")
-    possible = getattr(sub_allocator, "supports_virtual_memory", True)
-    if not possible:
-        raise ValueError(f"virtual_memory needs a source that maps memory: {possible}")
+    if not virtual_memory and (page_size is not None or headroom):
+        raise ValueError("page_size and headroom are for virtual_memory=True")
     return 0
 
 
-cdef uint64_t page_size_for(uint64_t limit, page_size, sub_allocator) except 0:
-    """The bytes of a page: what the user wants, or what suits the limit."""
-    cdef uint64_t granularity = sub_allocator.mapping_granularity, nbytes = SMALLEST_PAGE
-    if page_size is not None:
-        nbytes = parse_bytes(page_size)
-        if nbytes == 0 or nbytes & (nbytes - 1) or nbytes % granularity:
-            raise ValueError(f"page_size is a power of two and a multiple of {format_bytes(granularity)}, the "
-                             f"granularity of {sub_allocator!r}, not {page_size!r}")
-    else:
-        while nbytes < limit // PAGES_WANTED and nbytes < LARGEST_PAGE:
-            nbytes *= 2
-        while nbytes < granularity:
-            nbytes *= 2
-    if nbytes > limit:
-        raise ValueError(f"memory_limit is {format_bytes(limit)}, less than a page of {format_bytes(nbytes)}")
-    return nbytes
-
-
 @cython.no_gc_clear
-cdef class BFCAllocator(Allocator):
+cdef class BFCAllocator(PagedAllocator):
     """TensorFlow's allocator: best fit with coalescing.
 
     Parameters
@@ -160,7 +122,7 @@ cdef class BFCAllocator(Allocator):
         check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict)
         self.set_up(sub_allocator, memory_limit, stream, strict)
         if virtual_memory:
-            self.set_up_stitching(page_size, headroom)
+            self.set_up_pages(page_size_for(self.limit, sub_allocator) if page_size is None else page_size, headroom)
         self.allow_growth = allow_growth
         self.garbage_collection = garbage_collection
         self.fragmentation_fraction = fragmentation_fraction
@@ -172,16 +134,6 @@ cdef class BFCAllocator(Allocator):
             self.pool.add_bin_set(slack_cap, True)
         self.growth = Growth(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
         self.is_closed = False
-
-    cdef int set_up_stitching(self, page_size, headroom) except -1:
-        cdef uint64_t nbytes = page_size_for(self.limit, page_size, self.sub_allocator)
-        self.stitching = SleepingPages()
-        self.stitching.stand_behind(&self.lock, self.pool, self.source)
-        self.stitching.know_tags(self.fences, &self.tags_asleep)
-        self.stitching.set_up(self.limit, nbytes, headroom)
-        self.by_stream = self.home_stream != HOST_STREAM
-        self.stitches = True
-        return 0
 
     def __repr__(self):
         pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
@@ -295,13 +247,13 @@ cdef class BFCAllocator(Allocator):
                     return NO_CHUNK
                 request.lane.pool[0] = TAG_POOLS
                 request.lane.pool[1] = request.tag
-            return self.find_mapped(self.bin_set_of(request), request)
+            return self.place_in_pages(request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
         return self.find(request)
 
     cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
-        return self.pool.allocate_chunk(0, request.rounded, request.nbytes, request.stream, request.freed_before,
+        return self.pool.allocate_chunk(self.bin_set_of(request), request.rounded, request.nbytes, request.stream, request.freed_before,
                                         request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
@@ -310,12 +262,28 @@ cdef class BFCAllocator(Allocator):
         if request.tag:
             self.refuse_if_asleep(request.tag)
         if self.stitches:
-            return 0 if request.asking.without_gil else self.map_for(request, placed)
+            return self.place_in_pages_after_miss(request, placed)
         self.extend(request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
             self.merge_and_find(request, placed)
         if placed.handle == NO_CHUNK and self.garbage_collection and self.release_for(request):
             self.extend(request, placed)
+        return 0
+
+    cdef int place_in_pages_after_miss(self, Request* request, Placement* placed) except -1 nogil:
+        """Tries again where free regions were given back, and one that takes a region also where pages were."""
+        cdef uint64_t nbytes
+        if not request.contiguous and not request.asking.without_gil:
+            self.map_for(request, placed)
+            if placed.handle == NO_CHUNK and self.release_for(request):
+                self.map_for(request, placed)
+            return 0
+        nbytes = round_up(request.rounded, self.stitching.page_size)
+        self.add_region_for(request, placed, nbytes)
+        if placed.handle == NO_CHUNK and not request.asking.fault and not request.asking.without_gil:
+            self.release_for(request)
+            self.trim_for(nbytes)
+            self.add_region_for(request, placed, nbytes)
         return 0
 
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil:
@@ -421,266 +389,6 @@ cdef class BFCAllocator(Allocator):
                 return NO_LANE
             for kind in range(2):
                 self.pool.bin_sets[lane + kind].split_remainder = MINIMUM_SIZE
-                self.pool.bin_sets[lane + kind].is_range = True
+                self.pool.bin_sets[lane + kind].is_range = not request.lane.thread & IN_REGIONS
         return lane + is_large(request.rounded)
 
-    cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil:
-        cdef ChunkHandle handle
-        if bin_set == NO_LANE:
-            return NO_HOST_MEMORY
-        handle = self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
-        if handle == NO_CHUNK:
-            handle = self.stitching.pages.find_elsewhere(bin_set, request.rounded, request.nbytes, request.stream,
-                                                         request.indexed)
-        return handle
-
-    cdef int map_for(self, Request* request, Placement* placed) except -1 with gil:
-        """Makes, moves and stitches pages until the request fits, or nothing more can be done."""
-        cdef uint64_t changes, calls
-        cdef Wanted wanted = Wanted(request.rounded, request.nbytes, request.stream, request.indexed, NO_CHUNK)
-        if request.rounded > self.limit:
-            return 0
-        request.blocked = not self.stitching.enter(0)
-        if request.blocked:
-            return 0
-        changes, calls = self.stitching.changes, self.stitching.count_calls()
-        self.stitching.is_refused = False
-        try:
-            if request.tag:
-                self.refuse_if_asleep(request.tag)
-            while not self.place_mapped(request, placed, wanted.handle):
-                if not self.stitching.provide(self.bin_set_now(request), &wanted):
-                    break
-        finally:
-            request.asking.changes += self.stitching.changes - changes
-            self.stitching.note_request(calls)
-            self.stitching.leave()
-        return 0
-
-    cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF:
-        self.acquire()
-        cdef uint32_t bin_set = self.bin_set_of(request)
-        self.lock.release()
-        if bin_set == NO_LANE:
-            raise out_of_host_memory()
-        return bin_set
-
-    cdef bint place_mapped(self, Request* request, Placement* placed, ChunkHandle served) except -1:
-        """Serves the request if it fits by now, unless it is `served` already. Whether it did, or the host has no
-        memory."""
-        self.acquire()
-        cdef bint closed = self.is_closed
-        if not closed:
-            self.fill(served if served != NO_CHUNK else self.place(request), request, placed)
-        self.lock.release()
-        if closed:
-            self.stitching.must_close = True
-            raise ClosedError("this allocator was closed while it asked for memory")
-        return placed.handle != NO_CHUNK
-
-    cdef int check_books(self) except -1:
-        cdef const char* fault = NULL
-        Allocator.check_books(self)
-        if not self.stitches:
-            return 0
-        self.acquire()
-        if not self.is_closed:
-            fault = fault_in_pages(self.stitching.pages)
-        self.lock.release()
-        if fault != NULL:
-            raise InvariantError(fault.decode())
-        return 0
-
-    cdef int give_up_ranges(self) except -1:
-        self.drop_kept()
-        return self.stitching.give_all_back() if self.stitches else 0
-
-    cdef object put_to_sleep(self, dict ways):
-        if not self.stitches:
-            raise no_mapping(self)
-        return put_tags_to_sleep(self, self.stitching, ways)
-
-    cdef int wake_up(self, list tags, object fill) except -1:
-        return wake_tags(self, self.stitching, tags, fill, self.limit) if self.stitches else 0
-
-    cdef uint64_t bytes_asleep(self) noexcept:
-        return self.stitching.bytes_asleep() if self.tags_asleep.size() else 0
-
-    def page_stats(self):
-        """How much memory is mapped, and what was called for that, of an allocator with `virtual_memory`.
-
-        Returns
-        -------
-        dict of str to int or float
-            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those that
-            are in use or share their page with what is; `views`; `slots_mapped`, how many addresses pages
-            are mapped at; `stitches`, the views made so far; `creates`, `maps` (of pages),
-            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a stream
-            had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`, those that
-            could not be unmapped; `driver_seconds`, the time in these calls.
-
-        Raises
-        ------
-        ValueError
-            If the allocator does not have `virtual_memory`.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
-        >>> address = allocator.allocate_raw(5 << 20)
-        >>> allocator.page_stats()["pages"]
-        3
-        """
-        if not self.stitches:
-            self.require_mapping("page_stats")
-        return self.stitching.stats()
-
-    def trim(self, keep=0, *, wait=False):
-        """Give free pages back, of an allocator with `virtual_memory`. Their addresses stay reserved.
-
-        Parameters
-        ----------
-        keep : int or str, optional
-            The bytes to keep: free pages go until no more than that is reserved, or no page is free.
-        wait : bool, optional
-            Wait for the streams that may still use them. If False, the pages of streams that are busy
-            stay.
-
-        Returns
-        -------
-        int
-            The bytes given back.
-
-        Raises
-        ------
-        ValueError
-            If the allocator does not have `virtual_memory`, or `keep` is negative or malformed.
-        SubAllocatorError
-            If the device failed. What it did not take back is offered again by the next call.
-
-        Notes
-        -----
-        Pages that have one address go first, and the largest free chunks before smaller ones. Then the
-        views go, and the pages behind them. Cost: one call to unmap each row of pages, and one to
-        release each page.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
-        >>> allocator.deallocate_raw(allocator.allocate_raw(64 << 20))
-        >>> allocator.trim("16 MiB")
-        50331648
-        """
-        cdef uint64_t kept = parse_bytes(keep), released
-        cdef Faults faults = Faults()
-        self.require_mapping("trim")
-        self.settle(again=True, wait=bool(wait))
-        if not self.stitching.enter(0):
-            return 0        # another thread maps: it needs memory
-        try:
-            released = self.stitching.trim(kept, bool(wait), faults)
-        finally:
-            self.stitching.leave()
-        raise_faults(self.sub_allocator, faults)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return released
-
-    def try_extend(self, buffer, nbytes):
-        """Make an allocation larger where it is, without a copy.
-
-        Parameters
-        ----------
-        buffer : Buffer or int
-            The allocation, or its address.
-        nbytes : int or str
-            Its new size in bytes, from its present one on.
-
-        Returns
-        -------
-        bool
-            True if what lies behind it was free, or could be mapped. If False, nothing has changed.
-
-        Raises
-        ------
-        InvalidPointerError
-            If it is no live allocation of this allocator.
-        ValueError
-            If `nbytes` is less than the present size, or malformed.
-        TypeError
-            If an argument has the wrong type.
-        ClosedError
-            If the allocator is closed.
-
-        Notes
-        -----
-        With `virtual_memory`, new pages are mapped behind a chunk that is the last of its range. A view, which is
-        what a request was stitched for, only grows up to its last page.
-
-        Cost: O(log n) if enough is free behind it, otherwise the calls that map pages.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
-        >>> cache = allocator.allocate("64 MiB")
-        >>> allocator.try_extend(cache, "96 MiB"), cache.nbytes
-        (True, 100663296)
-        """
-        cdef Buffer owned = None
-        cdef uint64_t size = parse_bytes(nbytes), rounded = round_up(size, self.pool.granularity)
-        cdef uint64_t address
-        if self.is_closed:
-            raise ClosedError("this allocator is closed")
-        if isinstance(buffer, Buffer):
-            owned = self.own_buffer(buffer)
-        address = address_from(buffer) if owned is None else owned.start
-        if size < self.chunk_at(address).requested_size:
-            raise ValueError(f"{address:#x} has {self.chunk_at(address).requested_size} bytes, and would have "
-                             f"{size}: try_extend makes nothing smaller")
-        if not self.extend_now(address, rounded, size):
-            if not self.stitches or not self.map_behind(address, rounded):
-                return False
-            if not self.extend_now(address, rounded, size):
-                return False    # another thread has taken it
-        if owned is not None:
-            owned.nbytes = size
-        return True
-
-    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
-        self.acquire()
-        cdef ChunkHandle handle = self.pool.handle_of(address)
-        cdef bint asleep = handle != NO_CHUNK and self.is_asleep_locked(handle)
-        cdef bint done = handle != NO_CHUNK and not asleep and extend_chunk(self.pool, handle, rounded, nbytes)
-        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if asleep else 0
-        self.lock.release()
-        if asleep:
-            raise self.why_not(handle, allocation_id)
-        return done
-
-    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1:
-        """Maps what an allocation lacks for its new size, where its range goes on unmapped. Whether it did."""
-        cdef uint64_t calls
-        if not self.stitching.enter(0):
-            return False
-        calls = self.stitching.count_calls()
-        try:
-            return self.stitching.grow_behind(address, rounded)
-        finally:
-            self.stitching.note_request(calls)
-            self.stitching.leave()
-
-    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
-        return self.trim(0, wait=True) if self.stitches else 0
-
-    cdef uint64_t bytes_not_released(self) noexcept:
-        return self.stitching.unreleased_bytes() if self.stitches else 0
-
-    cdef int require_mapping(self, str method) except -1:
-        if self.is_closed:
-            raise ClosedError("this allocator is closed")
-        if not self.stitches:
-            raise ValueError(f"{method} is for an allocator with virtual_memory=True")
-        return 0

@@ -5,16 +5,18 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._allocator cimport Placement, Request
 from bfc.policies._recorder cimport Recorder
 from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred
 from bfc.policies._private_pools cimport PoolId, PrivatePools
+from bfc.policies._pool_uses cimport PoolUses
 from bfc.policies._expandable cimport ExpandableSegments, Growing
 from bfc.policies._emptying cimport Emptying
+from bfc.policies._paged cimport PagedAllocator
 
 
-cdef class CachingAllocator(Allocator):
+cdef class CachingAllocator(PagedAllocator):
     cdef Recorder recorder
     cdef ExpandableSegments segments
     cdef Emptying emptying
@@ -35,6 +37,7 @@ cdef class CachingAllocator(Allocator):
     cdef uint64_t oversize
     cdef uint64_t oversize_slack
     cdef PrivatePools private_pools
+    cdef PoolUses pool_uses
 
     cdef int apply(self, settings) except -1
     cdef int set_allowed(self, uint64_t allowed) except -1
@@ -45,7 +48,9 @@ cdef class CachingAllocator(Allocator):
     cdef cbool is_gated(self) noexcept nogil
 
     cdef int collect(self, Request* request) except -1 nogil
+    cdef cbool takes_pages(self, Request* request) noexcept nogil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
+    cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil
     cdef int release_oversize(self, Request* request) except -1 nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
@@ -65,6 +70,5 @@ cdef class CachingAllocator(Allocator):
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil
 
-    cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1
     cdef int wait_for_pool(self, PoolId id) except -1
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept

@@ -2,13 +2,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import SupportsIndex
 
-from bfc.allocators._allocator import Allocator
+from bfc.policies._paged import PagedAllocator
 from bfc.pytorch.settings import CachingSettings
 from bfc.report.snapshot import HistoryEntry
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
-class CachingAllocator(Allocator):
+class CachingAllocator(PagedAllocator):
     """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
 
     Parameters
@@ -104,6 +104,8 @@ class CachingAllocator(Allocator):
         search_again: bool | None = None,
         collect_without_limit: bool | None = None,
         release_only_what_is_needed: bool | None = None,
+        stitch: bool = False,
+        page_size: SupportsIndex | str | None = None,
     ) -> None: ...
     @property
     def settings(self) -> str:
@@ -171,6 +173,10 @@ class CachingAllocator(Allocator):
     def collect_without_limit(self) -> bool: ...
     @property
     def release_only_what_is_needed(self) -> bool: ...
+    @property
+    def stitch(self) -> bool:
+        """True if memory is mapped page by page."""
+
     def release_free_regions(self) -> int:
         """Give every wholly free region back, after waiting for the streams that use freed memory.
 
@@ -229,7 +235,7 @@ class CachingAllocator(Allocator):
         (3145728, 20971520)
         """
 
-    def page_stats(self) -> dict[str, int]:
+    def page_stats(self) -> dict[str, float]:
         """What expandable segments have reserved and mapped, and what did not go back.
 
         Returns

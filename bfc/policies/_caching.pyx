@@ -9,22 +9,23 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, ChunkHandle, History,
+    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, ChunkHandle, History,
     HistoryRecord, Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._fences cimport Waiting, some_wait
 from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, no_mapping
-from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
+from bfc.allocators._tags cimport TAG_POOLS
+from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
 from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred, some_deferred
 from bfc.policies._private_pools cimport (
-    PoolId, PrivatePools, Scope, default_pool, id_of,
-    is_among, is_default, is_same_pool, pool_of, put_in_pool, put_or_take, scope_of, this_thread,
+    PoolId, PrivatePools, default_pool, id_of,
+    is_among, is_default, is_same_pool, pool_of, put_in_pool, scope_of, this_thread,
 )
+from bfc.policies._pool_uses cimport PoolUses
 from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
@@ -32,8 +33,9 @@ from bfc.policies._releasing cimport (
 from bfc.policies._sleep cimport put_tags_to_sleep, wake_tags
 from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.policies._emptying cimport Emptying
+from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, may_be_mapped
 
-from bfc.errors import ClosedError, never_set_up, out_of_host_memory
+from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
@@ -49,8 +51,18 @@ cdef enum:
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
 
 
+cdef int check_no_expansion(settings) except -1:
+    if settings.expandable_segments:
+        raise SettingsError("expandable_segments and stitch=True each map memory in a way of their own: leave one out")
+    return 0
+
+
+cdef uint64_t smallest_page(sub_allocator) except 0:
+    return max(<uint64_t>SMALLEST_PAGE, <uint64_t>sub_allocator.mapping_granularity)
+
+
 @cython.no_gc_clear
-cdef class CachingAllocator(Allocator):
+cdef class CachingAllocator(PagedAllocator):
     """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
 
     Parameters
@@ -94,6 +106,15 @@ cdef class CachingAllocator(Allocator):
         The last retry gives back as much cached memory as the request needs, and everything only if
         that does not help. It saves driver calls, but the rest of the cache may be fragmented, and a
         later request refused for it. Off by default.
+    stitch : bool, optional
+        Map memory page by page instead of taking segments, and stitch free pages that lie apart where
+        no free block is large enough. Sizes are rounded, streams and private pools kept apart, and
+        counts kept as in PyTorch; blocks are always split. Private pools take segments as before,
+        since a captured graph needs its addresses. Cannot be combined with `strict` or
+        `expandable_segments`, and the settings about segments do nothing to what is mapped.
+    page_size : int or str, optional
+        With `stitch`, the bytes of a page: a power of two, and a multiple of the source's
+        `mapping_granularity`. None is 2 MiB, or the granularity if that is more.
 
     Attributes
     ----------
@@ -103,6 +124,8 @@ cdef class CachingAllocator(Allocator):
         True if it is on.
     release_only_what_is_needed : bool
         True if it is on.
+    stitch : bool
+        As given.
 
     Raises
     ------
@@ -111,8 +134,9 @@ cdef class CachingAllocator(Allocator):
     TypeError
         If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
     ValueError
-        If another argument is out of its range, `stream` cannot be the stream of an allocator, or
-        both `memory_limit` and `per_process_memory_fraction` are given.
+        If another argument is out of its range, `stream` cannot be the stream of an allocator, both
+        `memory_limit` and `per_process_memory_fraction` are given, or `stitch` is given together with
+        `strict`, `expandable_segments`, or a source that cannot map memory.
 
     Notes
     -----
@@ -130,6 +154,8 @@ cdef class CachingAllocator(Allocator):
 
     def __cinit__(self, *args, **kwargs):
         self.private_pools = PrivatePools()
+        self.pool_uses = PoolUses()
+        self.pool_uses.stand_behind(&self.lock, self.private_pools)
         self.recorder = Recorder()
         self.segments = ExpandableSegments()
         self.segments.stand_behind(&self.lock, self.pool, self.source)
@@ -144,11 +170,15 @@ cdef class CachingAllocator(Allocator):
     def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
                  max_split_size_mb=None, max_non_split_rounding_mb=None, garbage_collection_threshold=None,
                  roundup_power2_divisions=None, large_segment_size_mb=None, per_process_memory_fraction=None,
-                 search_again=None, collect_without_limit=None, release_only_what_is_needed=None):
+                 search_again=None, collect_without_limit=None, release_only_what_is_needed=None, stitch=False,
+                 page_size=None):
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
         check_switches(strict=strict, search_again=search_again, collect_without_limit=collect_without_limit,
                        release_only_what_is_needed=release_only_what_is_needed)
+        check_mapping_wanted(sub_allocator, "stitch", stitch, strict, "PyTorch")
+        if page_size is not None and not stitch:
+            raise ValueError("page_size is for stitch=True")
         if memory_limit is not None and per_process_memory_fraction is not None:
             raise ValueError("memory_limit and per_process_memory_fraction say the same: give one of them")
         if not isinstance(settings, CachingSettings):
@@ -158,6 +188,8 @@ cdef class CachingAllocator(Allocator):
             garbage_collection_threshold=garbage_collection_threshold,
             roundup_power2_divisions=roundup_power2_divisions, large_segment_size_mb=large_segment_size_mb,
             per_process_memory_fraction=per_process_memory_fraction)
+        if stitch:
+            check_no_expansion(settings)
         is_fraction = isinstance(memory_limit, float) and memory_limit <= 1.0
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
@@ -168,6 +200,8 @@ cdef class CachingAllocator(Allocator):
         self.pool.sizes.granularity = self.source.alignment
         if sub_allocator.largest_block is not None:
             self.pool.sizes.largest_segment = sub_allocator.largest_block
+        if stitch:
+            self.set_up_pages(smallest_page(sub_allocator) if page_size is None else page_size, 0.0)
         self.segments.strict = strict
         self.retry_seconds = retry_seconds
         self.search_again = not strict if search_again is None else search_again
@@ -185,7 +219,13 @@ cdef class CachingAllocator(Allocator):
 
     def __repr__(self):
         limit = "no limit" if self.allowed == UNLIMITED else f"limit {format_bytes(self.allowed)}"
-        return f"<bfc.CachingAllocator, {limit}, on {self.sub_allocator!r}>"
+        pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
+        return f"<bfc.CachingAllocator, {limit}{pages}, on {self.sub_allocator!r}>"
+
+    @property
+    def stitch(self):
+        """True if memory is mapped page by page."""
+        return self.stitches
 
     # -- settings -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +272,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef int apply(self, settings) except -1:
         settings = replace(settings)    # checked again: an unpickled one was not
+        if self.stitches:
+            check_no_expansion(settings)
         if settings.expandable_segments:
             check_mapping(self.sub_allocator)
         cdef int i
@@ -294,6 +336,8 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         self.allowed = allowed
         self.limit = limit
+        if self.stitches:
+            self.stitching.limit = limit
         self.frees.add(1)         # who waits for memory looks again
         self.resolve_collection()
         self.answer_all()
@@ -325,6 +369,14 @@ cdef class CachingAllocator(Allocator):
         """What the policy says about a set of bins, as data."""
         cdef BinSet* answers = &self.pool.bin_sets[bin_set]
         cdef PoolId pool = pool_of(&answers.lane)
+        if self.stitches and answers.lane.thread != IN_RANGES:
+            answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
+            answers.counts_pieces = not answers.is_range
+        if self.stitches and answers.is_range:
+            answers.split_remainder = MINIMUM_BLOCK
+            answers.oversize = answers.cuts_below = UNLIMITED
+            answers.ticks = 0
+            return
         answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL or expands else LARGE_REMAINDER
         answers.looks_in_ranges = expands and answers.ranges != 0
         if is_among(pool, self.private_pools.unsplit):
@@ -381,6 +433,8 @@ cdef class CachingAllocator(Allocator):
             if self.is_tag_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
+        if self.stitches and may_be_mapped(&request.lane):
+            return self.place_in_pages(request)
         return self.find(request)
 
     cdef int check_tag(self, Request* request) except -1:
@@ -399,9 +453,15 @@ cdef class CachingAllocator(Allocator):
     @cython.final
     cdef ChunkHandle find(self, Request* request) noexcept nogil:
         cdef uint32_t bin_set = self.bin_set_of(request)
+        cdef ChunkHandle handle
         if bin_set == NO_LANE:
             return NO_HOST_MEMORY
-        return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
+        if request.contiguous and self.expands:
+            self.answer(bin_set, False)     # not among what is mapped
+        handle = self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
+        if request.contiguous and self.expands:
+            self.answer(bin_set, True)
+        return handle
 
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
         """A new region serves the request that it was taken for, whatever else would fit by now (PyTorch's
@@ -426,7 +486,7 @@ cdef class CachingAllocator(Allocator):
             return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
             self.borrow(request, placed)
-        if placed.handle == NO_CHUNK and self.release_oversize(request):
+        if placed.handle == NO_CHUNK and not self.takes_pages(request) and self.release_oversize(request):
             self.grow(request, placed, False)
         if placed.handle == NO_CHUNK and not self.is_gated():
             self.release_and_retry(request, placed)
@@ -445,8 +505,13 @@ cdef class CachingAllocator(Allocator):
     cdef void search(self, Request* request, Placement* placed) noexcept nogil:
         self.acquire()
         if not self.is_closed:
-            self.fill(self.find(request), request, placed)
+            self.fill(self.place(request), request, placed)
         self.lock.release()
+
+    cdef cbool takes_pages(self, Request* request) noexcept nogil:
+        """Whether what a request lacks is mapped page by page."""
+        return (self.stitches and not request.contiguous and not request.asking.without_gil
+                and may_be_mapped(&request.lane))
 
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
         """Adds a region, if the limit and the sub-allocator let it, and places the request there (PyTorch's
@@ -454,9 +519,13 @@ cdef class CachingAllocator(Allocator):
         cdef uint64_t size, taken, lasting
         cdef Region block
         cdef cbool fits, maps
+        if self.takes_pages(request):
+            return self.grow_by_pages(request, placed, retry)
+        if self.stitches and may_be_mapped(&request.lane):
+            request.lane.thread |= IN_REGIONS
         self.acquire()
         size = self.pool.sizes.segment_for(request.rounded)     # settings change under the lock
-        maps = self.expands and not request.asking.without_gil
+        maps = self.expands and not request.asking.without_gil and not request.contiguous
         self.recorder.num_alloc_retries += retry
         taken = self.source.taken()
         lasting = self.source.lasting()     # without other threads' calls under way
@@ -474,6 +543,12 @@ cdef class CachingAllocator(Allocator):
         if self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
         return 0
+
+    cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
+        self.acquire()
+        self.recorder.num_alloc_retries += retry
+        self.lock.release()
+        return self.map_for(request, placed)
 
     cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil:
         """Maps memory for a request; its segment is set aside from the limit meanwhile (PyTorch's behaviour, 11.5)."""
@@ -638,7 +713,10 @@ cdef class CachingAllocator(Allocator):
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
-        return self.release(request, regions)
+        self.release(request, regions)
+        if self.stitches and not request.asking.without_gil and not self.takes_pages(request):
+            self.trim_for(self.pool.sizes.segment_for(request.rounded))
+        return 0
 
     cdef uint64_t empty_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil:
         return self.emptying.empty_all(self.may_release_default(), self.strict, changes)
@@ -647,26 +725,33 @@ cdef class CachingAllocator(Allocator):
         return not (self.strict and self.is_gated())
 
     cdef object against_pieces(self):
-        if not self.sub_allocator.supports_virtual_memory:
+        if self.stitches or not self.sub_allocator.supports_virtual_memory:
             return ""
-        return "BFCAllocator(virtual_memory=True)" if self.expands else "settings='expandable_segments:True'"
+        return "stitch=True" if self.expands else "settings='expandable_segments:True'"
 
     cdef int give_up_ranges(self) except -1:
-        self.drop_kept()
-        return self.segments.give_all_back()
+        try:
+            PagedAllocator.give_up_ranges(self)
+        finally:
+            self.segments.give_all_back()
+        return 0
 
     # -- sleep --------------------------------------------------------------------------------------------------------
 
     cdef object put_to_sleep(self, dict ways):
-        if not self.expands and not self.segments.are_some():
-            raise no_mapping(self)
         self.record_deferred(True)
+        if self.stitches or not (self.expands or self.segments.are_some()):
+            return PagedAllocator.put_to_sleep(self, ways)
         return put_tags_to_sleep(self, self.segments, ways)
 
     cdef int wake_up(self, list tags, object fill) except -1:
+        if self.stitches:
+            return PagedAllocator.wake_up(self, tags, fill)
         return wake_tags(self, self.segments, tags, fill, self.allowed)
 
     cdef uint64_t bytes_asleep(self) noexcept:
+        if self.stitches:
+            return PagedAllocator.bytes_asleep(self)
         return self.segments.bytes_asleep() if self.tags_asleep.size() else 0
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
@@ -729,7 +814,7 @@ cdef class CachingAllocator(Allocator):
         self.source.take_unreturned(regions)
         self.lock.release()
         self.source.give_back(regions, False)
-        return released
+        return released + self.release_pages()
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil:
         list_releasable(self.pool, self.private_pools, self.may_release_default(), out)
@@ -755,7 +840,7 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef bint has_more_to_do(self) noexcept:
-        if Allocator.has_more_to_do(self):
+        if PagedAllocator.has_more_to_do(self):
             return True
         return self.recorder.keeps_frames or self.recorder.keeps_free_frames or some_deferred(self.deferred)
 
@@ -855,7 +940,8 @@ cdef class CachingAllocator(Allocator):
         Returns
         -------
         dict of str to int
-            All 0 if nothing was ever mapped:
+            With `stitch`, what `BFCAllocator.page_stats` returns. Otherwise, and all 0 if nothing was ever
+            mapped:
 
             - `"reservations"` and `"reserved_address_bytes"`: the ranges of addresses.
             - `"pages"` and `"page_bytes"`: the memory for them, 2 MiB or `large_segment_size_mb` a page.
@@ -886,6 +972,8 @@ cdef class CachingAllocator(Allocator):
         """
         if self.pool.usage == NULL:
             raise never_set_up()
+        if self.stitches:
+            return PagedAllocator.page_stats(self)
         return self.segments.figures()
 
     def memory_summary(self, abbreviated=False):
@@ -917,7 +1005,7 @@ cdef class CachingAllocator(Allocator):
 
     def reset_accumulated_stats(self):
         """Restart the counts that only rise from 0. Current values and peaks stay."""
-        Allocator.reset_accumulated_stats(self)
+        PagedAllocator.reset_accumulated_stats(self)
         self.acquire()
         self.recorder.restart_counts()
         self.lock.release()
@@ -1097,12 +1185,7 @@ cdef class CachingAllocator(Allocator):
 
     def _create_pool(self, pool, use_on_oom=False, no_split=False):
         """Makes a private pool, or adds a reference to it."""
-        cdef PoolId id = id_of(pool)
-        self.acquire()
-        cdef bint added = self.private_pools.use(id)
-        self.lock.release()
-        if not added:
-            raise out_of_host_memory()
+        self.pool_uses.add_reference(id_of(pool))
         try:
             if use_on_oom:
                 self._set_use_on_oom(pool)
@@ -1116,64 +1199,30 @@ cdef class CachingAllocator(Allocator):
     def _begin_pool(self, pool, streams="thread"):
         """Diverts allocations into a pool, and adds a reference to it: those of this thread ("thread"), on every
         stream ("all"), on one, or none ("none")."""
-        cdef Scope scope = scope_of(pool, streams)
-        self.acquire()
-        cdef bint is_in_use = self.private_pools.is_in_use(&scope, self.strict)
-        self.lock.release()
-        if is_in_use:
-            raise RuntimeError(f"pool {pool} is in use already: end that use first")
-        self._create_pool(pool)
-        self.acquire()
-        cdef bint added = self.private_pools.begin(scope)
-        self.lock.release()
-        if not added:
-            self._release_pool(pool)
-            raise out_of_host_memory()
+        self.pool_uses.begin(scope_of(pool, streams), self.strict)
 
     def _end_pool(self, pool):
         """Ends what _begin_pool began; the reference stays."""
-        cdef PoolId id = id_of(pool)
-        self.acquire()
-        cdef bint found = self.private_pools.end(id)
-        self.lock.release()
-        if not found:
-            raise RuntimeError(f"pool {pool} is not in use in this thread")
+        self.pool_uses.end(id_of(pool))
 
     def _release_pool(self, pool):
         """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
-        cdef PoolId id = id_of(pool)
-        self.acquire()
-        cdef bint held = self.private_pools.release(id)
-        self.lock.release()
-        if not held:
-            raise RuntimeError(f"pool {pool} was released already, or never made")
+        self.pool_uses.release_reference(id_of(pool))
 
     def _pool_use_count(self, pool):
         """How many references a pool has; 0 of one that is not known."""
-        cdef PoolId id = id_of(pool)
-        self.acquire()
-        cdef int64_t uses = self.private_pools.uses(id)
-        self.lock.release()
-        return max(uses, 0)
+        return self.pool_uses.count_references(id_of(pool))
 
     def _set_use_on_oom(self, pool, use=True):
         """Whether a pool serves requests that would be refused."""
-        self.set_among(&self.private_pools.lenders, id_of(pool), use)
+        self.pool_uses.set_among(&self.private_pools.lenders, id_of(pool), use)
 
     def _set_no_split(self, pool, no_split=True):
         """Whether a pool's chunks are handed out whole."""
-        self.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
+        self.pool_uses.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
         self.acquire()
         self.answer_all()
         self.lock.release()
-
-    cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1:
-        self.acquire()
-        cdef bint is_kept = put_or_take(ids[0], id, wanted)
-        self.lock.release()
-        if not is_kept:
-            raise out_of_host_memory()
-        return 0
 
     def _empty_pool(self, pool, or_later=False):
         """Gives back what a released pool caches, after waiting for the streams that use its memory. Does nothing if

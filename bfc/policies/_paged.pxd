@@ -1,0 +1,41 @@
+"""What both policies do where memory is mapped page by page."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+
+from bfc._core cimport ChunkHandle, Lane
+from bfc.allocators._tags cimport TAG_POOLS
+from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.policies._stitching cimport Stitching
+
+
+cdef enum:
+    SMALLEST_PAGE = 2 << 20
+
+
+cdef inline cbool may_be_mapped(const Lane* lane) noexcept nogil:
+    """Whether the pool of a lane is the default one or a tag's: private pools have regions, since what was captured in
+    a graph needs its addresses."""
+    return lane.pool[0] == TAG_POOLS or (lane.pool[0] == 0 and lane.pool[1] == 0)
+
+
+cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str upstream) except -1
+cdef uint64_t page_size_for(uint64_t limit, sub_allocator) except 0
+
+
+cdef class PagedAllocator(Allocator):
+    cdef Stitching stitching            # None: memory is not mapped page by page
+    cdef bint stitches
+
+    cdef int set_up_pages(self, page_size, headroom) except -1
+    cdef ChunkHandle place_in_pages(self, Request* request) noexcept nogil
+    cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil
+    cdef int map_for(self, Request* request, Placement* placed) except -1 with gil
+    cdef bint place_mapped(self, Request* request, Placement* placed, ChunkHandle served) except -1
+    cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF
+    cdef int add_region_for(self, Request* request, Placement* placed, uint64_t nbytes) except -1 nogil
+    cdef int trim_for(self, uint64_t nbytes) except -1 with gil
+    cdef int require_pages(self, str method) except -1
+    cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept
+    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1
+    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1

@@ -1,0 +1,2 @@
+class PoolUses:
+    """References to private pools, and the scopes that divert allocations into them."""
