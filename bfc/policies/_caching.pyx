@@ -793,11 +793,11 @@ cdef class CachingAllocator(PagedAllocator):
             self.wait_for_all()
             self.settle(again=True)
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
-        if not self.segments.are_some():
-            return self.release_whole(mark)
+        cdef bint in_turn = self.segments.are_some()
+        cdef uint64_t released = 0 if in_turn else self.release_whole(mark)
         self.pool.release_id = mark
         try:
-            return self.empty_in_turn(&changes)
+            return released + (self.empty_in_turn(&changes) if in_turn else self.release_pages())
         finally:
             self.pool.release_id = 0
 
@@ -814,7 +814,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.source.take_unreturned(regions)
         self.lock.release()
         self.source.give_back(regions, False)
-        return released + self.release_pages()
+        return released
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil:
         list_releasable(self.pool, self.private_pools, self.may_release_default(), out)

@@ -25,6 +25,7 @@ MAKE: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
     "caching": lambda source: bfc.CachingAllocator(source),
     "expandable": lambda source: bfc.CachingAllocator(source, settings="expandable_segments:True"),
     "stitching": lambda source: bfc.BFCAllocator(source, virtual_memory=True, page_size="2 MiB"),
+    "stitched caching": lambda source: bfc.CachingAllocator(source, stitch=True),
 }
 
 if not bfc.HostSubAllocator("4 MiB").supports_virtual_memory:
@@ -95,6 +96,9 @@ class WithoutWait(LateHost):
         ("stitching", WithoutOrder),
         ("stitching", WithoutFences),
         ("stitching", WithoutWait),
+        ("stitched caching", WithoutOrder),
+        ("stitched caching", WithoutFences),
+        ("stitched caching", WithoutWait),
     ],
 )
 def test_a_source_that_leaves_something_out_is_found(policy: str, broken: type[LateHost]) -> None:

@@ -33,7 +33,11 @@ def stitched(source: bfc.SubAllocator, **options: Any) -> bfc.BFCAllocator:
     return bfc.BFCAllocator(source, virtual_memory=True, page_size="2 MiB", **options)
 
 
-@pytest.fixture(params=[expandable, strict, stitched])
+def stitched_caching(source: bfc.SubAllocator, **options: Any) -> bfc.CachingAllocator:
+    return bfc.CachingAllocator(source, stitch=True, **options)
+
+
+@pytest.fixture(params=[expandable, strict, stitched, stitched_caching])
 def made(request: pytest.FixtureRequest) -> Make:
     """Makes an allocator whose memory can sleep."""
     maker: Make = request.param
@@ -52,7 +56,7 @@ def pool(made: Make, host: bfc.HostSubAllocator) -> bfc.Allocator:
 
 def page_of(pool: bfc.Allocator) -> int:
     """The bytes of a page of large allocations."""
-    return 2 * MIB if isinstance(pool, bfc.BFCAllocator) else 20 * MIB
+    return 2 * MIB if isinstance(pool, bfc.BFCAllocator) or pool.stitch else 20 * MIB
 
 
 # -- what sleep and wake do ------------------------------------------------------------------------

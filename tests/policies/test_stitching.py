@@ -10,6 +10,7 @@ import os
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,8 +27,25 @@ HISTORIES = int(os.environ.get("BFC_HISTORIES", "60"))
 STEPS = 500
 
 
-def made(device: bfc.SubAllocator, page_size: int | str | None = "2 MiB", **more: Any) -> Any:
+Make = Callable[..., Any]
+
+
+def bfc_made(device: bfc.SubAllocator, page_size: int | str | None = "2 MiB", **more: Any) -> Any:
     return bfc.BFCAllocator(device, virtual_memory=True, page_size=page_size, **more)
+
+
+def caching_made(
+    device: bfc.SubAllocator, page_size: int | str | None = "2 MiB", **more: Any
+) -> Any:
+    more.pop("headroom", None)  # it has none
+    return bfc.CachingAllocator(device, stitch=True, page_size=page_size, **more)
+
+
+@pytest.fixture(params=[bfc_made, caching_made])
+def made(request: pytest.FixtureRequest) -> Make:
+    """Makes an allocator that stitches, with one of the policies."""
+    maker: Make = request.param
+    return maker
 
 
 # -- random histories ------------------------------------------------------------------------------
@@ -36,7 +54,7 @@ def made(device: bfc.SubAllocator, page_size: int | str | None = "2 MiB", **more
 class History:
     """A random program, and the account of it."""
 
-    def __init__(self, seed: int, streams: int) -> None:
+    def __init__(self, made: Make, seed: int, streams: int) -> None:
         self.dice = random.Random(seed)
         choose = self.dice.choice
         self.streams = [0, 3, 5, 8][:streams]
@@ -128,8 +146,8 @@ class History:
         self.ledger.examine_closed()
 
 
-def play(seed: int, streams: int) -> History:
-    history = History(seed, streams)
+def play(made: Make, seed: int, streams: int) -> History:
+    history = History(made, seed, streams)
     try:
         history.run()
         history.end()
@@ -141,22 +159,22 @@ def play(seed: int, streams: int) -> History:
 
 @pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
-def test_every_byte_has_one_owner_and_a_page_behind_it(seed: int, streams: int) -> None:
-    play(seed, streams)
+def test_every_byte_has_one_owner_and_a_page_behind_it(made: Make, seed: int, streams: int) -> None:
+    play(made, seed, streams)
 
 
-def test_the_histories_stitch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_histories_stitch(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above would say little."""
     total: Counter[str] = Counter()
     monkeypatch.setattr(History, "end", lambda it: total.update(it.allocator.page_stats()))
     for seed in range(12):
-        play(seed, 1 if seed % 2 else 4)
+        play(made, seed, 1 if seed % 2 else 4)
     assert total["stitches"] > 100
     assert total["stream_waits"] > 5
     assert total["unmaps"] > 20
 
 
-def test_one_stream_is_never_waited_for() -> None:
+def test_one_stream_is_never_waited_for(made: Make) -> None:
     device = LedgerDevice("64 MiB", is_late=True)
     device.hold(0)
     with made(device) as allocator:
@@ -185,7 +203,7 @@ def holes(allocator: Any, count: int, nbytes: int = 4 * MIB) -> list[int]:
     return blocks[1::2]
 
 
-def test_what_no_free_block_can_hold_is_stitched() -> None:
+def test_what_no_free_block_can_hold_is_stitched(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("64 MiB")
     with made(device) as allocator:
         kept = holes(allocator, 8)
@@ -204,7 +222,7 @@ def test_what_no_free_block_can_hold_is_stitched() -> None:
             allocator.deallocate_raw(block)
 
 
-def test_a_view_that_is_free_is_taken_again_without_a_call() -> None:
+def test_a_view_that_is_free_is_taken_again_without_a_call(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("64 MiB")
     with made(device) as allocator:
         holes(allocator, 8)
@@ -215,7 +233,7 @@ def test_a_view_that_is_free_is_taken_again_without_a_call() -> None:
         assert len(device.calls) == calls
 
 
-def test_the_holes_can_be_used_again_when_a_view_is_free() -> None:
+def test_the_holes_can_be_used_again_when_a_view_is_free(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("64 MiB")
     with made(device) as allocator:
         holes(allocator, 8)
@@ -228,7 +246,7 @@ def test_the_holes_can_be_used_again_when_a_view_is_free() -> None:
             allocator.allocate_raw(1)
 
 
-def test_small_requests_share_pages() -> None:
+def test_small_requests_share_pages(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("64 MiB")
     with made(device) as allocator:
         for _ in range(2048):
@@ -236,7 +254,7 @@ def test_small_requests_share_pages() -> None:
         assert allocator.stats().bytes_reserved == PAGE == device.live_bytes
 
 
-def test_reserved_is_what_the_pages_have() -> None:
+def test_reserved_is_what_the_pages_have(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     with made(device, page_size="8 MiB") as allocator:
         allocator.allocate_raw(9 * MIB)
@@ -261,13 +279,13 @@ def test_reserved_is_what_the_pages_have() -> None:
     ],
 )
 def test_the_page_size_follows_the_limit(limit: str, page: int) -> None:
-    with made(bfc.SimulatedSubAllocator(limit), page_size=None) as allocator:
+    with bfc_made(bfc.SimulatedSubAllocator(limit), page_size=None) as allocator:
         assert allocator.page_stats()["page_size"] == page * MIB
-    with made(bfc.SimulatedSubAllocator("2 TiB"), None, memory_limit=limit) as allocator:
+    with bfc_made(bfc.SimulatedSubAllocator("2 TiB"), None, memory_limit=limit) as allocator:
         assert allocator.page_stats()["page_size"] == page * MIB
 
 
-def test_the_limit_counts_pages() -> None:
+def test_the_limit_counts_pages(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     with made(device, memory_limit="11 MiB") as allocator:
         for _ in range(5):
@@ -280,7 +298,7 @@ def test_the_limit_counts_pages() -> None:
 # -- growing in place -----------------------------------------------------------------------------
 
 
-def test_a_buffer_grows_where_it_is() -> None:
+def test_a_buffer_grows_where_it_is(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("64 MiB")
     with made(device) as allocator:
         buffer = allocator.allocate("3 MiB")
@@ -294,7 +312,7 @@ def test_a_buffer_grows_where_it_is() -> None:
         buffer.free()
 
 
-def test_a_buffer_does_not_grow_into_another() -> None:
+def test_a_buffer_does_not_grow_into_another(made: Make) -> None:
     with made(bfc.SimulatedSubAllocator("64 MiB")) as allocator:
         first = allocator.allocate("3 MiB")
         second = allocator.allocate("3 MiB")
@@ -307,7 +325,7 @@ def test_a_buffer_does_not_grow_into_another() -> None:
 # -- giving back -------------------------------------------------------------------------------
 
 
-def test_trimming_gives_pages_back_and_keeps_addresses() -> None:
+def test_trimming_gives_pages_back_and_keeps_addresses(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("64 MiB")
     with made(device) as allocator:
         kept = allocator.allocate_raw(4 * MIB)
@@ -324,7 +342,7 @@ def test_trimming_gives_pages_back_and_keeps_addresses() -> None:
         allocator.deallocate_raw(kept)
 
 
-def test_trimming_waits_for_a_stream_only_if_asked() -> None:
+def test_trimming_waits_for_a_stream_only_if_asked(made: Make) -> None:
     device = LedgerDevice("64 MiB", is_late=True)
     allocator = made(device)
     ledger = PageLedger(device, allocator)
@@ -350,7 +368,7 @@ def test_trimming_waits_for_a_stream_only_if_asked() -> None:
 def test_a_page_size_that_is_no_multiple_of_the_granularity(page_size: int | str) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     with pytest.raises(ValueError, match="page_size"):
-        made(device, page_size=page_size)
+        bfc_made(device, page_size=page_size)
     assert device.calls == []
 
 
@@ -360,7 +378,7 @@ def test_a_page_size_that_is_no_multiple_of_the_granularity(page_size: int | str
 def test_a_page_size_that_is_no_size(page_size: Any) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     with pytest.raises((TypeError, ValueError)):
-        made(device, page_size=page_size)
+        bfc_made(device, page_size=page_size)
     assert device.calls == []
 
 
@@ -368,21 +386,21 @@ def test_a_page_size_that_is_no_size(page_size: Any) -> None:
 def test_a_headroom_that_is_no_share(headroom: float) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     with pytest.raises(ValueError, match="headroom"):
-        made(device, headroom=headroom)
+        bfc_made(device, headroom=headroom)
     assert device.calls == []
 
 
 def test_strict_has_no_virtual_memory() -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     with pytest.raises(ValueError, match="strict"):
-        made(device, strict=True)
+        bfc_made(device, strict=True)
     assert device.calls == []
 
 
 def test_a_source_without_mapping_is_refused_with_its_own_words() -> None:
     device = IntegerSource(1 << 30)
     with pytest.raises((ValueError, bfc.SubAllocatorError), match="no reserve, create and map"):
-        made(device)
+        bfc_made(device)
     assert device.calls == []
 
 
@@ -394,11 +412,11 @@ def test_a_device_smaller_than_a_page(page_size: str | None) -> None:
         (bfc.SimulatedSubAllocator("2 GiB"), nbytes),
     ):
         with pytest.raises((ValueError, bfc.OutOfMemoryError), match="page"):
-            made(device, page_size, memory_limit=limit).allocate_raw(1)
+            bfc_made(device, page_size, memory_limit=limit).allocate_raw(1)
         assert device.live_bytes == 0
 
 
-def test_a_reservation_that_is_refused_speaks_of_addresses() -> None:
+def test_a_reservation_that_is_refused_speaks_of_addresses(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("1 GiB")
     device.fail_at(range(1, 20), "reserve")
     with pytest.raises((bfc.SubAllocatorError, bfc.OutOfMemoryError), match="address"):
@@ -407,7 +425,7 @@ def test_a_reservation_that_is_refused_speaks_of_addresses() -> None:
     assert device.live_bytes == 0
 
 
-def test_a_reservation_that_is_refused_later_changes_nothing() -> None:
+def test_a_reservation_that_is_refused_later_changes_nothing(made: Make) -> None:
     device = LedgerDevice("1 GiB")
     allocator = made(device)
     ledger = PageLedger(device, allocator)
@@ -427,7 +445,7 @@ def test_a_reservation_that_is_refused_later_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("keep", [-1, "-1 MiB"])
-def test_trimming_to_a_negative_size(keep: int | str) -> None:
+def test_trimming_to_a_negative_size(made: Make, keep: int | str) -> None:
     with made(bfc.SimulatedSubAllocator("1 GiB")) as allocator:
         allocator.deallocate_raw(allocator.allocate_raw(3 * MIB))
         with pytest.raises(ValueError, match="size"):
@@ -441,7 +459,7 @@ def test_options_of_virtual_memory_without_it(option: dict[str, Any]) -> None:
         bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), **option)
 
 
-def test_the_error_names_pages_that_little_of_them_pins() -> None:
+def test_the_error_names_pages_that_little_of_them_pins(made: Make) -> None:
     device = bfc.SimulatedSubAllocator("32 MiB")
     with made(device) as allocator:
         pinned = []
@@ -480,7 +498,7 @@ class ThreadStreams(bfc.SimulatedSubAllocator):
         self.asked.append(("wait", stream))
 
 
-def test_a_stream_of_another_thread_is_waited_for_through_stream_0() -> None:
+def test_a_stream_of_another_thread_is_waited_for_through_stream_0(made: Make) -> None:
     """Its handle would name this thread's own: memory was reused, and unmapped, too early."""
     device = ThreadStreams()
     allocator = made(device)

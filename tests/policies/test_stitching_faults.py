@@ -60,14 +60,22 @@ class Device(LedgerDevice):
             raise
 
 
+def bfc_made(device: Device, **more: Any) -> Any:
+    return bfc.BFCAllocator(device, virtual_memory=True, page_size="2 MiB", headroom=0.05, **more)
+
+
+def caching_made(device: Device, **more: Any) -> Any:
+    return bfc.CachingAllocator(device, stitch=True, **more)
+
+
 class World:
     """An allocator on such a device, and what a program has of it."""
 
+    make = staticmethod(bfc_made)
+
     def __init__(self, capacity: str = "48 MiB", **more: Any) -> None:
         self.device = Device(capacity)
-        self.allocator = bfc.BFCAllocator(
-            self.device, virtual_memory=True, page_size="2 MiB", **more
-        )
+        self.allocator = self.make(self.device, **more)
         self.ledger = PageLedger(self.device, self.allocator)
 
     def take(self, mebibytes: float, stream: int = 0) -> int:
@@ -138,6 +146,11 @@ class World:
         self.ledger.examine_closed()
 
 
+@pytest.fixture(autouse=True, params=[bfc_made, caching_made])
+def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "make", staticmethod(request.param))
+
+
 # -- fills -----------------------------------------------------------------------------------------
 
 
@@ -192,7 +205,7 @@ def of_another_stream() -> World:
 
 
 def limited() -> World:
-    world = World("1 GiB", memory_limit="30 MiB", headroom=0.05)
+    world = World("1 GiB", memory_limit="30 MiB")
     world.make_holes(4)
     return world
 
@@ -207,6 +220,13 @@ FILLS = [
 
 def allocate(world: World) -> None:
     world.take(14)
+
+
+def allocate_contiguous(world: World) -> None:
+    buffer = world.allocator.allocate(9 * MIB, contiguous=True)
+    world.ledger.take(buffer.ptr, 0)
+    world.ledger.give_back(buffer.ptr)
+    buffer.free()
 
 
 def allocate_small(world: World) -> None:
@@ -261,7 +281,7 @@ def close(world: World) -> None:
 
 OPERATIONS = [
     allocate, allocate_small, allocate_for_another_stream, allocate_too_much, allocate_many,
-    release_free_regions, trim, trim_all, extend, churn, close,
+    allocate_contiguous, release_free_regions, trim, trim_all, extend, churn, close,
 ]  # fmt: skip
 
 # -- every call fails once -------------------------------------------------------------------------

@@ -17,6 +17,17 @@ import bfc
 MIB = 1 << 20
 
 
+#: What makes an allocator that stitches, as a program in its own interpreter writes it.
+ON_BOTH = pytest.mark.parametrize(
+    "policy",
+    [
+        'lambda it: bfc.BFCAllocator(it, virtual_memory=True, page_size="2 MiB")',
+        "lambda it: bfc.CachingAllocator(it, stitch=True)",
+    ],
+    ids=["bfc", "caching"],
+)
+
+
 def stitch(allocator: Any) -> None:
     """Grows, stitches, and takes pages of another stream."""
     live: list[int] = []
@@ -50,10 +61,12 @@ def close(allocator: Any) -> None:
     allocator.close()
 
 
-def comes_so_far(trace: Callable[..., Any], step: Callable[[Any], None]) -> bool:
+def comes_so_far(
+    policy: str, trace: Callable[..., Any], step: Callable[[Any], None]
+) -> bool:
     """Stitches, and gives back; one of both with a trace function. Whether that raised."""
     device = bfc.SimulatedSubAllocator("20 MiB")
-    allocator = bfc.BFCAllocator(device, virtual_memory=True, page_size="2 MiB")
+    allocator = eval(policy)(device)  # noqa: S307
     raised = False
     for one in (stitch, release if step is stitch else step):
         before = sys.gettrace()
@@ -78,15 +91,16 @@ def comes_so_far(trace: Callable[..., Any], step: Callable[[Any], None]) -> bool
     return raised
 
 
+@ON_BOTH
 @pytest.mark.parametrize("strike", [signal_at, strike_at])
 @pytest.mark.parametrize("step", [stitch, release, trim, close])
 def test_an_interrupt_at_each_line_of_a_source(
-    step: Callable[..., None], strike: Callable[..., Any]
+    policy: str, step: Callable[..., None], strike: Callable[..., Any]
 ) -> None:
     """It reaches the program when the source is done, and nothing is lost."""
     for line in itertools.count(1):
         try:
-            raised = comes_so_far(strike(line), step)
+            raised = comes_so_far(policy, strike(line), step)
         except BaseException as error:
             error.add_note(f"at line {line}")
             raise
@@ -98,9 +112,6 @@ def test_an_interrupt_at_each_line_of_a_source(
 # -- forks -----------------------------------------------------------------------------------------
 
 WORK = """
-def made(device):
-    return bfc.BFCAllocator(device, virtual_memory=True, page_size="2 MiB")
-
 def work(allocator):
     live = [allocator.allocate_raw(size << 20) for size in (4, 2, 4, 2, 4, 2)]
     for ptr in live[::2]:
@@ -129,10 +140,12 @@ def go_on(device, allocator):
 """
 
 
-def test_a_fork_while_another_thread_maps() -> None:
+@ON_BOTH
+def test_a_fork_while_another_thread_maps(policy: str) -> None:
     """The child, where that thread does not exist, is not given memory that may be unmapped."""
     own_interpreter.run(
         STOPPED
+        + f"made = {policy}"
         + WORK
         + """
 for kind in KINDS:
@@ -164,10 +177,12 @@ for kind in KINDS:
     )
 
 
-def test_a_source_that_forks() -> None:
+@ON_BOTH
+def test_a_source_that_forks(policy: str) -> None:
     """The child comes back from the call, and goes on."""
     own_interpreter.run(
         STOPPED
+        + f"made = {policy}"
         + WORK
         + """
 class Forking(Stopped):
@@ -206,11 +221,12 @@ assert {"reserve", "create", "map", "set_access", "unmap", "release"} <= forked,
     )
 
 
+@ON_BOTH
 @pytest.mark.parametrize("source", ["SimulatedSubAllocator", "HostSubAllocator"])
-def test_the_interpreter_exits_with_live_ranges(source: str) -> None:
+def test_the_interpreter_exits_with_live_ranges(policy: str, source: str) -> None:
     own_interpreter.run(
         f"""
-allocator = bfc.BFCAllocator(bfc.{source}("1 GiB"), virtual_memory=True, page_size="2 MiB")
+allocator = ({policy})(bfc.{source}("1 GiB"))
 live = [allocator.allocate(size << 20, stream) for size in (1, 5, 9) for stream in (0, 1)]
 live[2].free()
 
