@@ -156,6 +156,10 @@ class Allocator(Tagged):
             `bfc.use_stream`, is the allocator's own stream.
         alignment : int, optional
             As in `allocate_raw`.
+        contiguous : bool, optional
+            The memory must be one physical allocation of the device, and not pages that are mapped end to
+            end: for a library that registers or shares memory by its physical allocation. It then comes
+            from a region, which `release_free_regions` gives back once it is free.
 
         Returns
         -------
@@ -170,7 +174,8 @@ class Allocator(Tagged):
             If an argument has the wrong type.
         ValueError
             If `nbytes` is malformed, negative or above 2**63 - 1, or if `alignment` is not a power of
-            two or is too large.
+            two or is too large; with `contiguous`, if the allocator joins regions that lie end to end,
+            or inside `tag`, whose memory is mapped.
         SubAllocatorError
             If the device failed, with something other than "out of memory".
         ClosedError

@@ -52,6 +52,15 @@ class CachingAllocator(PagedAllocator):
         The last retry gives back as much cached memory as the request needs, and everything only if
         that does not help. It saves driver calls, but the rest of the cache may be fragmented, and a
         later request refused for it. Off by default.
+    stitch : bool, optional
+        Map memory page by page instead of taking segments, and stitch free pages that lie apart where
+        no free block is large enough. Sizes are rounded, streams and private pools kept apart, and
+        counts kept as in PyTorch; blocks are always split. Private pools take segments as before,
+        since a captured graph needs its addresses. Cannot be combined with `strict` or
+        `expandable_segments`, and the settings about segments do nothing to what is mapped.
+    page_size : int or str, optional
+        With `stitch`, the bytes of a page: a power of two, and a multiple of the source's
+        `mapping_granularity`. None is 2 MiB, or the granularity if that is more.
 
     Attributes
     ----------
@@ -61,6 +70,8 @@ class CachingAllocator(PagedAllocator):
         True if it is on.
     release_only_what_is_needed : bool
         True if it is on.
+    stitch : bool
+        As given.
 
     Raises
     ------
@@ -69,8 +80,9 @@ class CachingAllocator(PagedAllocator):
     TypeError
         If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
     ValueError
-        If another argument is out of its range, `stream` cannot be the stream of an allocator, or
-        both `memory_limit` and `per_process_memory_fraction` are given.
+        If another argument is out of its range, `stream` cannot be the stream of an allocator, both
+        `memory_limit` and `per_process_memory_fraction` are given, or `stitch` is given together with
+        `strict`, `expandable_segments`, or a source that cannot map memory.
 
     Notes
     -----
@@ -241,7 +253,8 @@ class CachingAllocator(PagedAllocator):
         Returns
         -------
         dict of str to int
-            All 0 if nothing was ever mapped:
+            With `stitch`, what `BFCAllocator.page_stats` returns. Otherwise, and all 0 if nothing was ever
+            mapped:
 
             - `"reservations"` and `"reserved_address_bytes"`: the ranges of addresses.
             - `"pages"` and `"page_bytes"`: the memory for them, 2 MiB or `large_segment_size_mb` a page.

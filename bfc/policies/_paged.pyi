@@ -7,7 +7,7 @@ class PagedAllocator(Allocator):
     """An allocator that may map its memory page by page, and stitch pages that lie apart."""
 
     def page_stats(self) -> dict[str, float]:
-        """How much memory is mapped, and what was called for that, of an allocator with `virtual_memory`.
+        """How much memory is mapped, and what was called for that, of an allocator that maps page by page.
 
         Returns
         -------
@@ -22,7 +22,7 @@ class PagedAllocator(Allocator):
         Raises
         ------
         ValueError
-            If the allocator does not have `virtual_memory`.
+            If the allocator has neither `virtual_memory` nor `stitch`.
 
         Examples
         --------
@@ -34,7 +34,7 @@ class PagedAllocator(Allocator):
         """
 
     def trim(self, keep: SupportsIndex | str = 0, *, wait: bool = False) -> int:
-        """Give free pages back, of an allocator with `virtual_memory`. Their addresses stay reserved.
+        """Give free pages back, of an allocator that maps page by page. Their addresses stay reserved.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class PagedAllocator(Allocator):
         Raises
         ------
         ValueError
-            If the allocator does not have `virtual_memory`, or `keep` is negative or malformed.
+            If the allocator has neither `virtual_memory` nor `stitch`, or if `keep` is negative or malformed.
         SubAllocatorError
             If the device failed. What it did not take back is offered again by the next call.
 
@@ -99,7 +99,7 @@ class PagedAllocator(Allocator):
 
         Notes
         -----
-        With `virtual_memory`, new pages are mapped behind a chunk that is the last of its range. A view, which is
+        Where memory is mapped page by page, new pages are mapped behind a chunk that is the last of its range. A view, which is
         what a request was stitched for, only grows up to its last page.
 
         Cost: O(log n) if enough is free behind it, otherwise the calls that map pages.

@@ -61,9 +61,7 @@ def close(allocator: Any) -> None:
     allocator.close()
 
 
-def comes_so_far(
-    policy: str, trace: Callable[..., Any], step: Callable[[Any], None]
-) -> bool:
+def comes_so_far(policy: str, trace: Callable[..., Any], step: Callable[[Any], None]) -> bool:
     """Stitches, and gives back; one of both with a trace function. Whether that raised."""
     device = bfc.SimulatedSubAllocator("20 MiB")
     allocator = eval(policy)(device)  # noqa: S307
