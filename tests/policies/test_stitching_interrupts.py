@@ -64,7 +64,7 @@ def close(allocator: Any) -> None:
 def comes_so_far(policy: str, trace: Callable[..., Any], step: Callable[[Any], None]) -> bool:
     """Stitches, and gives back; one of both with a trace function. Whether that raised."""
     device = bfc.SimulatedSubAllocator("20 MiB")
-    allocator = eval(policy)(device)  # noqa: S307
+    allocator = eval(policy)(device)
     raised = False
     for one in (stitch, release if step is stitch else step):
         before = sys.gettrace()
