@@ -412,7 +412,7 @@ cdef class Allocator(Tagged):
         """Refuses a request that must be one physical allocation where that cannot be told."""
         if request.tag:
             raise ValueError(f"memory of tag {self.tag_of_pool(TAG_POOLS, request.tag)!r} is mapped, so that it can "
-                             f"sleep, and is not one physical allocation: allocate contiguous memory outside of the tag")
+                             f"sleep, and is not one physical allocation: allocate contiguous memory outside of it")
         if self.source.joins_regions:
             raise ValueError(f"this allocator joins the regions of {self.sub_allocator!r} that lie end to end, so a "
                              f"chunk may lie in two: with virtual_memory=True, or as a CachingAllocator, it joins none")

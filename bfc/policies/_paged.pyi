@@ -99,8 +99,8 @@ class PagedAllocator(Allocator):
 
         Notes
         -----
-        Where memory is mapped page by page, new pages are mapped behind a chunk that is the last of its range. A view, which is
-        what a request was stitched for, only grows up to its last page.
+        Where memory is mapped page by page, new pages are mapped behind a chunk that is the last of its
+        range. A view, which is what a request was stitched for, only grows up to its last page.
 
         Cost: O(log n) if enough is free behind it, otherwise the calls that map pages.
 
