@@ -391,4 +391,3 @@ cdef class BFCAllocator(PagedAllocator):
                 self.pool.bin_sets[lane + kind].split_remainder = MINIMUM_SIZE
                 self.pool.bin_sets[lane + kind].is_range = not request.lane.thread & IN_REGIONS
         return lane + is_large(request.rounded)
-

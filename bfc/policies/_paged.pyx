@@ -8,16 +8,12 @@ in lanes of their own (IN_REGIONS). Requests that no page fits look there, too.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
-from bfc._core cimport (
-    IN_REGIONS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Lane, Region, is_large, round_up,
-)
+from bfc._core cimport IN_REGIONS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Region
 from bfc.buffers._arguments cimport address_from
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer
 from bfc.allocators._extending cimport extend_chunk
 from bfc.allocators._invariants cimport fault_in_pages
-from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport no_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.policies._mapper cimport Faults, raise_faults
