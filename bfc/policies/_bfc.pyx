@@ -3,7 +3,7 @@
 import math
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -11,7 +11,6 @@ from bfc._core cimport (
     IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
 )
 from bfc.buffers._arguments cimport count_from
-from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._timestamps cimport merge_timestamped
 from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
@@ -253,8 +252,8 @@ cdef class BFCAllocator(PagedAllocator):
         return self.find(request)
 
     cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
-        return self.pool.allocate_chunk(self.bin_set_of(request), request.rounded, request.nbytes, request.stream, request.freed_before,
-                                        request.indexed)
+        return self.pool.allocate_chunk(self.bin_set_of(request), request.rounded, request.nbytes, request.stream,
+                                        request.freed_before, request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
