@@ -9,9 +9,9 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from bfc.cli import advise, devices, replay
+from bfc.cli import advise, anonymise, devices, replay
 
-PARTS = {"advise": advise, "devices": devices, "replay": replay}
+PARTS = {"advise": advise, "anonymise": anonymise, "devices": devices, "replay": replay}
 
 
 def help_of(name: str) -> str:

@@ -348,14 +348,14 @@ cdef class BFCAllocator(PagedAllocator):
 
     cdef int release_for(self, Request* request) except -1 nogil:
         """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (TensorFlow's
-        behaviour, 2.7)."""
+        behaviour, 2.7). Pages need less room than that: those that are free are part of it."""
         cdef vector[Region] regions
         cdef uint64_t total, kept
         self.acquire()
         self.pool.list_regions(regions, False)
         total = total_size(regions)
         kept = self.source.taken() - total
-        if total == 0 or kept > self.limit or request.rounded > self.limit - kept:
+        if total == 0 or (not self.stitches and (kept > self.limit or request.rounded > self.limit - kept)):
             self.lock.release()
             return False
         self.source.forget(regions)

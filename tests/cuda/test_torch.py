@@ -593,12 +593,18 @@ def stitching(make_cuda) -> Iterator[bfc.BFCAllocator]:
     _torch.serve_device(None, 0)
 
 
-def test_a_pool_that_stitches_maps_nothing_for_pytorch(stitching, whole, emulated) -> None:
-    for nbytes in (1000, 5 * MIB):
-        with pytest.raises(MemoryError, match="reserved 0 of a limit of 67108864"):
-            whole.alloc(nbytes)
-    assert (emulated.count("cuMemCreate"), emulated.count("cuMemAlloc")) == (0, 0)
+def test_a_pool_that_stitches_takes_regions_for_pytorch(stitching, whole, emulated) -> None:
+    """Nothing is mapped for its requests, which come without the GIL."""
+    small, large = whole.alloc(1000), whole.alloc(5 * MIB)
+    assert (emulated.count("cuMemCreate"), emulated.count("cuMemAlloc")) == (0, 2)
+    assert stitching.stats().bytes_reserved == 8 * MIB
+    again = whole.alloc(100_000)
+    assert emulated.count("cuMemAlloc") == 2, "the region has room"
+    for ptr in (small, large, again):
+        whole.free(ptr)
     stitching.check()
+    assert stitching.release_free_regions() == 8 * MIB
+    assert emulated.count("cuMemFree") == 2
 
 
 def test_a_pool_that_stitches_serves_pytorch_what_python_has_mapped(
