@@ -198,7 +198,7 @@ def test_a_caching_allocator_is_told_what_comes_next() -> None:
         advised[on] = [line for line in text.splitlines() if "joins such pieces" in line]
     assert advised == {
         "False": ["  try: settings='expandable_segments:True', which joins such pieces"],
-        "True": ["  try: BFCAllocator(virtual_memory=True), which joins such pieces"],
+        "True": ["  try: stitch=True, which joins such pieces"],
     }
 
 
