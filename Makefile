@@ -160,7 +160,7 @@ build/check/built: $(BUILT_FROM) | $(VENV)/built
 	@touch $@
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -g1
-CORE_TESTS := tests/native/test_bins.py tests/report/test_snapshot.py tests/buffers/test_buffer.py tests/trace/test_trace.py \
+CORE_TESTS := tests/native/test_bins.py tests/snapshots/test_snapshot.py tests/buffers/test_buffer.py tests/trace/test_trace.py \
 	$(patsubst %,tests/allocators/test_%.py,allocator finalisers many streams) \
 	$(patsubst %,tests/policies/test_%.py,bfc_beside_its_model growth stitching stitching_reach tensorflow_behaviour) \
 	$(patsubst %,tests/policies/test_%.py,caching_failing_devices caching_history caching_recorded caching_retries differences_from_pytorch) \

@@ -7,7 +7,7 @@ it. In order:
     interpreter/, errors.py
     _core.pyx, files.py, drivers/                 the engine; all that calls a driver
     cuda.py, pytorch/, suballocators/             PyTorch's words; where regions come from
-    report/, buffers/
+    snapshots/, buffers/
     allocators/                                   the machine that the policies share
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
@@ -56,9 +56,17 @@ from bfc.policies._caching import CachingAllocator
 from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
-from bfc.report.asleep import SleepReport
-from bfc.report.leaks import Leak, Leaks
-from bfc.report.snapshot import BinInfo, ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
+from bfc.snapshots.asleep import SleepReport
+from bfc.snapshots.leaks import Leak, Leaks
+from bfc.snapshots.snapshot import (
+    BinInfo,
+    ChunkInfo,
+    Frame,
+    HistoryEntry,
+    RegionInfo,
+    Snapshot,
+    Stats,
+)
 from bfc.study.advice import Advice, AdviceRow
 from bfc.study.advise import advise
 from bfc.suballocators import (

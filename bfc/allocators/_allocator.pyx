@@ -30,7 +30,7 @@ from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
 from bfc.allocators._tags cimport TAG_POOLS, Tagged
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
-from bfc.report.refusal import out_of_memory
+from bfc.snapshots.refusal import out_of_memory
 from bfc.suballocators.base import SubAllocator, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 

@@ -1,8 +1,8 @@
 from typing import SupportsIndex
 
 from bfc.buffers._buffer import Owner
-from bfc.report.leaks import Leaks
-from bfc.report.snapshot import Snapshot, Stats
+from bfc.snapshots.leaks import Leaks
+from bfc.snapshots.snapshot import Snapshot, Stats
 
 class Ledger(Owner):
     """What can be read from an allocator: a part of `Allocator`."""

@@ -19,7 +19,7 @@ from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._source cimport Source
 
 from bfc.errors import AsleepError, InvalidPointerError, InvariantError, PagesInUse, out_of_host_memory
-from bfc.report import columns as _columns, leaks as _leaks, snapshot as _snapshot
+from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.streams import is_queue as _is_queue
 
 

@@ -3,7 +3,7 @@ from contextlib import AbstractContextManager
 from typing import Literal
 
 from bfc.allocators._frees import Frees
-from bfc.report.asleep import SleepReport
+from bfc.snapshots.asleep import SleepReport
 
 Way = Literal["host", "pinned"] | Callable[[int], object]
 WAYS: tuple[str, ...]

@@ -1,4 +1,4 @@
-// The rows of a snapshot's columns. `report/columns.py` says in which form Python reads them.
+// The rows of a snapshot's columns. `snapshots/columns.py` says in which form Python reads them.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,6 @@ struct RegionRow {
 
 enum RowFlags : uint32_t { kInRange = 1, kAsleep = 2, kIsView = 4 };
 
-static_assert(sizeof(ChunkRow) == 64 && sizeof(RegionRow) == 72, "report/columns.py has the same sizes");
+static_assert(sizeof(ChunkRow) == 64 && sizeof(RegionRow) == 72, "snapshots/columns.py has the same sizes");
 
 }  // namespace bfc

@@ -4,7 +4,7 @@ from typing import SupportsIndex
 
 from bfc.policies._paged import PagedAllocator
 from bfc.pytorch.settings import CachingSettings
-from bfc.report.snapshot import HistoryEntry
+from bfc.snapshots.snapshot import HistoryEntry
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 

@@ -999,7 +999,7 @@ cdef class CachingAllocator(PagedAllocator):
         >>> print(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")).memory_summary()[:20])
         |===================
         """
-        from bfc.report.summary import summary
+        from bfc.snapshots.summary import summary
 
         return summary(self.memory_stats(), str(self.device), abbreviated)
 

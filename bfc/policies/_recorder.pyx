@@ -19,8 +19,8 @@ from bfc.allocators._lock cimport acquire_lock
 
 from bfc.errors import out_of_host_memory
 from bfc.pytorch import words
-from bfc.report.columns import HistoryColumns
-from bfc.report.snapshot import Frame, entries_from
+from bfc.snapshots.columns import HistoryColumns
+from bfc.snapshots.snapshot import Frame, entries_from
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept

@@ -29,8 +29,8 @@ from bfc.policies._mapper cimport Mapper, Page, call_create, lies_in
 
 from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory
 from bfc.policies.stash import Parcel, Stash, fill_with, maker
-from bfc.report.asleep import SleepReport
-from bfc.report.refusal import out_of_memory
+from bfc.snapshots.asleep import SleepReport
+from bfc.snapshots.refusal import out_of_memory
 from bfc.units import format_bytes
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:

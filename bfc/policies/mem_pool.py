@@ -8,7 +8,7 @@ from types import TracebackType
 
 from bfc.interpreter._exit import is_exiting
 from bfc.policies._caching import CachingAllocator
-from bfc.report.snapshot import Snapshot
+from bfc.snapshots.snapshot import Snapshot
 
 _numbers = itertools.count(1)
 #: Each thread's number, as an int that is there: who leaves a scope may find no memory for one.

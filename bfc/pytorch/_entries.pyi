@@ -1,6 +1,6 @@
 from typing import Any
 
-from bfc.report.columns import HistoryColumns, RegionColumns
+from bfc.snapshots.columns import HistoryColumns, RegionColumns
 
 class SharedFrames:
     """Makes lists of frames; equal ones are one list, which keeps a long history short."""

@@ -16,7 +16,7 @@ from bfc.pytorch._pickled import pickled
 
 if TYPE_CHECKING:
     from bfc.pytorch.settings import CachingSettings
-    from bfc.report.columns import HistoryColumns, RegionColumns
+    from bfc.snapshots.columns import HistoryColumns, RegionColumns
 
 #: No device has a higher ordinal; `device_traces` gets an empty list for each one below.
 HIGHEST_DEVICE = 1023

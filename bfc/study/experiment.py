@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from bfc.allocators._allocator import Allocator
-from bfc.report.snapshot import Snapshot
+from bfc.snapshots.snapshot import Snapshot
 from bfc.study.counted import Counted
 from bfc.suballocators import SubAllocator
 from bfc.trace import Trace

@@ -30,7 +30,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bfc.report.leaks import Leak as Leak
+    from bfc.snapshots.leaks import Leak as Leak
     from bfc.testing import cuda_emulator as cuda_emulator
     from bfc.testing.contract import SubAllocatorContract as SubAllocatorContract
     from bfc.testing.leaks import LeakError as LeakError

@@ -9,7 +9,7 @@ from bfc._core import SharedCounter
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.words import STATES
-from bfc.report.snapshot import RegionInfo
+from bfc.snapshots.snapshot import RegionInfo
 from bfc.testing.tape import Differs, Tape, TapedDevice, TapedSource
 from bfc.testing.tensorflow_model import GRANULE, Model, layout_of
 from bfc.testing.torch_model import TorchModel

@@ -9,8 +9,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from bfc.allocators._allocator import Allocator
-from bfc.report.leaks import Leak, describe
-from bfc.report.snapshot import ChunkInfo, Frame
+from bfc.snapshots.leaks import Leak, describe
+from bfc.snapshots.snapshot import ChunkInfo, Frame
 
 #: How many notes are kept before those of what was freed are dropped.
 FIRST_NOTES_ALLOWED = 1024

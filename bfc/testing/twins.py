@@ -8,7 +8,7 @@ from typing import Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.errors import InvalidPointerError, OutOfMemoryError
-from bfc.report.snapshot import Stats
+from bfc.snapshots.snapshot import Stats
 from bfc.suballocators.base import SubAllocator
 from bfc.testing.beside import Beside, model_for
 from bfc.testing.tape import Differs, Tape, Unfollowable

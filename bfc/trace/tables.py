@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from bfc.errors import TraceError
-from bfc.report.snapshot import Frame
+from bfc.snapshots.snapshot import Frame
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-    from bfc.report.snapshot import Frame
+    from bfc.snapshots.snapshot import Frame
 
 #: What an event does. A release gives back to the device all that the allocator caches.
 ALLOCATE, FREE, RELEASE = 0, 1, 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.report.snapshot import bin_index
+from bfc.snapshots.snapshot import bin_index
 
 TABLE = Path(__file__).parents[2] / "docs" / "behaviour" / "index.md"
 BASE, SIDE = 1 << 40, 2

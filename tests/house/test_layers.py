@@ -193,16 +193,16 @@ def test_the_reader_of_imports_sees_them_all() -> None:
         ("allocators/_allocator.pyx", "_core"),
         ("allocators/_allocator.pxd", "allocators/_tags"),
         ("buffers/_exchange.pyx", "native/dlpack.h"),
-        ("report/snapshot.py", "report/text"),
+        ("snapshots/snapshot.py", "snapshots/text"),
         ("__init__.py", "trace"),
     } <= seen
-    assert ("report/text.py", "report/snapshot") not in seen, "it is for type checkers alone"
+    assert ("snapshots/text.py", "snapshots/snapshot") not in seen, "it is for type checkers alone"
 
 
 def test_an_import_that_points_upwards_is_seen() -> None:
     assert is_below(ROOT / "units", ROOT / "errors.py")
     assert not is_below(ROOT / "errors", ROOT / "units.py")
-    assert not is_below(ROOT / "report/snapshot", ROOT / "report/text.py")
+    assert not is_below(ROOT / "snapshots/snapshot", ROOT / "snapshots/text.py")
     assert not is_below(ROOT / "drivers/cuda/_driver", ROOT / "drivers/opencl/platform.py")
     assert not is_below(ROOT, ROOT / "trace/trace.py")
 

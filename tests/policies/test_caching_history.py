@@ -18,7 +18,7 @@ LET_BE = 1 << 14  # sets of frames that may be there before the unwanted ones ar
 def frames_kept() -> int:
     """How many frames there are in this process."""
     gc.collect()
-    return sum(type(one) is bfc.report.snapshot.Frame for one in gc.get_objects())
+    return sum(type(one) is bfc.snapshots.snapshot.Frame for one in gc.get_objects())
 
 
 def on_a_thread(work: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 
 import bfc
-from bfc.report.snapshot import bin_index
+from bfc.snapshots.snapshot import bin_index
 
 BASE = 1 << 40
 KIB = 1 << 10

@@ -21,7 +21,7 @@ import bfc
 from bfc.files import replacing
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.stripped import strip
-from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
+from bfc.snapshots.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo, Snapshot, Stats
 
 MIB = 1 << 20
 BASE = 1 << 40

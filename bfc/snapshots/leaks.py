@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Self
 
-from bfc.report.columns import CHUNK, STATES, RegionColumns
-from bfc.report.snapshot import Frame
+from bfc.snapshots.columns import CHUNK, STATES, RegionColumns
+from bfc.snapshots.snapshot import Frame
 from bfc.units import format_bytes
 
 MOST_SHOWN = 10

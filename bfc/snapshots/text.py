@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    from bfc.report.snapshot import RegionInfo, Snapshot
+    from bfc.snapshots.snapshot import RegionInfo, Snapshot
 
 FREE, SLACK, ASKED = "_", "x", "*"
 UNMAPPED, LEAVING = ".", "~"

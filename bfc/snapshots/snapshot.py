@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bfc.report.columns import (
+from bfc.snapshots.columns import (
     ASLEEP,
     CHUNK,
     IN_RANGE,
@@ -612,11 +612,11 @@ class Snapshot:
         str
             The line.
         """
-        from bfc.report.text import occupancy
+        from bfc.snapshots.text import occupancy
 
         return occupancy(self, width)
 
     def __str__(self) -> str:
-        from bfc.report.text import picture
+        from bfc.snapshots.text import picture
 
         return picture(self)

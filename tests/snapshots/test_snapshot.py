@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bfc
-from bfc.report.snapshot import BIN_COUNT, bin_index
+from bfc.snapshots.snapshot import BIN_COUNT, bin_index
 
 MIB = 1 << 20
 BASE = 1 << 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bfc.errors import OutOfMemoryError, PagesInUse
-from bfc.report.snapshot import Stats
+from bfc.snapshots.snapshot import Stats
 from bfc.units import format_bytes
 
 #: No device maps smaller pieces.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.peers.torch import FIELDS, GROUPS, STATS
-from bfc.report.summary import BYTES, COUNTS, OVERSIZE, POOLS, WIDTH, summary
+from bfc.snapshots.summary import BYTES, COUNTS, OVERSIZE, POOLS, WIDTH, summary
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

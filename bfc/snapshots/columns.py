@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bfc.pytorch.words import ACTIONS
 
 if TYPE_CHECKING:
-    from bfc.report.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo
+    from bfc.snapshots.snapshot import ChunkInfo, Frame, HistoryEntry, RegionInfo
 
     Frames = tuple[Frame, ...]
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bfc
-from bfc.report import snapshot as values
-from bfc.report.columns import (
+from bfc.snapshots import snapshot as values
+from bfc.snapshots.columns import (
     CHUNK,
     RECORD,
     REGION,
