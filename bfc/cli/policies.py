@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import bfc
+from bfc.allocators._allocator import Allocator
 from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
 from bfc.study.experiment import Policy
+from bfc.suballocators import SubAllocator
 from bfc.units import parse_bytes
 
 
@@ -48,55 +50,70 @@ def policies(arguments: argparse.Namespace) -> list[Policy]:
             "--allow-growth is an option of --policy bfc: the caching policy and virtual_memory "
             "always take memory as it is needed"
         )
-    if arguments.strict and all(name.startswith("bfc:") for name in names):
+    if arguments.strict and all(map(_stitches, names)):
         raise ValueError(
-            "--strict is for the policies that have an original: TensorFlow has no virtual_memory"
+            "--strict is for the policies that have an original: neither TensorFlow nor PyTorch "
+            "stitches"
         )
     return listed
 
 
 def _policy(name: str, arguments: argparse.Namespace) -> Policy:
     kind, colon, text = name.partition(":")
-    limit, strict = _limit(arguments.memory_limit), arguments.strict
+    common: dict[str, Any] = {"memory_limit": _limit(arguments.memory_limit)}
+    if not _stitches(name):
+        common["strict"] = arguments.strict
     if kind == "caching":
-        settings = _settings(text, strict)
-        return Policy(
-            name,
-            lambda device: bfc.CachingAllocator(
-                device, memory_limit=limit, settings=settings, strict=strict
-            ),
-        )
+        return Policy(name, _maker(bfc.CachingAllocator, common | _of_caching(name, text, common)))
     if kind != "bfc":
         raise ValueError(
-            f"--policy {name}: it is bfc[:virtual_memory[,OPTIONS]] or caching[:SETTINGS]"
+            f"--policy {name}: it is bfc[:virtual_memory[,OPTIONS]] or "
+            "caching[:[stitch[,page_size=SIZE],]SETTINGS]"
         )
-    if colon:
-        options = _options(name, text)
-        return Policy(
-            name,
-            lambda device: bfc.BFCAllocator(
-                device, memory_limit=limit, virtual_memory=True, **options
-            ),
-        )
-    return Policy(
-        name,
-        lambda device: bfc.BFCAllocator(
-            device, memory_limit=limit, allow_growth=arguments.allow_growth, strict=strict
-        ),
-    )
+    own = _of_virtual_memory(name, text) if colon else {"allow_growth": arguments.allow_growth}
+    return Policy(name, _maker(bfc.BFCAllocator, common | own))
 
 
-def _options(name: str, text: str) -> dict[str, Any]:
+def _stitches(name: str) -> bool:
+    """Whether the policy stitches. Such a policy has no original."""
+    return name.startswith("bfc:") or name.partition(":")[2].split(",")[0] == STITCH
+
+
+def _maker(
+    kind: Callable[..., Allocator], options: dict[str, Any]
+) -> Callable[[SubAllocator], Allocator]:
+    return lambda device: kind(device, **options)
+
+
+def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:
+    """What stands behind `caching:`, as arguments of a CachingAllocator. Raises ValueError."""
+    if not _stitches(name):
+        return {"settings": _settings(text, common["strict"])}
+    options: dict[str, Any] = {"stitch": True}
+    # A setting may have commas of its own, so that only what stands first is looked at.
+    rest = text.partition(",")[2]
+    if rest.startswith("page_size="):
+        first, _, rest = rest.partition(",")
+        options |= _options(name, [first])
+    return options | {"settings": _settings(rest, strict=False)}
+
+
+def _of_virtual_memory(name: str, text: str) -> dict[str, Any]:
     """What stands behind `bfc:`, as arguments of a BFCAllocator. Raises ValueError."""
     first, *rest = text.split(",")
-    if first != "virtual_memory":
+    if first != VIRTUAL_MEMORY:
         raise ValueError(
             f"--policy {name}: behind bfc: stands virtual_memory, with page_size=SIZE and "
             "headroom=FRACTION after commas; TensorFlow's own options are --allow-growth, "
             "--memory-limit and --strict"
         )
+    return {VIRTUAL_MEMORY: True} | _options(name, rest)
+
+
+def _options(name: str, items: list[str]) -> dict[str, Any]:
+    """What `KEY=VALUE` says, for each item. Raises ValueError."""
     options: dict[str, Any] = {}
-    for item in rest:
+    for item in items:
         key, equals, value = item.partition("=")
         if key not in OPTIONS or not equals:
             raise ValueError(
@@ -119,7 +136,9 @@ def _fraction(text: str) -> float:
         raise ValueError(f"{text!r} is not a fraction such as 0.05") from None
 
 
-#: The options of virtual_memory, and what reads them. The allocator reads a page's size.
+#: The first words behind `bfc:` and `caching:` of the policies that stitch.
+VIRTUAL_MEMORY, STITCH = "virtual_memory", "stitch"
+#: The options of both, and what reads them. The allocator reads a page's size.
 OPTIONS: dict[str, Callable[[str], object]] = {"page_size": str, "headroom": _fraction}
 
 

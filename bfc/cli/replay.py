@@ -45,14 +45,16 @@ policies: bfc is TensorFlow's. It takes its whole limit at once, or, with --allo
 that double. bfc:virtual_memory maps memory page by page, and stitches free pages together where no
 free chunk is large enough; bfc:virtual_memory,page_size=4MiB,headroom=0.05 has both its OPTIONS.
 caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
-caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True. Each
+caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True.
+caching:stitch is the same policy, which stitches where it would take more memory or refuse;
+page_size and SETTINGS may follow: caching:stitch,page_size=4MiB,max_split_size_mb:128. Each
 --policy has a row for each trace.
 
 columns: live is the most that was asked for and not freed; in use, the most in chunks handed out;
 reserved, the most that was taken from the device; regions, how many regions were taken (each would
 be a cudaMalloc on a GPU); calls, how many calls of the driver took memory or gave it back (with
-expandable_segments:True and virtual_memory they create, map and unmap pieces of memory, and each
-piece that is mapped counts); fragment., the share of the free bytes outside the largest free block
+expandable_segments:True, virtual_memory and stitch they create, map and unmap pieces of memory,
+and each piece that is mapped counts); fragment., the share of the free bytes outside the largest free block
 at the end, which is high if there are many regions; ns/event, the nanoseconds for each allocation
 or free, in the fastest pass; refused, the allocations that did not fit. All but ns/event are of one
 replay on a new allocator.
@@ -97,8 +99,8 @@ def add_to(subparsers: Any) -> None:
         "--policy",
         action="append",
         metavar="POLICY",
-        help="bfc[:virtual_memory[,OPTIONS]] or caching[:SETTINGS]; several are shown side by side "
-        "(default: bfc)",
+        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS]; several "
+        "are shown side by side (default: bfc)",
     )
     _add_options_of_allocators(add)
     add(
@@ -140,7 +142,7 @@ def _add_options_of_allocators(add: Callable[..., Any]) -> None:
         "--strict",
         action="store_true",
         help="refuse whatever the original refuses, TensorFlow 2.21 or PyTorch 2.11 "
-        "(virtual_memory has no original)",
+        "(virtual_memory and stitch have no original)",
     )
 
 

@@ -105,6 +105,32 @@ def test_the_options_of_virtual_memory(capsys, five):
     assert (tight["refused"], tight["peak_bytes_reserved"]) == (0, 6 * MIB)
 
 
+def test_pytorch_s_policy_that_stitches(capsys, five):
+    """Commas within a setting are its own. Two divisions round 5 MiB up to 6."""
+    settings = "roundup_power2_divisions:[256:1,512:2,>:2]"
+    asked = [
+        "caching:stitch",
+        "caching:stitch,page_size=4MiB",
+        f"caching:stitch,{settings}",
+        f"caching:stitch,page_size=4MiB,{settings}",
+    ]
+    words = [word for policy in asked for word in ("--policy", policy)]
+    found = rows(capsys, five, *words, "--policy", "caching", "--strict")
+    assert [row["policy"] for row in found[:-1]] == asked
+    assert [row["peak_bytes_reserved"] // MIB for row in found] == [18, 24, 18, 24, 60]
+    assert [row["peak_bytes_in_use"] // MIB for row in found] == [5, 5, 6, 6, 5]
+    assert [row["regions_taken"] for row in found] == [0, 0, 0, 0, 3]
+
+
+def test_pytorch_s_policy_stitches_where_it_would_refuse(capsys):
+    """The run uses 10.75 GiB at most."""
+    words = ["--policy", "caching", "--policy", "caching:stitch,page_size=2MiB"]
+    words += ["--device", "simulated:10.85GiB", "--no-picture"]
+    plain, stitched = rows(capsys, str(THREE_STREAMS), *words, code=1)
+    assert (plain["refused"] > 0, stitched["refused"]) == (True, 0)
+    assert stitched["driver_calls_by_kind"]["create"] * 2 * MIB == stitched["peak_bytes_reserved"]
+
+
 def test_what_is_for_the_originals_is_not_for_virtual_memory_beside_them(capsys, five):
     words = ["--policy", "bfc", "--policy", STITCHED, "--strict", "--allow-growth"]
     grown, stitched = rows(capsys, five, *words)
@@ -233,7 +259,7 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
     ("arguments", "faults"),
     [
         (["--policy", "lru"], ["--policy lru: it is bfc[:virtual_memory[,OPTIONS]] or caching["]),
-        (["--policy", ""], ["it is bfc[:virtual_memory[,OPTIONS]] or caching[:SETTINGS]"]),
+        (["--policy", ""], ["it is bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,"]),
         (["--policy", "max_split_size_mb:40"], ["it is bfc[:virtual_memory[,OPTIONS]] or"]),
         (
             ["--policy", "bfc:max_split_size_mb:40"],
@@ -268,7 +294,21 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
             ["virtual_memory needs a source that maps memory: OpenCL has no calls"],
         ),
         (
-            ["--policy", STITCHED, "--strict"],
+            ["--policy", "caching:stitch,page_size=3MiB"],
+            ["page_size is a power of two", "not '3MiB'"],
+        ),
+        (["--policy", "caching:stitch,page_size=big"], ["'big' is not a size"]),
+        (
+            ["--policy", "caching:stitch,headroom=0.5"],
+            ["there is no setting 'headroom=0.5'"],
+        ),
+        (["--policy", "caching:stitched"], ["there is no setting 'stitched'"]),
+        (
+            ["--policy", "caching:stitch", "--device", "opencl"],
+            ["stitch needs a source that maps memory: OpenCL has no calls"],
+        ),
+        (
+            ["--policy", STITCHED, "--policy", "caching:stitch", "--strict"],
             ["--strict is for the policies that have an original"],
         ),
         (
