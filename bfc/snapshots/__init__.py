@@ -5,6 +5,7 @@ summary.py     the table of `memory_stats()`, as PyTorch lays it out
 asleep.py      what `sleep` has done
 columns.py     a snapshot as rows of numbers
 snapshot.py    a snapshot and statistics as frozen values
+    figures.py     the figures that monitoring shows
     leaks.py       what is live, and which lines allocated it
     refusal.py     the error of a request without room, with advice
 """

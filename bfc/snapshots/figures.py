@@ -1,0 +1,69 @@
+"""The few figures of an allocator that a dashboard shows, and that may be read every second."""
+
+from __future__ import annotations
+
+from bfc.snapshots.snapshot import Stats
+
+#: How memory without an owner is named, and that of owners which are not listed.
+NOBODY, OTHERS = "(no owner)", "(other owners)"
+
+
+def figures(stats: Stats) -> dict[str, int]:
+    """The figures that monitoring shows, all in bytes.
+
+    Parameters
+    ----------
+    stats : Stats
+        What `allocator.stats()` returned.
+
+    Returns
+    -------
+    dict of str to int
+        "used", in chunks that are in use; "reserved", taken from the device; "peak", the most that
+        was used; "limit", the allocator's memory limit; "largest_free", the largest free chunk.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+    >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+    >>> figures(allocator.stats())
+    {'used': 0, 'reserved': 1048576, 'peak': 1024, 'limit': 1048576, 'largest_free': 1048576}
+    """
+    return {
+        "used": stats.bytes_in_use,
+        "reserved": stats.pool_bytes,
+        "peak": stats.peak_bytes_in_use,
+        "limit": stats.bytes_limit,
+        "largest_free": stats.largest_free_block_bytes,
+    }
+
+
+def largest_owners(by_owner: dict[str, int], most: int) -> dict[str, int]:
+    """The bytes of the largest owners, and of all others together.
+
+    Parameters
+    ----------
+    by_owner : dict of str to int
+        `stats().by_owner`.
+    most : int
+        How many owners are named at most. Memory without an owner is not counted as one of them.
+
+    Returns
+    -------
+    dict of str to int
+        The values add up to those of `by_owner`. What has no owner is under "(no owner)", and what
+        is not listed under "(other owners)". Both are there only if they have memory.
+
+    Examples
+    --------
+    >>> largest_owners({"kv cache": 4096, "": 300, "weights": 512, "maps": 256}, 2)
+    {'kv cache': 4096, 'weights': 512, '(no owner)': 300, '(other owners)': 256}
+    """
+    named = sorted(((name, held) for name, held in by_owner.items() if name), key=lambda it: -it[1])
+    listed = dict(named[:most])
+    rest = {NOBODY: by_owner.get("", 0), OTHERS: sum(held for _, held in named[most:])}
+    for name, held in rest.items():
+        if held:
+            listed[name] = listed.get(name, 0) + held
+    return listed
