@@ -59,11 +59,16 @@ def stitching(device: CountedSimulated) -> bfc.Allocator:
     return bfc.BFCAllocator(device, virtual_memory=True, page_size="2 MiB")
 
 
+def stitching_caching(device: CountedSimulated) -> bfc.Allocator:
+    return bfc.CachingAllocator(device, stitch=True)
+
+
 EXPANDABLE = "expandable_segments:True"
 CONTENDERS = (
     Contender("PyTorch, default", caching(""), settings=""),
     Contender("PyTorch, expandable", caching(EXPANDABLE), settings=EXPANDABLE),
     Contender("bfc, stitching", stitching),
+    Contender("bfc, stitch=True", stitching_caching),
     Contender("TensorFlow, growing", tensorflow(True)),
     Contender("TensorFlow, fixed", tensorflow(False), takes_all=True),
 )

@@ -1,15 +1,17 @@
 """How stitching settles: `python -m bench.stitching`.
 
-Each trace is played several times in a row with everything freed in between. The first table has
-one stream and pages of 2 MiB: what is reserved for each byte that is live, the calls of the driver
-in each pass, and the most calls of one request; then what is reserved with the page size that the
-allocator chooses itself. The second has the traces of several streams on a device that is 1 %
-larger than what is live, and who waits for whom. The third has programs without a rhythm. Nothing
-is timed.
+Each trace is played several times in a row with everything freed in between, under both policies:
+BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True). The first table of each has one
+stream and pages of 2 MiB: what is reserved for each byte that is live, the calls of the driver in
+each pass, and the most calls of one request; then what is reserved with the page size that the
+allocator chooses itself, which is for BFCAllocator. The second has the traces of several streams on
+a device that is 1 % larger than what is live, and who waits for whom. The third has programs
+without a rhythm. Nothing is timed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,25 @@ HEADROOMS = (0.0, 0.05)
 #: Live blocks, and the smallest and the largest size of random churn.
 CHURNS = ((200, 1 * MIB, 256 * MIB), (200, 64 << 10, 256 * MIB), (1000, 256 << 10, 64 * MIB))
 CHURN_EVENTS = 20_000
+
+
+#: Makes an allocator over a device, with pages of so many bytes (None: the policy's own choice) and
+#: a headroom.
+Make = Callable[[bfc.SubAllocator, int | None, float], bfc.BFCAllocator | bfc.CachingAllocator]
+
+
+def stitching_bfc(
+    device: bfc.SubAllocator, page_size: int | None, headroom: float
+) -> bfc.BFCAllocator:
+    """BFCAllocator(virtual_memory=True)"""
+    return bfc.BFCAllocator(device, virtual_memory=True, page_size=page_size, headroom=headroom)
+
+
+def stitching_caching(
+    device: bfc.SubAllocator, page_size: int | None, _headroom: float
+) -> bfc.CachingAllocator:
+    """CachingAllocator(stitch=True)"""
+    return bfc.CachingAllocator(device, stitch=True, page_size=page_size)
 
 
 class LateDevice(CountedSimulated):
@@ -57,6 +78,7 @@ class Passes:
         self,
         trace: bfc.Trace,
         capacity: int,
+        make: Make = stitching_bfc,
         *,
         page_size: int | None = 2 * MIB,
         headroom: float = 0.0,
@@ -67,9 +89,7 @@ class Passes:
         self.calls: list[int] = []
         self.waits: list[int] = []
         self.reserved = self.live = 0
-        with bfc.BFCAllocator(
-            device, virtual_memory=True, page_size=page_size, headroom=headroom
-        ) as allocator:
+        with make(device, page_size, headroom) as allocator:
             for _ in range(passes):
                 calls, waits = device.driver_calls, device.all_waits
                 result = trace.replay(allocator)
@@ -105,41 +125,47 @@ def joined(counts: list[int]) -> str:
     return " / ".join(map(str, counts))
 
 
-def report_one_stream(listed: dict[str, bfc.Trace]) -> None:
+def report_one_stream(listed: dict[str, bfc.Trace], make: Make) -> None:
+    chooses = make is stitching_bfc
     heading = f"{'one stream':30}{'reserved':>9}{'calls of passes 1 to 6':>34}{'stitches':>9}"
-    say(f"{heading}{'waits':>6}{'most':>6}{'usual device':>24}{'80 GiB':>15}")
+    say(f"{heading}{'waits':>6}{'most':>6}" + f"{'usual device':>24}{'80 GiB':>15}" * chooses)
     ratios = []
     for name, trace in listed.items():
         single = on_one_stream(trace)
-        passes = Passes(single, ROOM)
+        passes = Passes(single, ROOM, make)
         ratios.append(passes.ratio)
-        device = usual_device(passes.live)
-        usual = Passes(single, device, page_size=None, passes=2)
-        large = Passes(single, ROOM, page_size=None, passes=2)
         figures = passes.figures
         title = f"{name} ({passes.live / GIB:.1f} GiB)"
-        own = f"{device // GIB} GiB, {usual.page} MiB: {ratio_or_refused(usual)}"
         say(
             f"{title:30}{ratio_or_refused(passes):>9}{joined(passes.calls):>34}"
             f"{figures['stitches']:9}{sum(passes.waits):6}{figures['most_calls_of_a_request']:6}"
-            f"{own:>24}{f'{large.page} MiB: {ratio_or_refused(large)}':>15}"
+            + with_own_pages(single, passes.live)
+            * chooses
         )
     say(f"{'geometric mean':30}{geometric_mean(ratios):9.4f}")
     say(f"{'worst':30}{max(ratios):9.4f}")
+
+
+def with_own_pages(trace: bfc.Trace, live: int) -> str:
+    """What is reserved with the page size that the allocator chooses."""
+    device = usual_device(live)
+    usual, large = (Passes(trace, room, page_size=None, passes=2) for room in (device, ROOM))
+    own = f"{device // GIB} GiB, {usual.page} MiB: {ratio_or_refused(usual)}"
+    return f"{own:>24}{f'{large.page} MiB: {ratio_or_refused(large)}':>15}"
 
 
 def ratio_or_refused(passes: Passes) -> str:
     return "refused" if passes.refused else f"{passes.ratio:.4f}"
 
 
-def report_streams(listed: dict[str, bfc.Trace]) -> None:
+def report_streams(listed: dict[str, bfc.Trace], make: Make) -> None:
     say()
     say(f"{'by stream':30}{'device':>9}{'reserved':>9}{'calls':>34}{'waits of passes 1 to 6':>34}")
     for name, trace in listed.items():
         if len(np.unique(trace.stream)) == 1:
             continue
-        with_room = Passes(trace, ROOM)
-        full = Passes(trace, int(with_room.live * 1.01))
+        with_room = Passes(trace, ROOM, make)
+        full = Passes(trace, int(with_room.live * 1.01), make)
         for device, passes in (("80 GiB", with_room), ("1.01", full)):
             say(
                 f"{name:30}{device:>9}{ratio_or_refused(passes):>9}{joined(passes.calls):>34}"
@@ -147,7 +173,7 @@ def report_streams(listed: dict[str, bfc.Trace]) -> None:
             )
 
 
-def report_churn() -> None:
+def report_churn(make: Make) -> None:
     say()
     say(
         f"{'random churn':30}{'headroom':>9}{'reserved':>9}{'requests':>10}"
@@ -157,8 +183,8 @@ def report_churn() -> None:
         trace = churn(live, CHURN_EVENTS, smallest=smallest, largest=largest).closed()
         requests = int((trace.op == 0).sum())
         title = f"{live} live, {smallest >> 10} KiB to {largest // MIB} MiB"
-        for headroom in HEADROOMS:
-            passes = Passes(trace, ROOM, headroom=headroom, passes=1)
+        for headroom in HEADROOMS if make is stitching_bfc else (0.0,):
+            passes = Passes(trace, ROOM, make, headroom=headroom, passes=1)
             say(
                 f"{title:30}{headroom:9.0%}{ratio_or_refused(passes):>9}{requests:10}"
                 f"{passes.figures['stitches'] / requests:20.3f}{passes.calls[0] / requests:17.2f}"
@@ -168,9 +194,12 @@ def report_churn() -> None:
 def main(arguments: list[str] | None = None) -> None:
     shown = chosen(dict(traces()), __doc__, arguments)
     say(machine())
-    report_one_stream(shown)
-    report_streams(shown)
-    report_churn()
+    for make in (stitching_bfc, stitching_caching):
+        say()
+        say(str(make.__doc__))
+        report_one_stream(shown, make)
+        report_streams(shown, make)
+        report_churn(make)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.peers.tensorflow import PeerUnavailable
 MIB = 1 << 20
 #: 100 MiB, and 1 MiB, for which PyTorch takes a segment of 2 MiB.
 TRACE = bfc.Trace([0, 0], [0, 1], [100 * MIB, MIB]).closed()
-DEFAULT, EXPANDABLE, STITCHING, GROWING, FIXED = CONTENDERS
+DEFAULT, EXPANDABLE, STITCHING, CACHING_STITCHING, GROWING, FIXED = CONTENDERS
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +40,27 @@ def test_the_table_has_every_trace_under_every_contender(monkeypatch, capsys):
     _machine, heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["trace", "allocator", "reserved"]
     names = [contender.name for contender in CONTENDERS]
-    rows, means = lines[:10], lines[10:]
+    rows, means = lines[:12], lines[12:]
     assert [line[32:52].strip() for line in rows] == names * 2
     assert [line[:32].strip() for line in rows if line[0] != " "] == [
         "one (0.1 GiB)",
         "two (0.1 GiB)",
     ]
-    assert [line.split()[-1] for line in rows] == [*["equal"] * 2, *["-"] * 3] * 2
+    assert [line.split()[-1] for line in rows] == [*["equal"] * 2, *["-"] * 4] * 2
     assert [line[32:52].strip() for line in means] == [name for name in names for _ in range(2)]
 
 
 def test_the_figures_of_a_trace():
     rows = [memory.measure(contender, TRACE, False) for contender in CONTENDERS]
-    default, expandable, stitching, growing, fixed = rows
+    default, expandable, stitching, caching, growing, fixed = rows
     # 102 MiB are the fourth step above 101.
     assert default.reserved == expandable.reserved == 102 / 101
     assert default.smallest == expandable.smallest == pytest.approx(1.01)
     # 1 MiB is a small request, which gets a page of its own.
-    assert stitching.reserved == 102 / 101
-    assert stitching.smallest == pytest.approx(1.01)
-    assert stitching.with_room.counts().endswith(" / 0")
+    for stitched in (stitching, caching):
+        assert stitched.reserved == 102 / 101
+        assert stitched.smallest == pytest.approx(1.01)
+        assert stitched.with_room.counts().endswith(" / 0")
     # Two regions of 128 MiB: what is left of the first is too small a part to be split off.
     assert growing.reserved == 256 / 101
     assert fixed.reserved is None

@@ -50,18 +50,20 @@ def test_who_waits_is_counted():
     assert Passes(on_one_stream(halves), 8 * MIB, passes=3).waits == [0] * 3
 
 
-def test_the_tables_have_every_trace(capsys):
+def test_the_tables_have_every_trace_under_both_policies(capsys):
     stitching.main([])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == ["one", "two"]
-    assert lines[4].startswith("geometric mean")
-    assert lines[5].startswith("worst")
-    (by_stream,) = [at for at, line in enumerate(lines) if line.startswith("by stream")]
-    assert [line.split()[:2] for line in lines[by_stream + 1 : by_stream + 3]] == [
-        ["two", "80"],
-        ["two", "1.01"],
-    ]
-    assert [line.split("MiB")[-1].split()[0] for line in lines[-2:]] == ["0%", "5%"]
+    _machine, *tables = capsys.readouterr().out.strip().split("\n\n")
+    for policy, headrooms in (
+        ("BFCAllocator(virtual_memory=True)", ["0%", "5%"]),
+        ("CachingAllocator(stitch=True)", ["0%"]),
+    ):
+        one_stream, by_stream, churned = (tables.pop(0).splitlines() for _ in range(3))
+        assert one_stream[0] == policy
+        assert [line.split()[0] for line in one_stream[2:]] == ["one", "two", "geometric", "worst"]
+        assert ("MiB: 1.0" in one_stream[2]) == (policy[0] == "B")
+        assert [line.split()[:2] for line in by_stream[1:]] == [["two", "80"], ["two", "1.01"]]
+        assert [line.split("MiB")[-1].split()[0] for line in churned[1:]] == headrooms
+    assert tables == []
 
 
 def test_a_trace_that_is_not_there_is_refused(capsys):
