@@ -12,6 +12,7 @@ it. In order:
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     integrations/, study/                         other libraries; policies compared
+    browser/                                      a run as a page for the browser
     cli/, testing/                                use `bfc` as a user does
     __main__.py
 """

@@ -1,0 +1,299 @@
+"""All that a page shows, as one value that JSON holds. Sizes are bytes, events are indices from 0,
+addresses are integers, and -1 is "none" wherever an index is expected.
+
+The keys
+--------
+format : 1
+version : the version of bfc
+title : text
+kind : "trace", or "state" for an allocator without a history. Of a state there is one moment, which
+    is called the peak here: "events" is 0, "peak_event" is -1, and "timeline", "map",
+    "owners_over_time", and "born" and "died" of blocks say nothing.
+events : the events of the first run
+peak_event : the event after which most is live, the first of several; -1 if there are no events
+peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
+peak_reserved : the most bytes that the first run had taken from the device
+live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_event`, in descending
+    size, and among equals in the order of the events; at most 50,000. The address is that of the
+    first run, and 0 where it refused the request. The owner is a text, "" if there is none. The
+    stack is an index into "stacks"
+left_out, left_out_bytes : the blocks that are live then and not listed, and their bytes
+
+owners : texts; the other parts name an owner by its index here
+texts, frames, stacks : frames are [text of the file, line, text of the function], where a text is
+    an index into `texts`; stacks are [parent, frame], where the parent is the index of the calling
+    stack, which stands before it. At most 40,000 stacks, and 700,000 characters in all texts; a
+    text above 300 loses its middle; text 0 is "…", and stands for a text that is left out
+stacks_left_out : how many blocks have a stack for which there was no room
+streams : the streams' numbers that occur
+
+runs : what stands beside each other on one axis; at most 16. "live_at_peak", "blocks", "views" and
+    "owners_over_time" are of the first. Each has
+    label, policy, settings, device : texts; `policy` is "caching" or "bfc"
+    trace : the name of the trace; runs of one trace have the same
+    origin : "recorded", as PyTorch ran it, or "replayed"; of a state "state"
+    events, completed, refusals, first_refusal (event), driver_calls
+    peak_live, peak_event : of what this run served
+    peak_reserved
+    remarks : texts, what a reader must know
+    timeline : null for a state; else columns of one length, at most 4,000 (6,000 divided by the
+        runs where there are more than one): event, which does not fall and may repeat, where more
+        was in use within an event than after it; time_us (microseconds since 1970, or null); live,
+        reserved, driver_calls; and in replays in_use, largest_free, refused
+    map : null, or columns (at most 1,200) and rows (512): ends, how many events come before the end
+        of each column; ranges, [address, bytes] in rising order, which the rows cover end to end
+        from row 0 on (the addresses in between were never used); ranges_left_out; row_bytes, where
+        the last row may have fewer; row_stream, the stream that has most of a row, or -1; fill,
+        packed u8, rows of columns: the part of the bytes that was in use, on the average of the
+        column's events, times 255, and at least 1 where any was
+    segments : what is taken from the device after the trace's peak_event, as columns in the order
+        of addresses, at most 4,000: address, size, stream, kind ("small", "large", "view" where
+        pages are stitched, "" where it is not known), pool ("" or the private pool's id), live
+        (bytes that were asked for), blocks (their number), largest: [[address, size, owner], ...],
+        the three largest live blocks of each; left_out and left_out_bytes
+
+blocks : packed columns. The first rows are those of "live_at_peak", in the same order; behind them
+    stand the largest other allocations of the trace, at most 25,000 in descending size.
+    total, total_bytes : all allocations of the trace, of which those in the rows are a part
+    at_peak : how many rows are those of "live_at_peak"
+    address, size : packed u64
+    owner, stack, born, died : packed i32; `died` is -1 if it is never freed
+    between : packed u32: the allocations made after it and before its free or the end
+    stream : packed u16
+temporary_within : N: an allocation is temporary if fewer than N others come between it and its free
+views : "peak" (live after peak_event), "never_freed", "temporary"; sums over all allocations, not
+    only those in rows. Each has
+    bytes, blocks
+    by_owner : [[owner, bytes, blocks], ...], the most bytes first, at most 500; other_owners :
+        [owners, bytes, blocks] of the rest
+    by_size : [[power, bytes, blocks], ...]: from 2**power bytes up to below twice that; of power
+        -1, those of 0 bytes
+    by_age : the same by age in events: until the peak; until the end; until the free
+    tree : columns parent, frame, bytes, blocks. Row 0 is the whole, with frame -1; each other row
+        is a place of the program, and its sums have all that it calls in them. At most 2,000 rows;
+        what is left out (`left_out` places) is in the sums of the callers
+owners_over_time : null, or event (at most 401), owner (at most 20, and -1 for all others and those
+    without) and live, a row of bytes for each owner
+
+Packed columns are described in `bfc.browser.packed`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bfc.browser.lives import Lives, live_bytes, lives_of
+from bfc.browser.packed import packed
+from bfc.browser.runs import SAMPLES, Run, Subject, as_recorded, replayed
+from bfc.browser.tables import Tables, shortened
+from bfc.browser.views import owners_over_time, view_of
+from bfc.errors import TraceError
+from bfc.policies._caching import CachingAllocator
+from bfc.study.counted import Counted, CountedSimulated
+from bfc.study.experiment import Policy
+from bfc.trace import Trace
+from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+#: The most blocks that are listed at the peak, and of others.
+LISTED, OTHERS = 50_000, 25_000
+#: The most runs, and the most rows of all their timelines together.
+MOST_RUNS = 16
+MOST_ROWS = 6_000
+#: An allocation is temporary if fewer come between it and its free.
+TEMPORARY = 10
+#: The least that a device has if none is named, and the most characters of all maps.
+LEAST_DEVICE = 80 << 30
+MOST_OF_MAPS = 1_200_000
+
+
+def data_of(
+    traces: Sequence[tuple[str, Trace]],
+    policies: Sequence[Policy] = (),
+    make_source: Callable[[], Counted] | None = None,
+    *,
+    title: str = "",
+) -> dict[str, Any]:
+    """What a page shows of some traces.
+
+    Parameters
+    ----------
+    traces : sequence of (str, Trace)
+        Names and traces. Each is shown as it was recorded, if a snapshot of PyTorch says how, and
+        under each policy. Of the first trace the blocks are shown.
+    policies : sequence of Policy, optional
+        The default is PyTorch's policy for a trace that is no recording, and none for others.
+    make_source : callable, optional
+        Returns a new device. The default has 80 GiB, or four times the peak if that is more.
+    title : str, optional
+        The page's.
+
+    Returns
+    -------
+    dict
+        As above.
+
+    Raises
+    ------
+    ValueError
+        If there is no trace, or there would be more than 16 runs.
+    TraceError
+        If the sizes of a trace add up to 2**63 bytes or more.
+
+    Notes
+    -----
+    Cost: two replays for each trace and policy, and sorts of a trace's ids.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> trace = bfc.Trace([0, 0, 1], [0, 1, 0], [3 << 20, 1 << 20, 0])
+    >>> found = data_of([("small", trace)])
+    >>> found["peak_event"], [row[1] >> 20 for row in found["live_at_peak"]]
+    (1, [3, 1])
+    """
+    subjects = [_subject(name, trace) for name, trace in traces]
+    if not subjects:
+        raise ValueError("a report needs at least one run")
+    most = max(int(subject.live.max(initial=0)) for subject in subjects)
+    source = make_source or _device(max(LEAST_DEVICE, 4 * most))
+    device = format_bytes(source().total_bytes or 0)
+    runs: list[Run] = []
+    count = len(subjects) * (len(policies) + 1)
+    if count > MOST_RUNS + len(subjects):
+        raise ValueError(f"a report holds at most {MOST_RUNS} runs side by side, not {count}")
+    samples = SAMPLES if count <= 2 else max(MOST_ROWS // count, 50)
+    for subject in subjects:
+        runs += _runs_of(subject, policies, source, samples)
+    first = subjects[0]
+    figures = [_labelled(run.figures, len(traces) > 1, device) for run in runs]
+    _keep_maps_small(figures)
+    return {
+        "format": 1,
+        "version": _version(),
+        "title": title or ", ".join(shortened(name) for name, _ in traces),
+        "kind": "trace",
+        "events": len(first.trace),
+        "peak_event": first.peak,
+        "peak_live": int(first.live[first.peak]) if first.peak >= 0 else 0,
+        "peak_reserved": figures[0]["peak_reserved"],
+        **_blocks(first, runs[0].addresses),
+        "runs": figures,
+    }
+
+
+def _version() -> str:
+    version: str = sys.modules["bfc"].__version__  # the package stands above all of its rooms
+    return version
+
+
+def _device(capacity: int) -> Callable[[], Counted]:
+    return lambda: CountedSimulated(capacity)
+
+
+def _subject(name: str, trace: Trace) -> Subject:
+    import numpy as np
+
+    if float(trace.size.sum(dtype=np.float64)) >= 2.0**63:
+        raise TraceError(f"{name}: its sizes add up to 2**63 bytes or more")
+    lives = lives_of(trace)
+    live = live_bytes(trace, lives)
+    return Subject(name, trace, lives, live, int(live.argmax()) if len(live) else -1)
+
+
+def _runs_of(
+    subject: Subject, policies: Sequence[Policy], source: Callable[[], Counted], samples: int
+) -> list[Run]:
+    known = as_recorded(subject, samples)
+    if known is None and not policies:
+        policies = [Policy("caching", CachingAllocator)]
+    others = [replayed(subject, policy, source, samples) for policy in policies]
+    runs = others if known is None else [known, *others]
+    for run in runs:
+        run.figures["trace"] = shortened(subject.name)
+    return runs
+
+
+def _labelled(figures: dict[str, Any], several: bool, device: str) -> dict[str, Any]:
+    label = f"{figures['trace']}: {figures['label']}" if several else figures["label"]
+    return {**figures, "label": label, "device": device if figures["origin"] == "replayed" else ""}
+
+
+def _keep_maps_small(runs: list[dict[str, Any]]) -> None:
+    """Leaves out the maps of later runs, if all together are too large for a page."""
+    room = MOST_OF_MAPS
+    for run in runs:
+        if run["map"] is not None:
+            room -= len(run["map"]["fill"]["data"])
+            if room < 0 and run is not runs[0]:
+                run["map"] = None
+                run["remarks"].append("its map is left out: there are too many for one page")
+
+
+def _blocks(subject: Subject, addresses: NDArray[np.uint64]) -> dict[str, Any]:
+    """What the page knows of the blocks of a trace."""
+    import numpy as np
+
+    trace, lives = subject.trace, subject.lives
+    tables = Tables(trace)
+    at_peak = lives.live_after(subject.peak)
+    size = lives.size.astype(np.int64)
+    listed = at_peak[np.argsort(-size[at_peak], kind="stable")][:LISTED]
+    other = np.ones(len(lives), bool)
+    other[at_peak] = False
+    others = np.flatnonzero(other)
+    others = others[np.argsort(-size[others], kind="stable")][:OTHERS]
+    rows = np.concatenate([listed, others])
+    stack, address = tables.stacks(lives.stack[rows]), addresses[lives.born[rows]]
+    never = np.flatnonzero(lives.died < 0)
+    brief = np.flatnonzero((lives.died >= 0) & (lives.between < TEMPORARY))
+    ages = subject.peak - lives.born[at_peak], len(trace) - 1 - lives.born[never]
+    views = {
+        "peak": view_of(trace, tables, lives, at_peak, ages[0]),
+        "never_freed": view_of(trace, tables, lives, never, ages[1]),
+        "temporary": view_of(trace, tables, lives, brief, lives.died[brief] - lives.born[brief]),
+    }
+    owners = [shortened(name) for name in trace.owners]
+    names = [*owners, ""]
+    count = len(listed)
+    numbers = zip(address[:count], size[listed], lives.owner[listed], stack[:count], strict=True)
+    return {
+        "live_at_peak": [[int(a), int(s), names[int(o)], int(k)] for a, s, o, k in numbers],
+        "left_out": len(at_peak) - count,
+        "left_out_bytes": int(size[at_peak].sum() - size[listed].sum()),
+        "owners": owners,
+        "streams": np.unique(lives.stream).tolist(),
+        "blocks": {
+            "total": len(lives),
+            "total_bytes": int(size.sum()),
+            "at_peak": count,
+            **_columns(lives, rows, address, stack),
+        },
+        "temporary_within": TEMPORARY,
+        "views": views,
+        "owners_over_time": owners_over_time(trace, lives, at_peak, subject.peak),
+        **tables.as_json(),
+    }
+
+
+def _columns(
+    lives: Lives, rows: NDArray[np.int64], address: NDArray[np.uint64], stack: NDArray[np.int64]
+) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "address": packed(address),
+        "size": packed(lives.size[rows]),
+        "owner": packed(lives.owner[rows].astype(np.int32)),
+        "stack": packed(stack.astype(np.int32)),
+        "born": packed(lives.born[rows].astype(np.int32)),
+        "died": packed(lives.died[rows].astype(np.int32)),
+        "between": packed(lives.between[rows].astype(np.uint32)),
+        "stream": packed(lives.stream[rows]),
+    }

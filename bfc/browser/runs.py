@@ -1,0 +1,310 @@
+"""One run over time: as it was recorded, or replayed under a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bfc.browser import segments
+from bfc.browser.lives import Lives
+from bfc.browser.packed import packed
+from bfc.errors import TraceError
+from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from bfc.study import recorded
+from bfc.study.counted import Counted
+from bfc.study.experiment import Policy
+from bfc.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: The most samples of a timeline; and the cells of a map, which has at most so many ranges.
+SAMPLES = 4_000
+COLUMNS, ROWS = 1_200, 512
+MOST_RANGES = 4_000
+_CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run, and where it placed what.
+
+    Attributes
+    ----------
+    addresses : numpy.ndarray of uint64
+        Of each event's allocation; 0 for one that was refused, and for other events.
+    figures : dict
+        An entry of "runs" (`bfc.browser.data`).
+    """
+
+    addresses: NDArray[np.uint64]
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A trace with what every run of it needs.
+
+    Attributes
+    ----------
+    name : str
+        What the page calls it.
+    trace : Trace
+        The trace.
+    lives : Lives
+        Its allocations.
+    live : numpy.ndarray of int64
+        The bytes that are live after each event.
+    peak : int
+        The event after which most is live; -1 for an empty trace.
+    """
+
+    name: str
+    trace: Trace
+    lives: Lives
+    live: NDArray[np.int64]
+    peak: int
+
+
+def replayed(
+    subject: Subject, policy: Policy, make_source: Callable[[], Counted], samples: int
+) -> Run:
+    """A run of a trace on a new allocator.
+
+    Parameters
+    ----------
+    subject : Subject
+        What is replayed.
+    policy : Policy
+        Under what.
+    make_source : callable
+        Returns a new sub-allocator.
+    samples : int
+        The most rows of the timeline.
+
+    Returns
+    -------
+    Run
+        What it came to.
+
+    Notes
+    -----
+    Cost: two replays, the second up to the peak.
+    """
+    trace = subject.trace
+    with policy.make_allocator(make_source()) as allocator:
+        result = trace.replay(allocator, samples=samples)
+    timeline = result.timeline
+    assert timeline is not None
+    columns = {
+        name: getattr(timeline, name).astype("int64")
+        for name in ("live", "in_use", "reserved", "largest_free", "refused", "driver_calls")
+    }
+    with policy.make_allocator(make_source()) as allocator:
+        trace[: subject.peak + 1].replay(allocator)
+        held = segments.of_snapshot(allocator.snapshot())
+    refused = (trace.op == 0) & (trace.size > 0) & (result.addresses == 0)
+    return _run(
+        subject,
+        result.addresses,
+        timeline.event.astype("int64"),
+        columns,
+        held,
+        label=policy.name,
+        origin="replayed",
+        policy=policy.name.partition(":")[0],
+        settings=policy.name.partition(":")[2],
+        refusals=result.failed,
+        first_refusal=int(refused.argmax()) if result.failed else -1,
+        driver_calls=int(columns["driver_calls"][-1]) if len(timeline) else 0,
+        peak_reserved=result.peak_bytes_reserved,
+        remarks=[],
+    )
+
+
+def as_recorded(subject: Subject, samples: int) -> Run | None:
+    """The run that a snapshot of PyTorch recorded, at the addresses and with the segments that it
+    had; None if the trace does not say.
+
+    Parameters
+    ----------
+    subject : Subject
+        The trace.
+    samples : int
+        The most rows of the timeline.
+
+    Returns
+    -------
+    Run or None
+        Without what no recording has: the bytes in use with their rounding, and free blocks.
+    """
+    trace = subject.trace
+    said = recorded.read(trace)
+    if said.peak_reserved is None or not len(trace):
+        return None
+    try:
+        found = _of_torch(subject, trace.meta["torch"])
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, TraceError):
+        return None  # a meta of somebody else's, or that was damaged
+    addresses, reserved, calls, refusals, held = found
+    at = _sampled(subject.live, reserved, samples)
+    columns = {"live": subject.live[at], "reserved": reserved[at], "driver_calls": calls[at]}
+    return _run(
+        subject,
+        addresses,
+        at,
+        columns,
+        held,
+        label="as recorded",
+        origin="recorded",
+        policy="caching",
+        settings=recorded.shown(said.settings or ""),
+        refusals=len(refusals),
+        first_refusal=min(refusals, default=-1),
+        driver_calls=int(calls[-1]),
+        peak_reserved=said.peak_reserved,
+        remarks=list(said.remarks),
+    )
+
+
+def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
+    """The addresses; the bytes in segments and the calls so far after each event; the events that
+    were refused; and the segments at the peak. Raises what a meta of the wrong shape does."""
+    import numpy as np
+
+    trace = subject.trace
+    addresses = np.array(torch["addresses"], np.uint64)
+    if addresses.shape != (len(trace),):
+        raise ValueError("not one address for each event")
+    changes = torch["segment_events"]
+    sizes = [int(row[2]) for row in torch["segments"]]
+    taken = sum(change[0] == SEGMENT_ALLOC for change in changes)
+    start = sum(sizes[: len(sizes) - taken])
+    event = np.array([change[1] for change in changes], np.int64)
+    change = [_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
+    if len(event) and ((event[1:] < event[:-1]).any() or event[0] < 0):
+        raise ValueError("the entries about segments are not in order")
+    held = segments.of_recording(torch, subject.peak)
+    refusals = [int(row[0]) for row in torch.get("oom", ())]
+    after = start + np.cumsum(np.array(change, np.int64))
+    upto = np.searchsorted(event, np.arange(len(trace)), side="right")
+    reserved = np.concatenate([[start], after])[upto]
+    # What comes and goes before one event is seen at that event.
+    inside = np.flatnonzero(event < len(trace))
+    np.maximum.at(reserved, event[inside], after[inside])
+    return addresses, reserved, upto, refusals, held
+
+
+def _sampled(
+    live: NDArray[np.int64], reserved: NDArray[np.int64], samples: int
+) -> NDArray[np.int64]:
+    """The events to show: of each interval the last, and those where the figures are largest and
+    smallest."""
+    import numpy as np
+
+    count = len(live)
+    if count <= samples:
+        return np.arange(count)
+    edges = np.arange(max(samples // 5, 1) + 1) * count // max(samples // 5, 1)
+    chosen = {count - 1}
+    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        chosen.add(end - 1)
+        for figures in (live[first:end], reserved[first:end]):
+            chosen.add(first + int(figures.argmax()))
+            chosen.add(first + int(figures.argmin()))
+    return np.array(sorted(chosen), np.int64)
+
+
+def _run(
+    subject: Subject,
+    addresses: NDArray[np.uint64],
+    events: NDArray[np.int64],
+    columns: dict[str, NDArray[np.int64]],
+    held: segments.Segments,
+    **figures: Any,
+) -> Run:
+    """The parts that all runs have."""
+    live, time = columns["live"], subject.trace.time_us
+    top = int(live.argmax()) if len(live) else -1
+    at_peak = subject.lives.live_after(subject.peak)
+    born = subject.lives.born[at_peak]
+    said: dict[str, Any] = {
+        **figures,
+        "completed": not figures["refusals"],
+        "events": len(subject.trace),
+        "peak_live": int(live[top]) if len(live) else 0,
+        "peak_event": int(events[top]) if len(live) else -1,
+        "timeline": {
+            "event": events.tolist(),
+            "time_us": None if time is None else time[events].tolist(),
+            **{name: values.tolist() for name, values in columns.items()},
+        },
+        "map": map_of(subject.trace, addresses),
+        "segments": segments.with_blocks(
+            held, addresses[born], subject.lives.size[at_peak], subject.lives.owner[at_peak]
+        ),
+    }
+    return Run(addresses, said)
+
+
+def map_of(trace: Trace, addresses: NDArray[np.uint64]) -> dict[str, Any] | None:
+    """The map of a run (`bfc.browser.data`); None if nothing has an address."""
+    import numpy as np
+
+    if not addresses.any():
+        return None
+    found = trace.occupancy(addresses, columns=COLUMNS, rows=ROWS)
+    cells = found.cells.T
+    shades = np.rint(cells * 255).astype(np.uint8)
+    shades[(shades == 0) & (cells > 0)] = 1
+    return {
+        "columns": cells.shape[1],
+        "rows": cells.shape[0],
+        "ends": found.ends.tolist(),
+        "ranges": [list(pair) for pair in found.ranges[:MOST_RANGES]],
+        "ranges_left_out": max(0, len(found.ranges) - MOST_RANGES),
+        "row_bytes": found.cell_bytes,
+        "row_stream": _streams_of_rows(trace, addresses, found, cells.shape[0]),
+        "fill": packed(shades),
+    }
+
+
+def _streams_of_rows(
+    trace: Trace, addresses: NDArray[np.uint64], found: Any, rows: int
+) -> list[int]:
+    """The stream that has allocated most bytes where each row lies; -1 where none has."""
+    import numpy as np
+
+    starts = np.array([start for start, _ in found.ranges], np.uint64)
+    sizes = np.array([size for _, size in found.ranges], np.uint64)
+    laid = np.cumsum(sizes) - sizes
+    there = np.flatnonzero((trace.op == 0) & (addresses > 0) & (trace.size > 0))
+    at = np.searchsorted(starts, addresses[there], side="right") - 1
+    row = (laid[at] + (addresses[there] - starts[at])) // np.uint64(found.cell_bytes)
+    streams, stream = np.unique(trace.stream[there], return_inverse=True)
+    weight = np.zeros((rows, len(streams)), np.int64)
+    np.add.at(weight, (row.astype(np.int64), stream), trace.size[there].astype(np.int64))
+    best = streams[weight.argmax(axis=1)].astype(np.int64)
+    last = _last_rows(row.astype(np.int64), trace.size[there], found.cell_bytes, rows, stream)
+    return np.where(weight.any(axis=1), best, np.where(last >= 0, streams[last], -1)).tolist()
+
+
+def _last_rows(
+    row: NDArray[np.int64], size: NDArray[np.uint64], cell: int, rows: int, stream: Any
+) -> NDArray[np.int64]:
+    """For rows in which no block begins: the stream of a block that lies across."""
+    import numpy as np
+
+    first = np.full(rows, -1, np.int64)
+    reach = np.full(rows, -1, np.int64)
+    end = np.minimum(row + (size // np.uint64(cell)).astype(np.int64), rows - 1)
+    order = np.argsort(end, kind="stable")
+    first[row[order]], reach[row[order]] = stream[order], end[order]
+    best, far = -1, -1
+    for at in range(rows):
+        if reach[at] > far:
+            best, far = int(first[at]), int(reach[at])
+        first[at] = best if far >= at else -1
+    return first
