@@ -70,6 +70,8 @@ from bfc.snapshots.snapshot import (
 )
 from bfc.study.advice import Advice, AdviceRow
 from bfc.study.advise import advise
+from bfc.study.diff import diff
+from bfc.study.growth import Diff, Growth, MomentGrowth
 from bfc.suballocators import (
     CUDASubAllocator,
     Device,
@@ -99,9 +101,11 @@ __all__ = [
     "ClosedError",
     "Device",
     "DeviceUnavailableError",
+    "Diff",
     "DriverError",
     "Fence",
     "Frame",
+    "Growth",
     "HistoryEntry",
     "HostSubAllocator",
     "InvalidPointerError",
@@ -109,6 +113,7 @@ __all__ = [
     "Leak",
     "Leaks",
     "MemPool",
+    "MomentGrowth",
     "Occupancy",
     "OpenCLSubAllocator",
     "OutOfMemoryError",
@@ -130,6 +135,7 @@ __all__ = [
     "advise",
     "copy",
     "cuda",
+    "diff",
     "integrations",
     "opencl",
     "owner",

@@ -9,9 +9,15 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from bfc.cli import advise, anonymise, devices, replay
+from bfc.cli import advise, anonymise, devices, diff, replay
 
-PARTS = {"advise": advise, "anonymise": anonymise, "devices": devices, "replay": replay}
+PARTS = {
+    "advise": advise,
+    "anonymise": anonymise,
+    "devices": devices,
+    "diff": diff,
+    "replay": replay,
+}
 
 
 def help_of(name: str) -> str:

@@ -2,7 +2,7 @@
 `add_to(subparsers)` and `run(arguments)`. In order:
 
     policies.py            what names an allocator on the command line
-    advise.py, devices.py, replay.py
+    advise.py, devices.py, diff.py, replay.py
     anonymise.py
 """
 
@@ -14,15 +14,15 @@ import sys
 from collections.abc import Sequence
 
 from bfc import __version__
-from bfc.cli import advise, anonymise, devices, replay
+from bfc.cli import advise, anonymise, devices, diff, replay
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused, 2 a
-    wrong call or file, 130 interrupted."""
+    """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused or a
+    peak has grown, 2 a wrong call or file, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="bfc", description="A GPU memory allocator that you can use, see into and trust."
     )
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add_to(subparsers)
     advise.add_to(subparsers)
+    diff.add_to(subparsers)
     anonymise.add_to(subparsers)
     devices.add_to(subparsers)
     parsed = parser.parse_args(arguments)

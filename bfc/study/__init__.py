@@ -9,4 +9,6 @@ such figures, and a program that looks for the best settings compares them. In o
     search.py        the settings that fit on least
     advice.py        rows, and how they are written
     advise.py        `bfc.advise`
+    growth.py        what grew, and how it is written
+    diff.py          `bfc.diff`
 """

@@ -123,7 +123,7 @@ def advise(
         return _advice(search, proof, replays, len(whole), refused)
 
 
-def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
+def read(path: str | os.PathLike[str], device: int | None = None, *, frames: bool = False) -> Trace:
     """The trace in a file: an `.npz` archive, a memory snapshot of PyTorch, or a log of RMM.
 
     Parameters
@@ -132,6 +132,8 @@ def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
         The file. A log of RMM is told by its ending `.csv`, the others by their first bytes.
     device : int, optional
         The device; needed if a snapshot holds the history of several.
+    frames : bool, optional
+        Read the stacks of a snapshot, too.
 
     Returns
     -------
@@ -154,7 +156,7 @@ def read(path: str | os.PathLike[str], device: int | None = None) -> Trace:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
     is_log = os.fspath(path).lower().endswith(".csv")
     if not is_archive and not is_log:
-        return Trace.from_torch(path, device=device, frames=False)
+        return Trace.from_torch(path, device=device, frames=frames)
     if device is not None:
         raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
     return Trace.load(path) if is_archive else Trace.from_rmm_log(path)

@@ -1,0 +1,98 @@
+"""`bfc diff A B`: what grew between two recorded runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import bfc
+from bfc.pytorch.reader import some_numbers
+from bfc.study.growth import SHOWN
+from bfc.units import parse_bytes
+
+EPILOG = """\
+The first lines are the peak of live bytes in each run, what is live at the end of each, and the
+differences. Tables follow, of what was live at the two peaks and at the two ends: by owner, by line
+and by size, what grew most first, and what shrank last. Rows that did not change are left out.
+
+owner: in a snapshot of PyTorch, the user_metadata of an allocation; where it has none, the
+outermost line of your own code. line: the innermost line of your own code, which is Python that is
+not installed; without one the innermost of any Python, or PyTorch's operator. blocks: how many
+allocations are live.
+
+--json prints an object:
+  "a", "b"        the two files
+  "peak", "end"   objects with "event_a" and "event_b", the events after which was counted;
+                  "a", "b" and "growth" in bytes; "count_a" and "count_b", the allocations; and
+                  lists "by_owner", "by_line" and "by_size" of all rows, each with "name", "a", "b",
+                  "growth", "count_a" and "count_b". The rows of a list add up to the total. What
+                  has no owner, or no stack, has the name "". "left_out" has 0 for each kind here
+  "reserved_a", "reserved_b"   the most bytes in segments that a recording tells of, or null
+  "remarks"       what cannot be compared, and why
+
+exit code: 0 the peak of B is at most that of A (and --allow), 1 it is larger, 2 a wrong call or
+file.
+
+examples:
+  bfc diff before.pickle after.pickle
+  bfc diff main.npz branch.npz --allow 64MiB     in CI: fails if the peak grew by more
+"""
+
+
+def add_to(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "diff",
+        help="show what grew between two recorded runs, by owner, line and size",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    what = "a memory snapshot of PyTorch, an .npz trace, or a log of RMM (.csv)"
+    add("first", metavar="A", type=Path, help=f"the first run: {what}")
+    add("second", metavar="B", type=Path, help="the second run")
+    add("--json", action="store_true", help="print JSON instead of tables")
+    add(
+        "--rows",
+        type=_positive,
+        default=SHOWN,
+        metavar="N",
+        help=f"the rows of each table at most, those that changed most (default: {SHOWN})",
+    )
+    add(
+        "--allow",
+        default="0",
+        metavar="SIZE",
+        help="by how much the peak of B may be larger before the exit code is 1 (default: 0)",
+    )
+    add(
+        "--snapshot-device",
+        type=int,
+        metavar="N",
+        help="the device whose history to take, if snapshots have those of several",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> bool:
+    """Prints the diff. Returns True if the peak did not grow by more than is allowed."""
+    allowed = parse_bytes(arguments.allow)  # what is wrong with it is said before a file is read
+    try:
+        found = bfc.diff(arguments.first, arguments.second, device=arguments.snapshot_device)
+    except bfc.TraceError as error:
+        if not error.devices:
+            raise
+        name = str(error).partition(": it holds the devices")[0]
+        raise bfc.TraceError(
+            f"{name}: it holds the devices {some_numbers(error.devices)}: choose one with "
+            "--snapshot-device"
+        ) from None
+    print(found.to_json() if arguments.json else found.text(arguments.rows))
+    return found.peak.total.bytes <= allowed
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value

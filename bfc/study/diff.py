@@ -1,0 +1,332 @@
+"""`bfc.diff`: what grew between two runs, by owner, by line and by size."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bfc.allocators._allocator import Allocator
+from bfc.pytorch.owners import is_the_users
+from bfc.snapshots.snapshot import Snapshot
+from bfc.study import recorded
+from bfc.study.advise import read
+from bfc.study.growth import Diff, Growth, MomentGrowth, ordered
+from bfc.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    #: What `diff` compares.
+    Run = Trace | Allocator | Snapshot | str | os.PathLike[str]
+    #: Bytes and allocations by a group's name.
+    Held = dict[str, tuple[int, int]]
+
+_LOW = (1 << 32) - 1
+
+
+def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
+    """What grew from one run to another, at their peaks and at their ends.
+
+    Parameters
+    ----------
+    a : Trace, str, os.PathLike, Allocator or Snapshot
+        The first run. A path leads to an `.npz` trace, a memory snapshot of PyTorch or a log of RMM
+        (`.csv`). Of an allocator, or a snapshot of one, it is the history, if that was recorded;
+        without a history it is what is live in it now, as both the peak and the end.
+    b : Trace, str, os.PathLike, Allocator or Snapshot
+        The second run.
+    device : int, optional
+        The device whose history to take, where a snapshot of PyTorch has those of several.
+
+    Returns
+    -------
+    Diff
+        What is live in each, by owner, by line and by size. `print` shows it.
+
+    Raises
+    ------
+    TypeError
+        If `a` or `b` is something else.
+    TraceError
+        If a file cannot be read as such; the text names the file and the fault in one line.
+    ValueError
+        If `device` is given for a file that has no devices.
+    OSError
+        If a file cannot be opened or read.
+
+    Notes
+    -----
+    Bytes are those that were asked for, and exact: the parts of each kind add up to the total, and
+    `diff(b, a).peak == -diff(a, b).peak`. The peak is after the first event at which the most bytes
+    are live.
+
+    A line is the innermost frame of the user's own code: of a Python file that is not installed. If
+    there is none, it is the innermost of any Python file, else the function of PyTorch that names
+    the operator, such as "torch::autograd::generated::BmmBackward0::apply", else the innermost
+    frame. Two lines are the same if file, line and function are.
+
+    Cost: O(n log n) in the events, beside reading.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> owners = ["", "weights", "kv cache"]
+    >>> a = bfc.Trace([0, 0], [0, 1], [4096, 1024], owner=[1, 2], owners=owners)
+    >>> b = bfc.Trace([0, 0, 0], [0, 1, 2], [4096, 1024, 2048], owner=[1, 2, 2], owners=owners)
+    >>> found = bfc.diff(a, b)
+    >>> found.peak.total.bytes, [(part.name, part.bytes) for part in found.peak.by_owner]
+    (2048, [('kv cache', 2048), ('weights', 0)])
+    """
+    (name_a, trace_a), (name_b, trace_b) = _run_of(a, device, "a"), _run_of(b, device, "b")
+    runs = (name_a, _Run(trace_a)), (name_b, _Run(trace_b))
+    first, second = runs[0][1], runs[1][1]
+    remarks = sorted({f"{name}: {remark}" for name, run in runs for remark in run.remarks()})
+    return Diff(
+        name_a,
+        name_b,
+        _moment(first, second, first.peak, second.peak),
+        _moment(first, second, len(trace_a) - 1, len(trace_b) - 1),
+        recorded.read(trace_a).peak_reserved,
+        recorded.read(trace_b).peak_reserved,
+        tuple(remarks),
+    )
+
+
+def _run_of(source: Run, device: int | None, default: str) -> tuple[str, Trace]:
+    """A name for the run, and its events."""
+    if isinstance(source, Trace):
+        return default, source
+    if isinstance(source, Allocator):
+        source = source.snapshot()
+    if isinstance(source, Snapshot):
+        return default, trace_of(source)
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source), read(source, device, frames=True)
+    raise TypeError(
+        f"a run is a Trace, a path, an Allocator or a Snapshot, not {type(source).__name__}"
+    )
+
+
+def trace_of(snapshot: Snapshot) -> Trace:
+    """A snapshot as a run: its history if it has one, else what is live, as allocations.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Of an allocator of bfc.
+
+    Returns
+    -------
+    Trace
+        With owners and stacks, as far as the snapshot has them. Without a history, the allocations
+        stand in the order of their numbers.
+    """
+    if len(snapshot._history_columns()):
+        file = io.BytesIO(pickle.dumps(snapshot.to_torch(), protocol=4))
+        return Trace.from_torch(file)
+    live = [chunk for chunk in snapshot.chunks() if chunk.state == "in use"]
+    live.sort(key=lambda chunk: chunk.allocation_id)
+    owners: dict[str, int] = {"": 0}
+    frames: dict[Any, int] = {}
+    stacks: dict[tuple[int, int], int] = {(0, 0): 0}
+    stack = []
+    for chunk in live:
+        at = 0
+        for frame in reversed(chunk.frames):
+            number = frames.setdefault(frame, len(frames))
+            at = stacks.setdefault((at, number), len(stacks))
+        stack.append(at)
+    return Trace(
+        [0] * len(live),
+        range(len(live)),
+        [chunk.requested_size for chunk in live],
+        owner=[owners.setdefault(chunk.owner, len(owners)) for chunk in live],
+        owners=owners,
+        stack=stack,
+        frames=frames,
+        stacks=list(stacks),
+    )
+
+
+class _Run:
+    """A trace, and what of it is live at an event."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.peak = _fullest(trace)
+        self._lines = _Lines(trace)
+
+    def remarks(self) -> Iterable[str]:
+        if self.trace.owner is None:
+            yield "it names no owners"
+        if self.trace.stack is None or not len(self.trace.frames):
+            yield "it has no stacks, so no lines"
+
+    def live_at(self, event: int) -> NDArray[np.intp]:
+        """The events that allocated what is live after an event."""
+        import numpy as np
+
+        trace = self.trace
+        last = np.full(trace._number_count, -1, np.int64)
+        named = np.flatnonzero(trace.op[: event + 1] != 2)
+        last[trace._numbers[named]] = named
+        last = last[last >= 0]
+        return np.sort(last[trace.op[last] == 0])
+
+    def held(self, kind: str, live: NDArray[np.intp]) -> Held:
+        """What is live, by the names of one kind."""
+        import numpy as np
+
+        trace = self.trace
+        if kind == "size":
+            sizes, counts = np.unique(trace.size[live], return_counts=True)
+            pairs = zip(sizes.tolist(), counts.tolist(), strict=True)
+            return {str(size): (size * count, count) for size, count in pairs}
+        if kind == "owner":
+            numbers = np.zeros(len(live), np.int64) if trace.owner is None else trace.owner[live]
+            names: Sequence[str] = trace.owners or ("",)
+            return _summed(numbers, trace.size[live], names.__getitem__)
+        stacks = np.zeros(len(live), np.int64) if trace.stack is None else trace.stack[live]
+        return _summed(self._lines.of(stacks), trace.size[live], self._lines.text)
+
+
+class _Lines:
+    """The line that each stack counts for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._frames, self._stacks = trace.frames, trace.stacks
+
+    def of(self, stacks: NDArray[Any]) -> NDArray[np.int64]:
+        """The number of a frame for each stack; -1 for the empty one."""
+        import numpy as np
+
+        found, inverse = np.unique(stacks, return_inverse=True)
+        chosen = found.astype(np.int64)
+        open_ = chosen > 0
+        for wanted in (is_the_users, _is_python, _is_backward, _is_operator):
+            if not open_.any():
+                break
+            ends = self._innermost(self._frames_that(wanted))[found]
+            took = open_ & (ends > 0)
+            chosen[took] = ends[took]
+            open_ &= ~took
+        return np.where(chosen > 0, self._stacks[chosen, 1].astype(np.int64), -1)[inverse]
+
+    def _innermost(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """For each stack the one with a wanted frame on top that it leads to, or 0."""
+        import numpy as np
+
+        parents = self._stacks[:, 0].astype(np.int64)
+        leads_to = np.where(wanted[self._stacks[:, 1]], np.arange(len(parents)), parents)
+        leads_to[0] = 0
+        while True:  # twice as far in each round
+            further = leads_to[leads_to]
+            if np.array_equal(further, leads_to):
+                return leads_to
+            leads_to = further
+
+    def _frames_that(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Of each frame, whether its file or, if it is C++, its function is wanted."""
+        import numpy as np
+
+        if not len(self._frames):
+            return np.zeros(1, bool)
+        column = self._frames.rows[:, 2 if wanted in (_is_backward, _is_operator) else 0]
+        texts, inverse = np.unique(column, return_inverse=True)
+        answers = [wanted(self._frames.text(number)) for number in texts.tolist()]
+        return np.array(answers, bool)[inverse]
+
+    def text(self, number: int) -> str:
+        if number < 0:
+            return ""
+        frame = self._frames[number]
+        return f"{frame.filename}:{frame.line} in {frame.name}" if frame.line else frame.name
+
+
+def _is_python(filename: str) -> bool:
+    return filename.endswith(".py")
+
+
+def _is_backward(function: str) -> bool:
+    """Whether it is C++ that says whose gradient is computed."""
+    return function.startswith("torch::autograd::generated::")
+
+
+def _is_operator(function: str) -> bool:
+    """Whether it is C++ that says which operator runs."""
+    return function.startswith("at::_ops::")
+
+
+def _summed(numbers: NDArray[Any], sizes: NDArray[np.uint64], name_of: Any) -> Held:
+    """Bytes and allocations by the name of each number. Numbers of one name count together."""
+    import numpy as np
+
+    found, inverse, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    # Two sums of halves are exact where one sum in 64 bits would overflow.
+    high, low = np.zeros((2, len(found)), np.uint64)
+    np.add.at(high, inverse, sizes >> np.uint64(32))
+    np.add.at(low, inverse, sizes & np.uint64(_LOW))
+    held: Held = {}
+    for number, upper, lower, count in zip(
+        *(it.tolist() for it in (found, high, low, counts)), strict=True
+    ):
+        name = name_of(number)
+        nbytes, others = held.get(name, (0, 0))
+        held[name] = nbytes + (upper << 32) + lower, others + count
+    return held
+
+
+def _fullest(trace: Trace) -> int:
+    """The first event after which the most bytes are live; -1 for an empty trace."""
+    import numpy as np
+
+    if len(trace) == 0:
+        return -1
+    named = np.flatnonzero(trace.op != 2)
+    # In a stable sort by number each free stands right behind its allocation.
+    order = named[np.argsort(trace._numbers[named], kind="stable")]
+    frees = np.flatnonzero(trace.op[order] == 1)
+    size = trace.size.copy()
+    size[order[frees]] = size[order[frees - 1]]
+    sign = np.where(trace.op == 0, 1, -1)
+    halves = (size >> np.uint64(32), size & np.uint64(_LOW))
+    high, low = (np.cumsum(half.astype(np.int64) * sign) for half in halves)
+    high += low >> 32
+    best = np.flatnonzero(high == high.max())
+    return int(best[(low[best] & _LOW).argmax()])
+
+
+def _moment(a: _Run, b: _Run, event_a: int, event_b: int) -> MomentGrowth:
+    live_a, live_b = a.live_at(event_a), b.live_at(event_b)
+    parts = {
+        kind: _joined(a.held(kind, live_a), b.held(kind, live_b))
+        for kind in ("owner", "line", "size")
+    }
+    sizes = parts["size"]
+    total = Growth(
+        "",
+        sum(part.bytes_a for part in sizes),
+        sum(part.bytes_b for part in sizes),
+        len(live_a),
+        len(live_b),
+    )
+    return MomentGrowth(event_a, event_b, total, parts["owner"], parts["line"], sizes)
+
+
+def _joined(a: Held, b: Held) -> tuple[Growth, ...]:
+    nothing = 0, 0
+    return ordered(
+        Growth(
+            name,
+            *(
+                number
+                for pair in zip(a.get(name, nothing), b.get(name, nothing), strict=True)
+                for number in pair
+            ),
+        )
+        for name in a.keys() | b.keys()
+    )
