@@ -288,7 +288,9 @@ def _streams_of_rows(
     np.add.at(weight, (row.astype(np.int64), stream), trace.size[there].astype(np.int64))
     best = streams[weight.argmax(axis=1)].astype(np.int64)
     last = _last_rows(row.astype(np.int64), trace.size[there], found.cell_bytes, rows, stream)
-    return np.where(weight.any(axis=1), best, np.where(last >= 0, streams[last], -1)).tolist()
+    across = np.where(last >= 0, streams[last], -1)
+    found_streams: list[int] = np.where(weight.any(axis=1), best, across).tolist()
+    return found_streams
 
 
 def _last_rows(

@@ -77,7 +77,8 @@ class Tables:
         return found[inverse]
 
     def _stack(self, number: int) -> int:
-        rows, chain = self._trace.stacks, []
+        rows = self._trace.stacks
+        chain: list[int] = []
         room = MOST_STACKS - len(self._parents)
         while number not in self._stacks:
             if len(chain) >= room:
