@@ -20,10 +20,11 @@ live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_ev
 left_out, left_out_bytes : the blocks that are live then and not listed, and their bytes
 
 owners : texts; the other parts name an owner by its index here
-texts, frames, stacks : frames are [text of the file, line, text of the function], where a text is
-    an index into `texts`; stacks are [parent, frame], where the parent is the index of the calling
-    stack, which stands before it. At most 40,000 stacks, and 700,000 characters in all texts; a
-    text above 300 loses its middle; text 0 is "…", and stands for a text that is left out
+texts, frames, stacks : frames have packed u32 columns file, line and name, where a file and a
+    function's name are indices into `texts`; stacks have packed i32 columns parent, the index of
+    the calling stack, which stands before it, and frame. At most 40,000 stacks, and 700,000
+    characters in all texts; a text above 300 loses its middle; text 0 is "…", and stands for a text
+    that is left out
 stacks_left_out : how many blocks have a stack for which there was no room
 streams : the streams' numbers that occur
 
@@ -36,8 +37,8 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
     peak_live, peak_event : of what this run served
     peak_reserved
     remarks : texts, what a reader must know
-    timeline : null for a state; else columns of one length, at most 4,000 (6,000 divided by the
-        runs where there are more than one): event, which does not fall and may repeat, where more
+    timeline : null for a state; else columns of one length, at most 4,000 (8,000 divided by the
+        runs, where there are more than two): event, which does not fall and may repeat, where more
         was in use within an event than after it; time_us (microseconds since 1970, or null); live,
         reserved, driver_calls; and in replays in_use, largest_free, refused
     map : null, or columns (at most 1,200) and rows (512): ends, how many events come before the end
@@ -45,20 +46,22 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
         from row 0 on (the addresses in between were never used); ranges_left_out; row_bytes, where
         the last row may have fewer; row_stream, the stream that has most of a row, or -1; fill,
         packed u8, rows of columns: the part of the bytes that was in use, on the average of the
-        column's events, times 255, and at least 1 where any was
+        column's events, times 256, in steps of 8; at least 1 where any was, and at most 255
     segments : what is taken from the device after the trace's peak_event, as columns in the order
-        of addresses, at most 4,000: address, size, stream, kind ("small", "large", "view" where
-        pages are stitched, "" where it is not known), pool ("" or the private pool's id), live
-        (bytes that were asked for), blocks (their number), largest: [[address, size, owner], ...],
-        the three largest live blocks of each; left_out and left_out_bytes
+        of addresses, the largest, at most 2,000 divided by the runs: address, size, stream, kind
+        ("small", "large", "view" where pages are stitched, "" where it is not known), pool ("" or
+        the private pool's id), live (bytes that were asked for), blocks (their number), largest:
+        [[address, size, owner], ...], the three largest live blocks of each; left_out and
+        left_out_bytes
 
 blocks : packed columns. The first rows are those of "live_at_peak", in the same order; behind them
     stand the largest other allocations of the trace, at most 25,000 in descending size.
     total, total_bytes : all allocations of the trace, of which those in the rows are a part
     at_peak : how many rows are those of "live_at_peak"
-    address, size : packed u64
-    owner, stack, born, died : packed i32; `died` is -1 if it is never freed
-    between : packed u32: the allocations made after it and before its free or the end
+    address, size : packed u64, of the rows behind those of "live_at_peak" only
+    owner, stack : packed i32, of the same rows
+    born, died : packed i32, of all rows; `died` is -1 if it is never freed
+    between : packed u8: the allocations made after it and before its free or the end; 255: or more
     stream : packed u16
 temporary_within : N: an allocation is temporary if fewer than N others come between it and its free
 views : "peak" (live after peak_event), "never_freed", "temporary"; sums over all allocations, not
@@ -75,18 +78,21 @@ views : "peak" (live after peak_event), "never_freed", "temporary"; sums over al
 owners_over_time : null, or event (at most 401), owner (at most 20, and -1 for all others and those
     without) and live, a row of bytes for each owner
 
-Packed columns are described in `bfc.browser.packed`.
+The text has at most 4,600,000 characters: where it would have more, fewer other allocations and
+stacks are listed, and then fewer of the blocks at the peak. Packed columns are described in
+`bfc.browser.packed`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser.lives import Lives, live_bytes, lives_of
 from bfc.browser.packed import packed
-from bfc.browser.runs import SAMPLES, Run, Subject, as_recorded, replayed
+from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, replayed
 from bfc.browser.tables import Tables, shortened
 from bfc.browser.views import owners_over_time, view_of
 from bfc.errors import TraceError
@@ -101,11 +107,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: The most blocks that are listed at the peak, and of others.
-LISTED, OTHERS = 50_000, 25_000
-#: The most runs, and the most rows of all their timelines together.
+#: The most blocks that are listed at the peak, and of others, and the most stacks.
+LISTED, OTHERS, STACKS = 50_000, 25_000, 40_000
+#: If that would make too large a page, the first of these that does not.
+LEVELS = (
+    (LISTED, OTHERS, STACKS),
+    (LISTED, 8_000, 15_000),
+    (LISTED, 0, 4_000),
+    (20_000, 0, 2_000),
+    (5_000, 0, 500),
+)
+#: The most characters of the JSON text.
+MOST_CHARACTERS = 4_600_000
+#: The most runs, and the most rows of all their timelines and of all their segments together.
 MOST_RUNS = 16
-MOST_ROWS = 6_000
+MOST_ROWS = 8_000
+MOST_SEGMENTS = 2_000
 #: An allocation is temporary if fewer come between it and its free.
 TEMPORARY = 10
 #: The least that a device has if none is named, and the most characters of all maps.
@@ -168,12 +185,13 @@ def data_of(
     count = len(subjects) * (len(policies) + 1)
     if count > MOST_RUNS + len(subjects):
         raise ValueError(f"a report holds at most {MOST_RUNS} runs side by side, not {count}")
-    samples = SAMPLES if count <= 2 else max(MOST_ROWS // count, 50)
+    limits = Limits(min(SAMPLES, MOST_ROWS // count), MOST_SEGMENTS // count)
     for subject in subjects:
-        runs += _runs_of(subject, policies, source, samples)
+        runs += _runs_of(subject, policies, source, limits)
     first = subjects[0]
     figures = [_labelled(run.figures, len(traces) > 1, device) for run in runs]
     _keep_maps_small(figures)
+    room = MOST_CHARACTERS - len(json.dumps(figures))
     return {
         "format": 1,
         "version": _version(),
@@ -183,7 +201,7 @@ def data_of(
         "peak_event": first.peak,
         "peak_live": int(first.live[first.peak]) if first.peak >= 0 else 0,
         "peak_reserved": figures[0]["peak_reserved"],
-        **_blocks(first, runs[0].addresses),
+        **_fitting(first, runs[0].addresses, room),
         "runs": figures,
     }
 
@@ -208,12 +226,12 @@ def _subject(name: str, trace: Trace) -> Subject:
 
 
 def _runs_of(
-    subject: Subject, policies: Sequence[Policy], source: Callable[[], Counted], samples: int
+    subject: Subject, policies: Sequence[Policy], source: Callable[[], Counted], limits: Limits
 ) -> list[Run]:
-    known = as_recorded(subject, samples)
+    known = as_recorded(subject, limits)
     if known is None and not policies:
         policies = [Policy("caching", CachingAllocator)]
-    others = [replayed(subject, policy, source, samples) for policy in policies]
+    others = [replayed(subject, policy, source, limits) for policy in policies]
     runs = others if known is None else [known, *others]
     for run in runs:
         run.figures["trace"] = shortened(subject.name)
@@ -236,19 +254,30 @@ def _keep_maps_small(runs: list[dict[str, Any]]) -> None:
                 run["remarks"].append("its map is left out: there are too many for one page")
 
 
-def _blocks(subject: Subject, addresses: NDArray[np.uint64]) -> dict[str, Any]:
-    """What the page knows of the blocks of a trace."""
+def _fitting(subject: Subject, addresses: NDArray[np.uint64], room: int) -> dict[str, Any]:
+    """What the page knows of the blocks of a trace, in as many characters as there is room for."""
+    for level in LEVELS:
+        found = _blocks(subject, addresses, level)
+        if len(json.dumps(found)) <= room:
+            break
+    return found
+
+
+def _blocks(
+    subject: Subject, addresses: NDArray[np.uint64], level: tuple[int, int, int]
+) -> dict[str, Any]:
     import numpy as np
 
     trace, lives = subject.trace, subject.lives
-    tables = Tables(trace)
+    most_listed, most_others, most_stacks = level
+    tables = Tables(trace, most_stacks)
     at_peak = lives.live_after(subject.peak)
     size = lives.size.astype(np.int64)
-    listed = at_peak[np.argsort(-size[at_peak], kind="stable")][:LISTED]
+    listed = at_peak[np.argsort(-size[at_peak], kind="stable")][:most_listed]
     other = np.ones(len(lives), bool)
     other[at_peak] = False
     others = np.flatnonzero(other)
-    others = others[np.argsort(-size[others], kind="stable")][:OTHERS]
+    others = others[np.argsort(-size[others], kind="stable")][:most_others]
     rows = np.concatenate([listed, others])
     stack, address = tables.stacks(lives.stack[rows]), addresses[lives.born[rows]]
     never = np.flatnonzero(lives.died < 0)
@@ -273,7 +302,7 @@ def _blocks(subject: Subject, addresses: NDArray[np.uint64]) -> dict[str, Any]:
             "total": len(lives),
             "total_bytes": int(size.sum()),
             "at_peak": count,
-            **_columns(lives, rows, address, stack),
+            **_columns(lives, rows, address, stack, count),
         },
         "temporary_within": TEMPORARY,
         "views": views,
@@ -283,17 +312,23 @@ def _blocks(subject: Subject, addresses: NDArray[np.uint64]) -> dict[str, Any]:
 
 
 def _columns(
-    lives: Lives, rows: NDArray[np.int64], address: NDArray[np.uint64], stack: NDArray[np.int64]
+    lives: Lives,
+    rows: NDArray[np.int64],
+    address: NDArray[np.uint64],
+    stack: NDArray[np.int64],
+    listed: int,
 ) -> dict[str, Any]:
+    """The packed columns; of the first rows without what stands in "live_at_peak"."""
     import numpy as np
 
+    others = rows[listed:]
     return {
-        "address": packed(address),
-        "size": packed(lives.size[rows]),
-        "owner": packed(lives.owner[rows].astype(np.int32)),
-        "stack": packed(stack.astype(np.int32)),
+        "address": packed(address[listed:]),
+        "size": packed(lives.size[others]),
+        "owner": packed(lives.owner[others].astype(np.int32)),
+        "stack": packed(stack[listed:].astype(np.int32)),
         "born": packed(lives.born[rows].astype(np.int32)),
         "died": packed(lives.died[rows].astype(np.int32)),
-        "between": packed(lives.between[rows].astype(np.uint32)),
+        "between": packed(lives.between[rows].clip(max=255).astype(np.uint8)),
         "stream": packed(lives.stream[rows]),
     }

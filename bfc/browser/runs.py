@@ -24,7 +24,25 @@ if TYPE_CHECKING:
 SAMPLES = 4_000
 COLUMNS, ROWS = 1_200, 512
 MOST_RANGES = 4_000
+#: The steps of a cell's shade, of which fewer take less room.
+SHADE = 8
 _CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a run a page can hold.
+
+    Attributes
+    ----------
+    samples : int
+        The most rows of its timeline.
+    segments : int
+        The most segments.
+    """
+
+    samples: int
+    segments: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +87,7 @@ class Subject:
 
 
 def replayed(
-    subject: Subject, policy: Policy, make_source: Callable[[], Counted], samples: int
+    subject: Subject, policy: Policy, make_source: Callable[[], Counted], limits: Limits
 ) -> Run:
     """A run of a trace on a new allocator.
 
@@ -81,8 +99,8 @@ def replayed(
         Under what.
     make_source : callable
         Returns a new sub-allocator.
-    samples : int
-        The most rows of the timeline.
+    limits : Limits
+        How much of it is kept.
 
     Returns
     -------
@@ -95,7 +113,7 @@ def replayed(
     """
     trace = subject.trace
     with policy.make_allocator(make_source()) as allocator:
-        result = trace.replay(allocator, samples=samples)
+        result = trace.replay(allocator, samples=limits.samples)
     timeline = result.timeline
     assert timeline is not None
     columns = {
@@ -112,6 +130,7 @@ def replayed(
         timeline.event.astype("int64"),
         columns,
         held,
+        limits,
         label=policy.name,
         origin="replayed",
         policy=policy.name.partition(":")[0],
@@ -124,7 +143,7 @@ def replayed(
     )
 
 
-def as_recorded(subject: Subject, samples: int) -> Run | None:
+def as_recorded(subject: Subject, limits: Limits) -> Run | None:
     """The run that a snapshot of PyTorch recorded, at the addresses and with the segments that it
     had; None if the trace does not say.
 
@@ -132,8 +151,8 @@ def as_recorded(subject: Subject, samples: int) -> Run | None:
     ----------
     subject : Subject
         The trace.
-    samples : int
-        The most rows of the timeline.
+    limits : Limits
+        How much of it is kept.
 
     Returns
     -------
@@ -149,7 +168,7 @@ def as_recorded(subject: Subject, samples: int) -> Run | None:
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, TraceError):
         return None  # a meta of somebody else's, or that was damaged
     addresses, reserved, calls, refusals, held = found
-    at = _sampled(subject.live, reserved, samples)
+    at = _sampled(subject.live, reserved, limits.samples)
     columns = {"live": subject.live[at], "reserved": reserved[at], "driver_calls": calls[at]}
     return _run(
         subject,
@@ -157,6 +176,7 @@ def as_recorded(subject: Subject, samples: int) -> Run | None:
         at,
         columns,
         held,
+        limits,
         label="as recorded",
         origin="recorded",
         policy="caching",
@@ -223,6 +243,7 @@ def _run(
     events: NDArray[np.int64],
     columns: dict[str, NDArray[np.int64]],
     held: segments.Segments,
+    limits: Limits,
     **figures: Any,
 ) -> Run:
     """The parts that all runs have."""
@@ -243,7 +264,11 @@ def _run(
         },
         "map": map_of(subject.trace, addresses),
         "segments": segments.with_blocks(
-            held, addresses[born], subject.lives.size[at_peak], subject.lives.owner[at_peak]
+            held,
+            addresses[born],
+            subject.lives.size[at_peak],
+            subject.lives.owner[at_peak],
+            limits.segments,
         ),
     }
     return Run(addresses, said)
@@ -257,7 +282,7 @@ def map_of(trace: Trace, addresses: NDArray[np.uint64]) -> dict[str, Any] | None
         return None
     found = trace.occupancy(addresses, columns=COLUMNS, rows=ROWS)
     cells = found.cells.T
-    shades = np.rint(cells * 255).astype(np.uint8)
+    shades = (np.rint(cells * (256 // SHADE)) * SHADE).clip(0, 255).astype(np.uint8)
     shades[(shades == 0) & (cells > 0)] = 1
     return {
         "columns": cells.shape[1],

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from bfc.snapshots.snapshot import Snapshot
 
-#: The most segments of a run, and the most blocks that are named for each.
-MOST_SEGMENTS = 4_000
+#: The most blocks that are named for each segment.
 NAMED_BLOCKS = 3
 
 
@@ -117,6 +116,7 @@ def with_blocks(
     address: NDArray[np.uint64],
     size: NDArray[np.uint64],
     owner: Iterable[int],
+    most: int,
 ) -> dict[str, Any]:
     """Segments with what is live in them.
 
@@ -128,6 +128,8 @@ def with_blocks(
         Of each live block; an address of 0 is that of a block that has no memory.
     owner : iterable of int
         The number of each block's owner.
+    most : int
+        How many segments are listed, the largest.
 
     Returns
     -------
@@ -149,7 +151,7 @@ def with_blocks(
     np.add.at(live, at[order], size[order].astype(np.int64))
     first = np.cumsum(counts) - counts
     numbers = np.fromiter(owner, np.int64, len(size))
-    kept = np.sort(np.argsort(-(ends - starts).astype(np.int64), kind="stable")[:MOST_SEGMENTS])
+    kept = np.sort(np.argsort(-(ends - starts).astype(np.int64), kind="stable")[:most])
     largest = [order[first[i] : first[i] + min(counts[i], NAMED_BLOCKS)] for i in kept]
     return {
         "address": starts[kept].tolist(),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bfc.browser.packed import packed
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: The most rows of stacks, the most characters of all texts of frames, and of one text.
-MOST_STACKS = 40_000
+#: The most characters of all texts of frames, and of one text.
 MOST_CHARACTERS = 700_000
 LONGEST_TEXT = 300
 #: What stands for a text that is left out, or for its middle.
@@ -33,10 +33,13 @@ class Tables:
     ----------
     trace : Trace
         Whose they are.
+    most_stacks : int
+        How many rows there may be.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, most_stacks: int) -> None:
         self._trace = trace
+        self._most_stacks = most_stacks
         self._parents: list[int] = []
         self._frames_of: list[int] = []
         self._stacks: dict[int, int] = {0: -1}
@@ -79,7 +82,7 @@ class Tables:
     def _stack(self, number: int) -> int:
         rows = self._trace.stacks
         chain: list[int] = []
-        room = MOST_STACKS - len(self._parents)
+        room = self._most_stacks - len(self._parents)
         while number not in self._stacks:
             if len(chain) >= room:
                 return -1
@@ -94,9 +97,17 @@ class Tables:
 
     def as_json(self) -> dict[str, Any]:
         """The tables: "texts", "frames" and "stacks", and "stacks_left_out"."""
+        import numpy as np
+
+        rows = np.array(self._rows, np.uint32).reshape(-1, 3)
         return {
             "texts": list(self._texts),
-            "frames": self._rows,
-            "stacks": [list(row) for row in zip(self._parents, self._frames_of, strict=True)],
+            "frames": {
+                name: packed(rows[:, at]) for at, name in enumerate(("file", "line", "name"))
+            },
+            "stacks": {
+                "parent": packed(np.array(self._parents, np.int32)),
+                "frame": packed(np.array(self._frames_of, np.int32)),
+            },
             "stacks_left_out": self.stacks_left_out,
         }

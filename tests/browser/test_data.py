@@ -104,14 +104,23 @@ def text_of_stack(found: dict[str, Any], stack: int) -> list[tuple[str, int, str
     """The frames of a stack of the page, innermost first."""
     frames = []
     while stack >= 0:
-        stack, frame = found["stacks"][stack]
-        filename, line, name = found["frames"][frame]
+        stack, frame = found["stacks"]["parent"][stack], found["stacks"]["frame"][stack]
+        filename, line, name = (found["frames"][part][frame] for part in ("file", "line", "name"))
         frames.append((found["texts"][filename], line, found["texts"][name]))
     return frames
 
 
+def opened(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with unpacked columns."""
+    for table in ("frames", "stacks", "blocks"):
+        columns = {k: unpacked(v) if type(v) is dict else v for k, v in found[table].items()}
+        found = {**found, table: columns}
+    return found
+
+
 def check_blocks(found: dict[str, Any], trace: bfc.Trace, addresses: list[int]) -> None:
     """The rows of the blocks, one by one."""
+    found = opened(found)
     peak, most, at_peak, lives = recount(trace)
     assert (found["events"], found["peak_event"], found["peak_live"]) == (len(trace), peak, most)
     listed = found["live_at_peak"]
@@ -124,7 +133,6 @@ def check_blocks(found: dict[str, Any], trace: bfc.Trace, addresses: list[int]) 
         assert name == ("" if owner is None or not trace.owners else trace.owners[owner[born]])
         assert text_of_stack(found, stack) == list(trace.frames_of(born))
     blocks = found["blocks"]
-    columns = {name: unpacked(value) for name, value in blocks.items() if type(value) is dict}
     assert blocks["at_peak"] == len(listed)
     assert blocks["total"] == len(lives)
     assert blocks["total_bytes"] == sum(int(trace.size[born]) for born, _, _ in lives)
@@ -134,13 +142,15 @@ def check_blocks(found: dict[str, Any], trace: bfc.Trace, addresses: list[int]) 
     )[:OTHERS]
     known = {born: (died, between) for born, died, between in lives}
     births = [born for born, _ in expected[:LISTED]] + [born for born, _, _ in others]
-    assert columns["born"] == births
-    assert columns["died"] == [known[born][0] for born in births]
-    assert columns["between"] == [known[born][1] for born in births]
-    assert columns["size"] == [int(trace.size[born]) for born in births]
-    assert columns["address"] == [addresses[born] for born in births]
-    assert columns["stream"] == [int(trace.stream[born]) for born in births]
-    for stack, born in zip(columns["stack"], births, strict=True):
+    others = [born for born, _, _ in others]
+    assert blocks["born"] == births
+    assert blocks["died"] == [known[born][0] for born in births]
+    assert blocks["between"] == [min(known[born][1], 255) for born in births]
+    assert blocks["size"] == [int(trace.size[born]) for born in others]
+    assert blocks["address"] == [addresses[born] for born in others]
+    assert blocks["owner"] == [-1 if owner is None else owner[born] for born in others]
+    assert blocks["stream"] == [int(trace.stream[born]) for born in births]
+    for stack, born in zip(blocks["stack"], others, strict=True):
         assert text_of_stack(found, stack) == list(trace.frames_of(born))
 
 
