@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import bfc
 from bfc.pytorch.reader import some_numbers
 from bfc.study.advise import advise, read
+from bfc.study.cluster import connected
 from bfc.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -59,11 +61,17 @@ def add_to(subparsers: Any) -> None:
     )
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--thorough", action="store_true", help="replay the full grid of settings, too")
-    add(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--jobs",
         type=int,
         metavar="N",
         help="how many processes to start (default: one for each core); 1 starts none",
+    )
+    where.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="replay on a Dask cluster instead: its scheduler, such as tcp://10.0.0.1:8786",
     )
     add(
         "--snapshot-device",
@@ -78,10 +86,15 @@ def run(arguments: argparse.Namespace) -> bool:
     """Prints the advice. Returns True if something fits."""
     parse_bytes(arguments.device)  # what is wrong with it is said before the file is read
     trace = _read(arguments.run_, arguments.snapshot_device)
-    with _Progress(arguments.run_.name, len(trace)) as progress:
+    with contextlib.ExitStack() as cleanup:
+        executor = None
+        if arguments.dask is not None:
+            executor = cleanup.enter_context(connected(arguments.dask))
+        progress = cleanup.enter_context(_Progress(arguments.run_.name, len(trace)))
         advice = advise(
             trace,
             arguments.device,
+            executor,
             thorough=arguments.thorough,
             jobs=arguments.jobs,
             progress=progress,

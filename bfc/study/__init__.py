@@ -5,6 +5,7 @@ such figures, and a program that looks for the best settings compares them. In o
     experiment.py    one trace under several policies
     points.py        allocators to try, as text, and one replay
     recorded.py      what a recording says of its own run
+    cluster.py       workers of Dask
     workers.py       replays in other processes
     search.py        the settings that fit on least
     advice.py        rows, and how they are written

@@ -50,8 +50,9 @@ def advise(
         What the allocator may take, in bytes or as a text such as "34 GiB": without the CUDA
         context, NCCL and cuBLAS.
     executor : concurrent.futures.Executor, optional
-        What runs the replays. The default is new processes, which import the program's main file:
-        its own work must stand behind `if __name__ == "__main__":`.
+        What runs the replays, such as `distributed.Client.get_executor()`: a Dask cluster gets the
+        trace once. The default is new processes, which import the program's main file: its own
+        work must stand behind `if __name__ == "__main__":`.
     thorough : bool, optional
         Replay the full grid of settings, too: some 1,400 combinations.
     jobs : int, optional
@@ -75,7 +76,8 @@ def advise(
     ValueError
         If `device` or `jobs` is malformed, or below 1.
     RuntimeError
-        If processes cannot be started because the main file has no guard.
+        If processes cannot be started because the main file has no guard, or if a Dask cluster has
+        no workers, or one of them has another version of bfc.
 
     Notes
     -----

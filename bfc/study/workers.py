@@ -1,6 +1,6 @@
 """Many replays of one trace, over any `concurrent.futures.Executor`; processes by default.
 
-The trace goes to them once, as a file, and the points in batches.
+The trace goes to them once, as a file or over Dask's network, and the points in batches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from bfc.study.cluster import Cluster
 from bfc.study.points import Outcome, Point, replay
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
 #: What is replayed: a point, and the bytes of the device.
 Task = tuple[Point, int]
@@ -35,6 +36,11 @@ NO_GUARD = (
     "on import: put the call behind `if __name__ == '__main__':`, or pass jobs=1 or an executor "
     "of threads"
 )
+#: Dask cancels what needs a trace that no worker has any more.
+LOST = (
+    "the executor has cancelled replays of bfc.advise: it was shut down, or the workers of its "
+    "cluster have ended"
+)
 
 
 class Replays:
@@ -46,7 +52,7 @@ class Replays:
         What is replayed.
     executor : concurrent.futures.Executor, optional
         What runs the replays. It is not shut down. Its workers must see this machine's folder of
-        temporary files.
+        temporary files, except those of `distributed.Client.get_executor()`.
     jobs : int, optional
         Without `executor`: how many processes to start. 1 starts none; None starts one for each
         core that this process may use.
@@ -56,7 +62,8 @@ class Replays:
     Raises
     ------
     RuntimeError
-        If processes cannot be started, because the main file has no guard.
+        If processes cannot be started, because the main file has no guard; or if workers of Dask
+        have no bfc, or another version.
     """
 
     def __init__(
@@ -75,12 +82,18 @@ class Replays:
         self._cleanup = contextlib.ExitStack()
         self._executor: Executor | None = None
         self._path = ""
+        self._sent: Any = None
 
     def __enter__(self) -> Replays:
         if self._given is None and self._jobs == 1:
             return self
         if self._given is None:
             refuse_to_start_again()
+        cluster = Cluster.behind(self._given)
+        if cluster is not None:
+            self._jobs, self._sent = cluster.threads, cluster.send(self.trace)
+            self._executor = self._given
+            return self
         with contextlib.ExitStack() as cleanup:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bfc-advise-"))
             self._path = str(Path(folder, "trace.npz"))
@@ -90,6 +103,7 @@ class Replays:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._sent = None  # the workers drop it
         _read.pop(self._path, None)  # of threads of this process
         self._cleanup.__exit__(*error)
 
@@ -107,7 +121,7 @@ class Replays:
             for task in tasks:
                 yield {task: replay(self.trace, *task)}
             return
-        from concurrent.futures import as_completed
+        from concurrent.futures import CancelledError, as_completed
         from concurrent.futures.process import BrokenProcessPool
 
         step = max(1, -(-len(tasks) // (self._jobs * BATCHES_A_WORKER)))
@@ -116,16 +130,24 @@ class Replays:
         try:
             with _without_interrupts():  # which processes that start here would inherit
                 for batch in batches:
-                    futures[self._executor.submit(replay_all, self._path, batch)] = batch
+                    futures[self._submit(batch)] = batch
             for future in as_completed(futures):
                 yield dict(zip(futures[future], future.result(), strict=True))
         except BrokenProcessPool as error:
             if self._given is not None:
                 raise
             raise RuntimeError(self._why_broken()) from error
+        except CancelledError as error:
+            raise RuntimeError(LOST) from error
         finally:
             for future in futures:
                 future.cancel()
+
+    def _submit(self, batch: list[Task]) -> Future[list[Outcome]]:
+        assert self._executor is not None
+        if self._sent is not None:
+            return self._executor.submit(replay_batch, self._sent, batch)
+        return self._executor.submit(replay_all, self._path, batch)
 
     def _why_broken(self) -> str:
         if self.count:
@@ -156,6 +178,11 @@ def replay_all(path: str, tasks: Sequence[Task]) -> list[Outcome]:
     if trace is None:
         _read.clear()
         trace = _read[path] = Trace.load(path)
+    return replay_batch(trace, tasks)
+
+
+def replay_batch(trace: Trace, tasks: Sequence[Task]) -> list[Outcome]:
+    """The outcomes of some tasks."""
     return [replay(trace, *task) for task in tasks]
 
 

@@ -1,0 +1,131 @@
+"""Replays on a Dask cluster, whose workers may be on any machine: each gets the trace once."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+from bfc.errors import DeviceUnavailableError
+from bfc.trace import Trace
+
+#: How long a scheduler may take to answer, and a cluster to have a worker, in seconds.
+PATIENCE = 10.0
+
+
+@contextlib.contextmanager
+def connected(address: str, seconds: float = PATIENCE) -> Iterator[Executor]:
+    """An executor over the cluster of a scheduler.
+
+    Parameters
+    ----------
+    address : str
+        The scheduler, such as "tcp://10.0.0.1:8786".
+    seconds : float, optional
+        How long it may take to answer.
+
+    Yields
+    ------
+    concurrent.futures.Executor
+        What `distributed.Client.get_executor` returns. The client is closed at the end.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If distributed is not installed.
+    OSError
+        If no scheduler answers.
+    ValueError
+        If the address is malformed.
+    """
+    try:
+        distributed = importlib.import_module("distributed")
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"distributed cannot be imported ({error})\n  try: pip install 'dask[distributed]'"
+        ) from error
+    try:
+        client = distributed.Client(address, timeout=seconds, set_as_default=False)
+    except OSError as error:
+        raise OSError(f"no scheduler of Dask answers at {address} within {seconds:g} s") from error
+    with client:
+        yield client.get_executor()
+
+
+class Cluster:
+    """The workers behind a client of Dask, and a trace that is sent to them.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Connected, and not asynchronous.
+
+    Raises
+    ------
+    RuntimeError
+        If there are no workers, or one has another version of bfc, or none.
+    ValueError
+        If the client is asynchronous.
+    """
+
+    def __init__(self, client: Any) -> None:
+        if client.asynchronous:
+            raise ValueError("bfc.advise needs a client of Dask that is not asynchronous")
+        self._client = client
+        self.threads = sum(self._workers().values())
+        self._refuse_others()
+
+    @classmethod
+    def behind(cls, executor: Executor | None) -> Cluster | None:
+        """The cluster that `client.get_executor()` runs its work on; None for other executors."""
+        module = sys.modules.get("distributed.cfexecutor")
+        if module is None or not isinstance(executor, module.ClientExecutor):
+            return None
+        return cls(executor._client)
+
+    def send(self, trace: Trace) -> Any:
+        """Gives each worker the trace.
+
+        Parameters
+        ----------
+        trace : Trace
+            What is sent is what a replay reads of it.
+
+        Returns
+        -------
+        distributed.Future
+            As an argument of a task it becomes the trace.
+        """
+        lean = Trace(trace.op, trace.id, trace.size, trace.stream)
+        return self._client.scatter(lean, broadcast=True, hash=False)
+
+    def _workers(self) -> dict[str, int]:
+        """The threads of each worker, by address."""
+        try:
+            self._client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError as error:
+            address = self._client.scheduler.address
+            raise RuntimeError(f"the Dask cluster at {address} has no workers") from error
+        threads: dict[str, int] = self._client.nthreads()
+        return threads
+
+    def _refuse_others(self) -> None:
+        mine = version()
+        try:
+            theirs = self._client.run(version)
+        except ModuleNotFoundError as error:
+            raise RuntimeError(
+                f"the workers of the Dask cluster cannot import bfc {mine}: {error}"
+            ) from error
+        for worker, other in theirs.items():
+            if other != mine:
+                raise RuntimeError(f"worker {worker} has bfc {other}, and this process has {mine}")
+
+
+def version() -> str:
+    """That of bfc in this process."""
+    text: str = importlib.import_module("bfc").__version__
+    return text
