@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
+.PHONY: help dev demo test test-gpu test-dask test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -37,6 +37,9 @@ test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
 	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers" tests/cuda tests/copying/test_gpu.py
+
+test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on clusters of Dask: processes on this machine, with simulated and emulated devices
+	BFC_TEST_DASK=1 $(BIN)/python -m pytest -m "not peers" tests/dask
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
 	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
@@ -130,6 +133,10 @@ $(VENV)/tests: pyproject.toml | $(VENV)/installed
 
 $(VENV)/clients: pyproject.toml | $(VENV)/tests
 	$(INSTALL) --group clients
+	@touch $@
+
+$(VENV)/dask: pyproject.toml | $(VENV)/tests
+	$(INSTALL) --group dask
 	@touch $@
 
 $(VENV)/linters: pyproject.toml | $(VENV)/tests

@@ -11,6 +11,8 @@ order:
     _emm.py
     _numba_default.py     for processes that name us in NUMBA_CUDA_MEMORY_MANAGER
     cupy.py, numba.py, nvtx.py, pyopencl.py, rmm.py, torch.py
+    _dask_page.py
+    dask.py               the pools of a cluster
 """
 
 from __future__ import annotations

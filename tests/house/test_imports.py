@@ -28,6 +28,10 @@ HEAVY = [
     "tqdm",
     "rmm",
     "matplotlib",
+    "dask",
+    "distributed",
+    "bokeh",
+    "pandas",
 ]
 SOURCES = sorted(path for path in ROOT.rglob("*.py*") if path.suffix in (".py", ".pyx"))
 #: Modules that need an extra package: they may fail to import where they say that it is missing.
@@ -117,7 +121,7 @@ def test_no_test_imports_another() -> None:
 def test_each_room_of_tests_is_one_of_the_package() -> None:
     tests = ROOT.parent / "tests"
     rooms = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
-    own = {"cuda", "opencl", "house", "peers"}
+    own = {"cuda", "opencl", "house", "peers", "dask"}
     assert sorted(room for room in rooms - own if not (ROOT / room).is_dir()) == []
 
 

@@ -1,0 +1,132 @@
+"""`bfc.advise` over a cluster of Dask: the same advice, from workers on any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask_recipes as recipes
+import pytest
+
+import bfc
+from bfc.cli import main
+from bfc.study.cluster import Cluster
+from bfc.study.workers import Replays
+
+ROOT = Path(__file__).parents[2]
+DECOMFL = ROOT / "bench" / "traces" / "gpu_decomfl.npz"
+TRACE = bfc.Trace.load(DECOMFL)
+SIZE = 1783664516 * 103 // 100
+
+
+@pytest.fixture(scope="module")
+def local() -> bfc.Advice:
+    return bfc.advise(TRACE, SIZE, jobs=1)
+
+
+def test_an_executor_of_a_client_says_what_this_process_does(client, local) -> None:
+    executor = client.get_executor()
+    assert bfc.advise(TRACE, SIZE, executor) == local
+    assert executor.submit(int).result() == 0, "it is not shut down"
+
+
+def test_the_trace_is_sent_once_and_not_kept(client, local, eventually) -> None:
+    """Nothing lies in a folder that only this machine has, and no task carries the trace."""
+    with Replays(TRACE, client.get_executor()) as replays:
+        (sent,) = client.who_has()
+        assert len(client.who_has()[sent]) == 2, "both workers have it"
+        assert replays._path == ""
+        del sent
+    del replays
+    assert eventually(lambda: client.who_has() == {})
+
+
+def test_progress_counts_the_replays(client, local) -> None:
+    told: list[tuple[str, int]] = []
+    bfc.advise(
+        TRACE, SIZE, client.get_executor(), progress=lambda text, done: told.append((text, done))
+    )
+    assert sum(done for _, done in told) == local.replays
+    assert len([done for _, done in told if done]) > 20, "it is told in the course of the search"
+
+
+def test_the_command_prints_what_it_prints_locally(client, local, capsys) -> None:
+    command = ["advise", str(DECOMFL), "--device", str(SIZE)]
+    address = client.scheduler.address
+    assert main([*command, "--dask", address]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{local}\n"
+    assert err.startswith("bfc advise: replaying gpu_decomfl.npz")
+    assert main([*command, "--dask", address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(local.to_json())
+
+
+def test_a_worker_that_dies_in_the_middle_changes_nothing(client, local, eventually) -> None:
+    before = client.run(recipes.pid)
+    done = 0
+
+    def strike(text: str, new: int) -> None:
+        nonlocal done
+        done += new
+        if done > 30 and not struck.is_set():
+            struck.set()
+            os.kill(before[min(before)], signal.SIGKILL)
+
+    struck = threading.Event()
+    assert bfc.advise(TRACE, SIZE, client.get_executor(), progress=strike) == local
+    assert struck.is_set()
+    assert eventually(lambda: len(client.run(recipes.pid, on_error="ignore")) == 2)
+
+
+def test_workers_with_another_version_are_refused(client) -> None:
+    worker = min(client.run(recipes.pid))
+    client.run(recipes.another_version, workers=[worker])
+    try:
+        with pytest.raises(RuntimeError, match=f"worker {worker} has bfc 0.0.1, and this process"):
+            bfc.advise(TRACE, SIZE, client.get_executor())
+    finally:
+        client.run(recipes.the_version)
+
+
+def test_a_cluster_without_workers_is_said(started, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("bfc.study.cluster.PATIENCE", 0.5)
+    with started(0) as (_, client):
+        address = client.scheduler.address
+        with pytest.raises(RuntimeError, match=f"the Dask cluster at {address} has no workers"):
+            bfc.advise(TRACE, SIZE, client.get_executor())
+        assert main(["advise", str(DECOMFL), "--device", "2GiB", "--dask", address]) == 2
+        assert capsys.readouterr().err.endswith(
+            f"bfc: the Dask cluster at {address} has no workers\n"
+        )
+
+
+def test_a_scheduler_that_does_not_answer_is_said(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("bfc.study.cluster.connected.__wrapped__.__defaults__", (0.5,))
+    address = "tcp://127.0.0.1:1"
+    assert main(["advise", str(DECOMFL), "--device", "2GiB", "--dask", address]) == 2
+    said = capsys.readouterr().err
+    assert said == f"bfc: no scheduler of Dask answers at {address} within 0.5 s\n"
+
+
+@pytest.mark.parametrize("address", ["", "nonsense://x", "tcp://"])
+def test_an_address_that_is_none_is_said(address: str, capsys) -> None:
+    assert main(["advise", str(DECOMFL), "--device", "2GiB", "--dask", address]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("bfc: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_jobs_are_for_processes_of_this_machine(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["advise", "x", "--device", "1GiB", "--jobs", "2", "--dask", "tcp://127.0.0.1:1"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_client_that_is_asynchronous_is_refused() -> None:
+    with pytest.raises(ValueError, match="not asynchronous"):
+        Cluster(SimpleNamespace(asynchronous=True))
