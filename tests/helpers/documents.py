@@ -1,0 +1,28 @@
+"""The code of documents, run as it is written."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run_document(path: Path) -> None:
+    """Runs the code of a document, and compares what it prints with the text below it. The README's
+    pieces stand alone: people copy one. Elsewhere they go on from each other."""
+    names: dict[str, object] = {}
+    blocks = BLOCK.findall(path.read_text())
+    for (kind, code), (next_kind, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=False):
+        if kind != "python":
+            continue
+        out = io.StringIO()
+        names = {} if path.name == "README.md" else names
+        with redirect_stdout(out):
+            exec(compile(code, path.name, "exec"), names)
+        if next_kind == "text":
+            assert out.getvalue().rstrip() == expected.rstrip()
