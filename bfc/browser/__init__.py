@@ -7,4 +7,5 @@ views.py         sums over many allocations
 segments.py      what the device has handed out, and what keeps it
 runs.py          one run over time: as it was recorded, or replayed
 data.py          all that a page shows
+perfetto.py      the same runs for Perfetto
 """

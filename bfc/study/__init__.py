@@ -11,5 +11,6 @@ such figures, and a program that looks for the best settings compares them. In o
     advice.py        rows, and how they are written
     advise.py        `bfc.advise`
     growth.py        what grew, and how it is written
+    lines.py         the line that a stack counts for
     diff.py          `bfc.diff`
 """
