@@ -7,8 +7,9 @@ format : 1
 version : the version of bfc
 title : text
 kind : "trace", or "state" for an allocator without a history. Of a state there is one moment, which
-    is called the peak here: "events" is 0, "peak_event" is -1, and "timeline", "map",
-    "owners_over_time", and "born" and "died" of blocks say nothing.
+    is called the peak here, and "peak_reserved" is what is taken at that moment. "events" is 0,
+    "peak_event" is -1, "timeline", "map" and "owners_over_time" are null, "died" is -1, and "born"
+    numbers the blocks in the order in which they were made.
 events : the events of the first run
 peak_event : the event after which most is live, the first of several; -1 if there are no events
 peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
@@ -44,9 +45,10 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
     map : null, or columns (at most 1,200) and rows (512): ends, how many events come before the end
         of each column; ranges, [address, bytes] in rising order, which the rows cover end to end
         from row 0 on (the addresses in between were never used); ranges_left_out; row_bytes, where
-        the last row may have fewer; row_stream, the stream that has most of a row, or -1; fill,
-        packed u8, rows of columns: the part of the bytes that was in use, on the average of the
-        column's events, times 256, in steps of 8; at least 1 where any was, and at most 255
+        the last row may have fewer; row_stream, the stream that has allocated most often in a row,
+        or -1; fill, packed u8, rows of columns: the part of the bytes that was in use, on the
+        average of the column's events, times 256, in steps of 8; at least 1 where any was, and at
+        most 255
     segments : what is taken from the device after the trace's peak_event, as columns in the order
         of addresses, the largest, at most 2,000 divided by the runs: address, size, stream, kind
         ("small", "large", "view" where pages are stitched, "" where it is not known), pool ("" or
@@ -88,11 +90,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bfc.browser import segments
 from bfc.browser.lives import Lives, live_bytes, lives_of
 from bfc.browser.packed import packed
-from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, replayed
+from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
+from bfc.browser.state import trace_of
 from bfc.browser.tables import Tables, shortened
 from bfc.browser.views import owners_over_time, view_of
 from bfc.errors import TraceError
@@ -105,6 +110,8 @@ from bfc.units import format_bytes
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from bfc.snapshots.snapshot import Snapshot
 
 
 #: The most blocks that are listed at the peak, and of others, and the most stacks.
@@ -182,8 +189,8 @@ def data_of(
     source = make_source or _device(max(LEAST_DEVICE, 4 * most))
     device = format_bytes(source().total_bytes or 0)
     runs: list[Run] = []
-    count = len(subjects) * (len(policies) + 1)
-    if count > MOST_RUNS + len(subjects):
+    count = sum(max(len(policies) + is_recorded(trace), 1) for _, trace in traces)
+    if count > MOST_RUNS:
         raise ValueError(f"a report holds at most {MOST_RUNS} runs side by side, not {count}")
     limits = Limits(min(SAMPLES, MOST_ROWS // count), MOST_SEGMENTS // count)
     for subject in subjects:
@@ -203,6 +210,74 @@ def data_of(
         "peak_reserved": figures[0]["peak_reserved"],
         **_fitting(first, runs[0].addresses, room),
         "runs": figures,
+    }
+
+
+def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> dict[str, Any]:
+    """What a page shows of an allocator at one moment.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        The moment.
+    title : str, optional
+        The page's.
+    remark : str, optional
+        What a reader must know.
+
+    Returns
+    -------
+    dict
+        As above, of kind "state".
+
+    Examples
+    --------
+    >>> import bfc
+    >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    >>> buffer = allocator.allocate("3 MiB")
+    >>> found = data_of_state(allocator.snapshot())
+    >>> found["kind"], found["peak_live"] >> 20, found["peak_reserved"] >> 20
+    ('state', 3, 20)
+    """
+    trace, addresses, streams = trace_of(snapshot)
+    subject = _subject(snapshot.device, trace)
+    subject = replace(subject, peak=len(trace) - 1)
+    held = segments.of_snapshot(snapshot)
+    held.stream = [streams.index(stream) for stream in held.stream]
+    lives, live = subject.lives, int(trace.size.sum())
+    run = {
+        "label": "now",
+        "policy": "bfc" if snapshot.settings is None else "caching",
+        "settings": "",
+        "device": snapshot.device,
+        "trace": snapshot.device,
+        "origin": "state",
+        "events": 0,
+        "completed": True,
+        "refusals": 0,
+        "first_refusal": -1,
+        "driver_calls": 0,
+        "peak_live": live,
+        "peak_event": -1,
+        "peak_reserved": snapshot.stats.pool_bytes,
+        "remarks": [remark] if remark else [],
+        "timeline": None,
+        "map": None,
+        "segments": segments.with_blocks(held, addresses, lives.size, lives.owner, MOST_SEGMENTS),
+    }
+    room = MOST_CHARACTERS - len(json.dumps(run))
+    return {
+        "format": 1,
+        "version": _version(),
+        "title": title or snapshot.device,
+        "kind": "state",
+        "events": 0,
+        "peak_event": -1,
+        "peak_live": live,
+        "peak_reserved": snapshot.stats.pool_bytes,
+        **_fitting(subject, addresses, room),
+        "owners_over_time": None,
+        "runs": [run],
     }
 
 
@@ -235,7 +310,29 @@ def _runs_of(
     runs = others if known is None else [known, *others]
     for run in runs:
         run.figures["trace"] = shortened(subject.name)
+        run.figures["remarks"] += _remarks(subject)
     return runs
+
+
+def _remarks(subject: Subject) -> list[str]:
+    """What a reader must know of a recording that began late: `Trace.from_torch` rebuilds what was
+    live by allocating the gaps between the blocks, too, and freeing them."""
+    meta = subject.trace.meta
+    torch = meta.get("torch") if isinstance(meta, dict) else None
+    first = torch.get("first_recorded_event") if isinstance(torch, dict) else None
+    if type(first) is not int or not 0 < first <= len(subject.trace):
+        return []
+    text = (
+        f"the first {first} events rebuild what was live when the recording began, and allocate "
+        "the gaps between the blocks for a moment"
+    )
+    if subject.peak < first - 1:
+        after = first - 1 + int(subject.live[first - 1 :].argmax())
+        text += (
+            f": the peak at event {subject.peak} has such gaps in it. Of what was recorded, most "
+            f"was live after event {after}: {format_bytes(int(subject.live[after]))}"
+        )
+    return [text]
 
 
 def _labelled(figures: dict[str, Any], several: bool, device: str) -> dict[str, Any]:

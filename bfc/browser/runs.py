@@ -14,7 +14,7 @@ from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_
 from bfc.study import recorded
 from bfc.study.counted import Counted
 from bfc.study.experiment import Policy
-from bfc.trace import Trace
+from bfc.trace import Occupancy, Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SAMPLES = 4_000
 COLUMNS, ROWS = 1_200, 512
 MOST_RANGES = 4_000
+#: The most streams that are looked for in the rows of a map.
+MOST_STREAMS = 64
 #: The steps of a cell's shade, of which fewer take less room.
 SHADE = 8
 _CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
@@ -143,6 +145,11 @@ def replayed(
     )
 
 
+def is_recorded(trace: Trace) -> bool:
+    """Whether `as_recorded` may find a run in a trace."""
+    return recorded.read(trace).peak_reserved is not None and len(trace) > 0
+
+
 def as_recorded(subject: Subject, limits: Limits) -> Run | None:
     """The run that a snapshot of PyTorch recorded, at the addresses and with the segments that it
     had; None if the trace does not say.
@@ -161,7 +168,7 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
     """
     trace = subject.trace
     said = recorded.read(trace)
-    if said.peak_reserved is None or not len(trace):
+    if said.peak_reserved is None or not is_recorded(trace):
         return None
     try:
         found = _of_torch(subject, trace.meta["torch"])
@@ -297,9 +304,9 @@ def map_of(trace: Trace, addresses: NDArray[np.uint64]) -> dict[str, Any] | None
 
 
 def _streams_of_rows(
-    trace: Trace, addresses: NDArray[np.uint64], found: Any, rows: int
+    trace: Trace, addresses: NDArray[np.uint64], found: Occupancy, rows: int
 ) -> list[int]:
-    """The stream that has allocated most bytes where each row lies; -1 where none has."""
+    """The stream that has allocated most often where each row lies; -1 where none has."""
     import numpy as np
 
     starts = np.array([start for start, _ in found.ranges], np.uint64)
@@ -307,31 +314,18 @@ def _streams_of_rows(
     laid = np.cumsum(sizes) - sizes
     there = np.flatnonzero((trace.op == 0) & (addresses > 0) & (trace.size > 0))
     at = np.searchsorted(starts, addresses[there], side="right") - 1
-    row = (laid[at] + (addresses[there] - starts[at])) // np.uint64(found.cell_bytes)
-    streams, stream = np.unique(trace.stream[there], return_inverse=True)
-    weight = np.zeros((rows, len(streams)), np.int64)
-    np.add.at(weight, (row.astype(np.int64), stream), trace.size[there].astype(np.int64))
-    best = streams[weight.argmax(axis=1)].astype(np.int64)
-    last = _last_rows(row.astype(np.int64), trace.size[there], found.cell_bytes, rows, stream)
-    across = np.where(last >= 0, streams[last], -1)
-    found_streams: list[int] = np.where(weight.any(axis=1), best, across).tolist()
-    return found_streams
-
-
-def _last_rows(
-    row: NDArray[np.int64], size: NDArray[np.uint64], cell: int, rows: int, stream: Any
-) -> NDArray[np.int64]:
-    """For rows in which no block begins: the stream of a block that lies across."""
-    import numpy as np
-
-    first = np.full(rows, -1, np.int64)
-    reach = np.full(rows, -1, np.int64)
-    end = np.minimum(row + (size // np.uint64(cell)).astype(np.int64), rows - 1)
-    order = np.argsort(end, kind="stable")
-    first[row[order]], reach[row[order]] = stream[order], end[order]
-    best, far = -1, -1
-    for at in range(rows):
-        if reach[at] > far:
-            best, far = int(first[at]), int(reach[at])
-        first[at] = best if far >= at else -1
-    return first
+    begin = laid[at] + (addresses[there] - starts[at])
+    cell = np.uint64(found.cell_bytes)
+    first = (begin // cell).astype(np.int64)
+    last = ((begin + trace.size[there] - np.uint64(1)) // cell).astype(np.int64)
+    busiest = np.argsort(-np.bincount(trace.stream[there]), kind="stable")[:MOST_STREAMS]
+    most, best = np.zeros(rows, np.int64), np.full(rows, -1)
+    for stream in busiest.tolist():
+        mine = trace.stream[there] == stream
+        change = np.bincount(first[mine], minlength=rows + 1)
+        change -= np.bincount(last[mine] + 1, minlength=rows + 1)
+        count = np.cumsum(change)[:rows]
+        best[count > most] = stream
+        most = np.maximum(most, count)
+    streams: list[int] = best.tolist()
+    return streams

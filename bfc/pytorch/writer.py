@@ -47,9 +47,19 @@ def dump(
     settings: CachingSettings | None,
 ) -> None:
     """The file of `Snapshot.dump`: what `as_torch` returns, pickled with protocol 4."""
-    content = pickled(Columns(regions, history), _ordinal(device), _settings(settings))
+    written = content(device, regions, history, settings)
     with replacing(path) as file:
-        file.write(content)
+        file.write(written)
+
+
+def content(
+    device: str,
+    regions: RegionColumns,
+    history: HistoryColumns,
+    settings: CachingSettings | None,
+) -> bytes:
+    """What `dump` writes."""
+    return pickled(Columns(regions, history), _ordinal(device), _settings(settings))
 
 
 def _ordinal(device: str) -> int:

@@ -2,170 +2,86 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import random
-import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from report_recounts import (
+    Life,
+    addresses_of,
+    frame_of,
+    frames_of,
+    opened,
+    random_trace,
+    recount,
+    unpacked,
+)
 
 import bfc
+from bfc.browser import data, tables
 from bfc.browser.data import LISTED, OTHERS, TEMPORARY, data_of
 from bfc.browser.packed import packed
-from bfc.browser.runs import COLUMNS, ROWS, SAMPLES
+from bfc.study.experiment import Policy
 
-TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "u64": "<u8"}
 FILES = [
     *sorted((Path(__file__).parents[2] / "bench/traces").glob("*.npz")),
     *sorted((Path(__file__).parents[1] / "recordings").glob("*.npz")),
 ]
+SMALL = bfc.Trace([0, 0, 1], [0, 1, 0], [3 << 20, 1 << 20, 0])
 
 
-def unpacked(value: dict[str, Any]) -> list[int]:
-    """What a page makes of a packed array, one number after another."""
-    raw, count = zlib.decompress(base64.b64decode(value["data"])), value["count"]
-    dtype = np.dtype(TYPES[value["type"]])
-    numbers = [raw[at::count] if count else b"" for at in range(count)]
-    return [int(np.frombuffer(number, dtype)[0]) for number in numbers]
-
-
-def random_trace(seed: int, events: int = 400) -> bfc.Trace:
-    """A history with owners, stacks, times, streams and releases."""
-    rng = random.Random(seed)
-    rows, live, free = [], [], list(range(60))
-    frames = [(f"file{at % 5}.py", at, f"<script>{at}</script>") for at in range(12)]
-    stacks = [(0, 0)] + [(rng.randrange(at), rng.randrange(12)) for at in range(1, 30)]
-    for _ in range(events):
-        kind = rng.random()
-        if kind < 0.02:
-            rows.append((2, 0, 0, 0))
-        elif free and (not live or kind < 0.55):
-            live.append(free.pop(rng.randrange(len(free))))
-            size = rng.choice([0, 1, 512, 3 << 20, 40 << 20, rng.randrange(1 << 24)])
-            rows.append((0, live[-1], size, rng.randrange(3)))
-        else:
-            free.append(live.pop(rng.randrange(len(live))))
-            rows.append((1, free[-1], rng.randrange(9), 0))
-    op, ids, size, stream = zip(*rows, strict=True)
-    return bfc.Trace(
-        op,
-        ids,
-        size,
-        stream,
-        time_us=[7 * at for at in range(events)],
-        owner=[rng.randrange(4) for _ in rows],
-        stack=[rng.randrange(30) for _ in rows],
-        owners=["", "weights", "</script>", "kv"],
-        frames=frames,
-        stacks=stacks,
-    )
-
-
-def recount(trace: bfc.Trace) -> tuple[int, int, dict[int, int], list[tuple[int, int, int]]]:
-    """The peak's event and bytes; the allocations that are live then, by their event, with the
-    bytes; and all allocations: event, free, how many were made in between."""
-    live: dict[int, int] = {}
-    at_peak: dict[int, int] = {}
-    lives: list[list[int]] = []
-    peak, most, made, total = -1, -1, 0, 0
-    row_of: dict[int, int] = {}
-    for event, (op, number) in enumerate(zip(trace.op.tolist(), trace.id.tolist(), strict=True)):
-        if op == 0:
-            live[number], row_of[number] = event, len(lives)
-            lives.append([event, -1, made])
-            made += 1
-            total += int(trace.size[event])
-        elif op == 1:
-            total -= int(trace.size[live.pop(number)])
-            row = lives[row_of[number]]
-            row[1:] = [event, made - row[2] - 1]
-        if total > most:
-            peak, most = event, total
-            at_peak = {}
-            if len(trace) < 2000:
-                at_peak = {born: int(trace.size[born]) for born in live.values()}
-    for row in lives:
-        if row[1] < 0:
-            row[2] = made - row[2] - 1
-    if not at_peak:
-        gone = {row[0]: row[1] for row in lives}
-        at_peak = {
-            born: int(trace.size[born])
-            for born, died in gone.items()
-            if born <= peak and (died < 0 or died > peak)
-        }
-    return peak, max(most, 0), at_peak, [(b, d, n) for b, d, n in lives]
-
-
-def text_of_stack(found: dict[str, Any], stack: int) -> list[tuple[str, int, str]]:
-    """The frames of a stack of the page, innermost first."""
-    frames = []
-    while stack >= 0:
-        stack, frame = found["stacks"]["parent"][stack], found["stacks"]["frame"][stack]
-        filename, line, name = (found["frames"][part][frame] for part in ("file", "line", "name"))
-        frames.append((found["texts"][filename], line, found["texts"][name]))
-    return frames
-
-
-def opened(found: dict[str, Any]) -> dict[str, Any]:
-    """The same with unpacked columns."""
-    for table in ("frames", "stacks", "blocks"):
-        columns = {k: unpacked(v) if type(v) is dict else v for k, v in found[table].items()}
-        found = {**found, table: columns}
-    return found
+def owner_of(trace: bfc.Trace, event: int) -> str:
+    has_owners = trace.owner is not None and len(trace.owners) > 0
+    return trace.owners[trace.owner[event]] if has_owners else ""
 
 
 def check_blocks(found: dict[str, Any], trace: bfc.Trace, addresses: list[int]) -> None:
     """The rows of the blocks, one by one."""
-    found = opened(found)
-    peak, most, at_peak, lives = recount(trace)
-    assert (found["events"], found["peak_event"], found["peak_live"]) == (len(trace), peak, most)
-    listed = found["live_at_peak"]
-    expected = sorted(at_peak.items(), key=lambda block: (-block[1], block[0]))
-    assert found["left_out"] == max(0, len(expected) - LISTED)
-    assert found["left_out_bytes"] == sum(size for _, size in expected[LISTED:])
-    owner = None if trace.owner is None else trace.owner.tolist()
-    for (address, size, name, stack), (born, nbytes) in zip(listed, expected[:LISTED], strict=True):
-        assert (address, size) == (addresses[born], nbytes)
-        assert name == ("" if owner is None or not trace.owners else trace.owners[owner[born]])
-        assert text_of_stack(found, stack) == list(trace.frames_of(born))
-    blocks = found["blocks"]
+    counted = recount(trace)
+    assert (found["events"], found["peak_event"]) == (len(trace), counted.peak)
+    assert found["peak_live"] == max(counted.live, default=0)
+    by_size = sorted(counted.lives, key=lambda life: (-life.size, life.born))
+    at_peak = [life for life in by_size if life.is_live_after(counted.peak)]
+    others = [life for life in by_size if not life.is_live_after(counted.peak)][:OTHERS]
+    assert found["left_out"] == max(0, len(at_peak) - LISTED)
+    assert found["left_out_bytes"] == sum(life.size for life in at_peak[LISTED:])
+    for row, life in zip(found["live_at_peak"], at_peak[:LISTED], strict=True):
+        assert row[:3] == [addresses[life.born], life.size, owner_of(trace, life.born)]
+        assert frames_of(found, row[3]) == list(trace.frames_of(life.born))
+    check_columns(found, trace, addresses, at_peak[:LISTED], others)
+    assert found["blocks"]["total"] == len(counted.lives)
+    assert found["blocks"]["total_bytes"] == sum(life.size for life in counted.lives)
+
+
+def check_columns(
+    found: dict[str, Any],
+    trace: bfc.Trace,
+    addresses: list[int],
+    listed: list[Life],
+    others: list[Life],
+) -> None:
+    blocks, every = found["blocks"], listed + others
     assert blocks["at_peak"] == len(listed)
-    assert blocks["total"] == len(lives)
-    assert blocks["total_bytes"] == sum(int(trace.size[born]) for born, _, _ in lives)
-    others = sorted(
-        (life for life in lives if life[0] not in at_peak),
-        key=lambda life: (-int(trace.size[life[0]]), life[0]),
-    )[:OTHERS]
-    known = {born: (died, between) for born, died, between in lives}
-    births = [born for born, _ in expected[:LISTED]] + [born for born, _, _ in others]
-    others = [born for born, _, _ in others]
-    assert blocks["born"] == births
-    assert blocks["died"] == [known[born][0] for born in births]
-    assert blocks["between"] == [min(known[born][1], 255) for born in births]
-    assert blocks["size"] == [int(trace.size[born]) for born in others]
-    assert blocks["address"] == [addresses[born] for born in others]
-    assert blocks["owner"] == [-1 if owner is None else owner[born] for born in others]
-    assert blocks["stream"] == [int(trace.stream[born]) for born in births]
-    for stack, born in zip(blocks["stack"], others, strict=True):
-        assert text_of_stack(found, stack) == list(trace.frames_of(born))
-
-
-def addresses_of(trace: bfc.Trace) -> list[int]:
-    """Those of PyTorch's policy on a large device."""
-    result = trace.replay(bfc.CachingAllocator(bfc.SimulatedSubAllocator("200 GiB")))
-    placed: list[int] = result.addresses.tolist()
-    return placed
+    assert blocks["born"] == [life.born for life in every]
+    assert blocks["died"] == [life.died for life in every]
+    assert blocks["between"] == [min(life.between, 255) for life in every]
+    assert blocks["stream"] == [int(trace.stream[life.born]) for life in every]
+    assert blocks["size"] == [life.size for life in others]
+    assert blocks["address"] == [addresses[life.born] for life in others]
+    names = [*found["owners"], ""]
+    assert [names[at] for at in blocks["owner"]] == [owner_of(trace, life.born) for life in others]
+    for stack, life in zip(blocks["stack"], others, strict=True):
+        assert frames_of(found, stack) == list(trace.frames_of(life.born))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_blocks_of_random_traces_equal_a_recount(seed: int) -> None:
     print("seed", seed)
     trace = random_trace(seed)
-    check_blocks(data_of([("random", trace)]), trace, addresses_of(trace))
+    check_blocks(opened(data_of([("random", trace)])), trace, addresses_of(trace))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -173,21 +89,187 @@ def test_blocks_of_recorded_traces_equal_a_recount(file: Path) -> None:
     trace = bfc.Trace.load(file)
     found = json.loads(json.dumps(data_of([(file.stem, trace)])))
     recorded = (trace.meta or {}).get("torch", {}).get("addresses")
-    check_blocks(found, trace, recorded or addresses_of(trace))
+    check_blocks(opened(found), trace, recorded or addresses_of(trace))
+
+
+def check_view(
+    found: dict[str, Any], trace: bfc.Trace, view: dict[str, Any], chosen: list[tuple[Life, int]]
+) -> None:
+    """The sums of a view; `chosen` has the age of each allocation."""
+    by_owner: Counter[str] = Counter()
+    by_size: Counter[int] = Counter()
+    by_age: Counter[int] = Counter()
+    by_place: Counter[tuple[Any, ...]] = Counter()
+    blocks: Counter[tuple[Any, ...]] = Counter()
+    for life, age in chosen:
+        by_owner[owner_of(trace, life.born)] += life.size
+        by_size[life.size.bit_length() - 1] += life.size
+        by_age[age.bit_length() - 1] += life.size
+        outermost_first = tuple(reversed(trace.frames_of(life.born)))
+        for depth in range(len(outermost_first) + 1):
+            by_place[outermost_first[:depth]] += life.size
+            blocks[outermost_first[:depth]] += 1
+    assert (view["bytes"], view["blocks"]) == (sum(by_owner.values()), len(chosen))
+    names = [*found["owners"], ""]
+    assert {names[owner]: size for owner, size, _ in view["by_owner"]} == by_owner
+    assert {power: size for power, size, _ in view["by_size"]} == by_size
+    assert {power: size for power, size, _ in view["by_age"]} == by_age
+    sizes: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
+    paths: list[tuple[Any, ...]] = []
+    rows = zip(
+        *(view["tree"][name] for name in ("parent", "frame", "bytes", "blocks")), strict=True
+    )
+    for parent, frame, size, count in rows:
+        paths.append(() if parent < 0 else (*paths[parent], frame_of(found, frame)))
+        sizes[paths[-1]] += size
+        counts[paths[-1]] += count
+    assert sizes == by_place
+    assert counts == blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_views_equal_a_recount(seed: int) -> None:
+    print("seed", seed)
+    trace = random_trace(seed)
+    found, counted = opened(data_of([("random", trace)])), recount(trace)
+    end = len(trace) - 1
+    at_peak = [(life, counted.peak - life.born) for life in counted.at_peak]
+    never = [(life, end - life.born) for life in counted.lives if life.died < 0]
+    brief = [
+        (life, life.died - life.born)
+        for life in counted.lives
+        if life.died >= 0 and life.between < TEMPORARY
+    ]
+    assert at_peak
+    assert never
+    assert brief
+    check_view(found, trace, found["views"]["peak"], at_peak)
+    check_view(found, trace, found["views"]["never_freed"], never)
+    check_view(found, trace, found["views"]["temporary"], brief)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_owners_over_time_equal_a_recount(seed: int) -> None:
+    print("seed", seed)
+    trace = random_trace(seed, events=700)
+    counted, found = recount(trace), data_of([("random", trace)])
+    over_time = found["owners_over_time"]
+    assert counted.peak in over_time["event"]
+    named = [found["owners"][at] for at in over_time["owner"][:-1]]
+    assert sorted(named) == sorted(trace.owners)
+    for at, event in enumerate(over_time["event"]):
+        live = Counter(dict.fromkeys(trace.owners, 0))
+        for life in counted.lives:
+            if life.is_live_after(event):
+                live[owner_of(trace, life.born)] += life.size
+        assert [row[at] for row in over_time["live"]] == [*(live[name] for name in named), 0]
+
+
+def test_small_pieces_of_a_tree_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bfc.browser import views
+
+    monkeypatch.setattr(views, "MOST_NODES", 5)
+    trace = random_trace(2)
+    whole = recount(trace)
+    tree = data_of([("random", trace)])["views"]["peak"]["tree"]
+    assert len(tree["parent"]) == 5
+    assert tree["left_out"] > 0
+    assert tree["bytes"][0] == whole.live[whole.peak]
+    for parent, size in zip(tree["parent"][1:], tree["bytes"][1:], strict=True):
+        assert size <= tree["bytes"][parent]
 
 
 def test_packed_arrays_come_back() -> None:
     for dtype in ("uint8", "uint16", "uint32", "int32", "uint64"):
         info = np.iinfo(dtype)
-        numbers = [info.min, 0, 1, 255, info.max]
+        numbers = [info.min, 0, 1, 200, info.max]
         assert unpacked(packed(np.array(numbers, dtype))) == numbers
     assert unpacked(packed(np.zeros(0, np.uint8))) == []
 
 
-def test_limits_hold() -> None:
-    trace = random_trace(1, events=30_000)
-    (run,) = data_of([("long", trace)])["runs"]
-    assert len(run["timeline"]["event"]) <= SAMPLES
-    assert (run["map"]["columns"], run["map"]["rows"]) == (COLUMNS, ROWS)
-    assert len(unpacked(run["map"]["fill"])) == COLUMNS * ROWS
-    assert TEMPORARY == 10
+# What is left out -------------------------------------------------------------------------------
+
+
+def test_more_than_fifty_thousand_blocks_at_the_peak() -> None:
+    count = 50_007
+    trace = bfc.Trace(
+        [0] * count, range(count), [512 + at % 97 for at in range(count)], owner=[0] * count,
+        owners=["kv"],
+    )  # fmt: skip
+    found = data_of([("many", trace)])
+    assert len(found["live_at_peak"]) == 50_000
+    assert found["left_out"] == 7
+    assert found["left_out_bytes"] == 7 * 512
+    assert found["views"]["peak"]["blocks"] == count
+    assert found["views"]["peak"]["by_owner"] == [[0, int(trace.size.sum()), count]]
+
+
+def test_long_names_make_no_long_page() -> None:
+    count = 60_000
+    names = [f"{at:04}" * 64 for at in range(200)]
+    owner = [at % 200 for at in range(count)]
+    trace = bfc.Trace([0] * count, range(count), [512] * count, owner=owner, owners=names)
+    found = data_of([("names", trace)])
+    assert len(json.dumps(found)) < data.MOST_CHARACTERS + 1000
+    listed = len(found["live_at_peak"])
+    assert 0 < listed < 50_000
+    assert found["left_out"] == count - listed
+    assert found["blocks"]["at_peak"] == listed
+
+
+def test_texts_without_room_are_said_to_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_CHARACTERS", 400)
+    frames = [("a" * 1000, 1, "short"), ("b" * 299, 2, "other")]
+    trace = bfc.Trace([0], [0], [512], stack=[2], frames=frames, stacks=[(0, 0), (0, 0), (1, 1)])
+    found = opened(data_of([("texts", trace)]))
+    (block,) = found["live_at_peak"]
+    inner, outer = frames_of(found, block[3])
+    assert outer == ("a" * 149 + "…" + "a" * 149, 1, "short")
+    assert inner == ("…", 2, "other")
+
+
+def test_stacks_without_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "LEVELS", ((50_000, 100, 3),))
+    frames = [("a.py", at, "f") for at in range(6)]
+    chain = [(0, 0), *((at, at) for at in range(6))]
+    trace = bfc.Trace([0, 0, 0], [0, 1, 2], [3, 2, 1], stack=[3, 6, 1], frames=frames, stacks=chain)
+    found = opened(data_of([("deep", trace)]))
+    assert [len(frames_of(found, row[3])) for row in found["live_at_peak"]] == [3, 0, 1]
+    assert found["stacks_left_out"] == 1
+    assert max(found["views"]["peak"]["tree"]["bytes"]) == 6
+
+
+# Odd traces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trace", "peak"),
+    [
+        (bfc.Trace([], [], []), -1),
+        (bfc.Trace([2, 2], [0, 0], [0, 0]), 0),
+        (bfc.Trace([0], [5], [0]), 0),
+        (bfc.Trace([0], [5], [7]), 0),
+        (bfc.Trace([0] * 5, range(5), [1 << 20] * 5), 4),
+    ],
+    ids=["empty", "only releases", "no bytes", "one event", "all leaked"],
+)
+def test_odd_traces(trace: bfc.Trace, peak: int) -> None:
+    found = json.loads(json.dumps(data_of([("odd", trace)])))
+    check_blocks(opened(found), trace, addresses_of(trace))
+    assert found["peak_event"] == peak == trace.fullest_event()
+    assert found["views"]["never_freed"]["bytes"] == int(trace.size.sum())
+
+
+def test_sizes_that_no_number_holds_are_refused() -> None:
+    trace = bfc.Trace([0, 0], [0, 1], [1 << 62, 1 << 62])
+    with pytest.raises(bfc.TraceError, match=r"^huge: its sizes add up to 2\*\*63 bytes or more$"):
+        data_of([("huge", trace)])
+
+
+def test_too_many_runs_are_refused() -> None:
+    listed = [Policy("caching", bfc.CachingAllocator)] * 9
+    with pytest.raises(ValueError, match="at most 16 runs side by side, not 18"):
+        data_of([("one", SMALL), ("two", SMALL)], listed)
+    with pytest.raises(ValueError, match="at least one run"):
+        data_of([])
