@@ -9,4 +9,5 @@ runs.py          one run over time: as it was recorded, or replayed
 state.py         an allocator at one moment
 data.py          all that a page shows
 perfetto.py      the same runs for Perfetto
+render.py        the page, with all that it shows in one file
 """
