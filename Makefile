@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-dask test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
+.PHONY: help dev demo test test-gpu test-dask test-browser test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -33,34 +33,37 @@ demo: $(VENV)/built ## replay the recorded training runs, and compare what they 
 	$(BIN)/python examples/stitching.py
 
 test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
-	$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser"
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
-	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers" tests/cuda tests/copying/test_gpu.py
+	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers and not browser" tests/cuda tests/copying/test_gpu.py
 
 test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on clusters of Dask: processes on this machine, with simulated and emulated devices
-	BFC_TEST_DASK=1 $(BIN)/python -m pytest -m "not peers" tests/dask
+	BFC_TEST_DASK=1 $(BIN)/python -m pytest -m "not peers and not browser" tests/dask
+
+test-browser: $(VENV)/tests $(VENV)/built ## run the tests of the report's page in a headless Chromium (apt-get install chromium chromium-driver)
+	$(BIN)/python -m pytest -m browser tests/browser
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers" --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
+	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers and not browser" --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m pytest -m peers
 
 check: $(VENV)/clients build/check/built ## run the tests on a debug build: every invariant after every step
-	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
+	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser"
 
 asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most under AddressSanitizer and UndefinedBehaviorSanitizer
 	cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=stderr UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		$(CURDIR)/$(BIN)/python -m pytest -q -s -m "not peers and not slow" $(CORE_TESTS)
+		$(CURDIR)/$(BIN)/python -m pytest -q -s -m "not peers and not browser and not slow" $(CORE_TESTS)
 
 tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python, under ThreadSanitizer
 	cd build/tsan && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
 		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr $(NO_ASLR) $(CURDIR)/$(BIN)/python -m pytest -q -s $(THREAD_TESTS)
 
 test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a build by the oldest Cython that serves
-	cd build/oldest && PYTHONPATH=$(CURDIR)/build/oldest $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers"
+	cd build/oldest && PYTHONPATH=$(CURDIR)/build/oldest $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser"
 
 soak: $(VENV)/tests $(VENV)/built ## compare random histories with the models for SOAK_SECONDS (3600), on all cores
 	$(BIN)/python tests/soak.py

@@ -1,0 +1,575 @@
+"""The page of a report in a real Chromium: what it shows is what the trace holds, every control
+does what it says, and the browser has nothing to complain of. `make test-browser` runs these; with
+BFC_PICTURES=1 the pictures of docs/pictures/ are taken anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import runpy
+from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import chromium
+import numpy as np
+import png
+import pytest
+from chromium import Page
+
+import bfc
+from bfc.browser.data import data_of
+from bfc.browser.render import render
+from bfc.policies._bfc import BFCAllocator
+from bfc.policies._caching import CachingAllocator
+from bfc.study.experiment import Policy
+from bfc.trace import Trace
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+GIB = 1 << 30
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
+]
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium.opened(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(window: Page) -> Iterator[Page]:
+    """A window whose log must be empty after each test: no error, and nothing that was blocked."""
+    window.problems()
+    yield window
+    assert window.problems() == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reports")
+
+
+@pytest.fixture(scope="module")
+def training(folder: Path) -> Trace:
+    """The run of examples/training_in_miniature.py, as `bfc report` reads it."""
+    program = runpy.run_path(str(ROOT / "examples" / "training_in_miniature.py"))
+    program["main"](folder / "training.pickle")
+    return Trace.from_torch(folder / "training.pickle")
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path, training: Trace) -> Path:
+    """That run as it was recorded, and replayed under PyTorch's policy."""
+    data = data_of([("training.pickle", training)], [Policy("caching", CachingAllocator)])
+    return written(folder / "training.html", data)
+
+
+def written(path: Path, data: dict[str, Any]) -> Path:
+    path.write_text(render(data), encoding="utf-8")
+    return path
+
+
+# -- what is in the page --------------------------------------------------------------------------
+
+
+def recount(trace: Trace, addresses: list[int]) -> dict[str, Any]:
+    """The figures of a run from its events, one by one."""
+    live: dict[int, tuple[int, int]] = {}
+    total, peak, at_peak, found = 0, -1, 0, []
+    for event, (op, number, size) in enumerate(
+        zip(trace.op.tolist(), trace.id.tolist(), trace.size.tolist(), strict=True)
+    ):
+        if op == 0:
+            live[number] = (event, size)
+            total += size
+        elif op == 1:
+            total -= live.pop(number)[1]
+        if total > at_peak:
+            peak, at_peak, found = event, total, list(live.values())
+    rows = [
+        [addresses[event], size, trace.owners[trace.owner[event]], frames_of(trace, event)]
+        for event, size in sorted(found, key=lambda block: -block[1])
+    ]
+    return {"events": len(trace), "peak_event": peak, "peak_live": at_peak, "live_at_peak": rows}
+
+
+def frames_of(trace: Trace, event: int) -> list[str]:
+    return [f"{frame.filename}:{frame.line} {frame.name}" for frame in trace.frames_of(event)]
+
+
+def test_the_data_in_the_page_is_a_recount_of_the_trace(
+    page: Page, report: Path, training: Trace
+) -> None:
+    page.open(report)
+    data = json.loads(page.text("#bfc-report"))
+    expected = recount(training, training.meta["torch"]["addresses"])
+    blocks = expected.pop("live_at_peak")
+    assert {key: data[key] for key in expected} == expected
+    assert [row[:3] for row in data["live_at_peak"]] == [row[:3] for row in blocks]
+    assert (data["left_out"], len(blocks)) == (0, data["views"]["peak"]["blocks"])
+
+    # The stacks, as the page shows them: the list has the blocks in the same order.
+    page.press("b")
+    for place in (0, 57, len(blocks) - 1):
+        while page.value("document.querySelectorAll('tr[data-block]').length") <= place:
+            page.click("#view .more")
+        choose = "document.querySelectorAll('tr[data-block]')[arguments[0]].click()"
+        page.run(choose, place)
+        page.wait("document.querySelector('#block .stack')")
+        shown = page.value(
+            "Array.from(document.querySelectorAll('#block .stack li'), l => l.title)"
+        )
+        assert shown == blocks[place][3]
+        assert f"({blocks[place][1]:,} bytes)" in page.text("#block-body dl")
+        assert f"{blocks[place][0]:#x}" in page.text("#block-body dl")
+
+
+def test_the_figures_at_the_top_are_those_of_the_run(page: Page, report: Path) -> None:
+    page.open(report)
+    data = json.loads(page.text("#bfc-report"))
+    shown = page.text(".tiles")
+    assert f"{data['peak_live'] / GIB:.2f} GiB" in shown
+    assert f"{data['peak_reserved'] / GIB:.2f} GiB" in shown
+    assert f"{data['events']:,}" in shown
+    rows = page.value("Array.from(document.querySelectorAll('.runs tbody tr'), r => r.textContent)")
+    assert [row.strip().split("r")[0] for row in rows] == ["as ", "caching"]
+
+
+def test_owners_add_up_to_what_is_live(page: Page, report: Path, training: Trace) -> None:
+    page.open(report)
+    live: dict[str, int] = {}
+    for _, size, owner, _ in json.loads(page.text("#bfc-report"))["live_at_peak"]:
+        live[owner] = live.get(owner, 0) + size
+    script = """return Array.from(document.querySelectorAll('#view tbody tr'),
+        row => [row.cells[0].textContent, row.cells[2].textContent])"""
+    assert page.run(script) == [
+        [owner, written_bytes(size)]
+        for owner, size in sorted(live.items(), key=lambda item: -item[1])
+    ]
+
+
+def written_bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    places = Decimal(0 if unit == "B" else -1 if value >= 100 else -2)
+    return f"{Decimal(value).quantize(Decimal(10) ** places, ROUND_HALF_UP)} {unit}"
+
+
+# -- the controls ---------------------------------------------------------------------------------
+
+
+def shown_range(page: Page) -> str:
+    return page.text("#range")
+
+
+def test_a_drag_chooses_a_range_and_the_views_follow(page: Page, report: Path) -> None:
+    page.open(report)
+    assert shown_range(page).startswith("Shown: all 5,")
+    whole = page.text("#selected")
+    left, top, width, height = page.box("#timeline .u-over")
+    page.point(
+        left + width * 0.2, top + height / 2, (left + width * 0.4, top + height / 2), press=True
+    )
+    page.wait("document.querySelector('#range').textContent.startsWith('Shown: events 1,')")
+    assert page.text("#selected") != whole
+    assert "after event 1," in page.text("#selected")  # the peak of the range
+    page.press("4")  # all blocks of the range
+    ranged = page.text("#selected")
+    page.click("#zoom-all")
+    page.wait("document.querySelector('#range').textContent.startsWith('Shown: all')")
+    assert page.text("#selected") != ranged
+
+
+def test_a_drag_on_the_map_zooms_too_and_a_double_click_shows_all(page: Page, report: Path) -> None:
+    page.open(report)
+    left, top, width, height = page.box("#map")
+    y = top + height / 2
+    page.point(left + width * 0.5, y, (left + width * 0.6, y), press=True)
+    page.wait("document.querySelector('#range').textContent.startsWith('Shown: events 2,')")
+    page.run(
+        "document.querySelector('#map').dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))"
+    )
+    page.wait("document.querySelector('#range').textContent.startsWith('Shown: all')")
+
+
+def test_the_pointer_on_the_timeline_shows_the_figures_there(page: Page, report: Path) -> None:
+    page.open(report)
+    left, top, width, height = page.box("#timeline .u-over")
+    page.point(left + width / 2, top + height / 2)
+    page.wait("!document.querySelector('#tip').hidden")
+    shown = page.text("#tip")
+    assert "as recorded reserved" in shown
+    assert "caching live" in shown
+    assert shown.count("GiB") == 4
+    page.point(2, 2)
+    page.wait("document.querySelector('#tip').hidden")
+
+
+def middle_of_block(page: Page, block: int, training: Trace) -> tuple[float, float]:
+    """Where a block at the peak is on the map, from the map's description in the data."""
+    data = json.loads(page.text("#bfc-report"))
+    address, size, _, _ = data["live_at_peak"][block]
+    shown = data["runs"][0]["map"]
+    below = 0
+    for start, nbytes in shown["ranges"]:
+        if start <= address < start + nbytes:
+            below += address - start + size // 2
+            break
+        below += nbytes
+    left, top, width, height = page.box("#map")
+    share = below / (shown["rows"] * shown["row_bytes"])
+    x = left + 84 + (width - 98) * data["peak_event"] / (data["events"] - 1)
+    return x, top + 4 + (1 - share) * (height - 8)
+
+
+def test_the_map_names_the_block_under_the_pointer_and_a_click_chooses_it(
+    page: Page, report: Path, training: Trace
+) -> None:
+    page.open(report)
+    place = middle_of_block(page, 5, training)
+    page.point(*place)
+    page.wait("!document.querySelector('#tip').hidden")
+    address, size, owner, _ = json.loads(page.text("#bfc-report"))["live_at_peak"][5]
+    assert f"{written_bytes(size)}, {owner}" in page.text("#tip")
+    assert f"{address:#x}" in page.text("#tip")
+    page.point(*place, press=True)
+    page.wait("document.querySelector('#block .self')")
+    assert f"{address:#x}" in page.text("#block .self")
+    assert page.value("document.querySelectorAll('#block .stack li').length") > 2
+
+
+def test_a_block_leads_to_its_neighbours(page: Page, report: Path) -> None:
+    page.open(report)
+    page.run("""[...document.querySelectorAll('#segments tbody tr')]
+        .find(row => Number(row.cells[4].textContent) >= 4).click()""")
+    page.wait("document.querySelectorAll('#block tr.other').length > 1")
+    before = page.text("#block .self .address")
+    neighbour = page.value("document.querySelector('#block tr.other').cells[2].textContent")
+    page.click("#block tr.other button")
+    page.wait(
+        "document.querySelector('#block .self .address').textContent === arguments[0]", neighbour
+    )
+    page.press("j")  # down again, one or more
+    for _ in range(8):
+        if page.text("#block .self .address") == before:
+            break
+        page.press("j")
+    assert page.text("#block .self .address") == before
+
+
+def test_search_finds_owners_lines_and_addresses(page: Page, report: Path) -> None:
+    page.open(report)
+    data = json.loads(page.text("#bfc-report"))
+    owned = [row for row in data["live_at_peak"] if row[2] == "optimizer"]
+    page.press("/")
+    assert page.value("document.activeElement.id") == "search"
+    page.press(*"OPTIMIZER")
+    text = f"{len(owned)} blocks"
+    page.wait("document.querySelector('#selected').textContent.includes(arguments[0])", text)
+    page.type("#search", "feed_forward")
+    page.wait("!document.querySelector('#selected').textContent.includes(arguments[0])", text)
+    page.press("Escape", "b")
+    lines = "Array.from(document.querySelectorAll('#view tbody tr'), r => r.cells[2].textContent)"
+    assert {line.split()[0] for line in page.value(lines)} == {"feed_forward"}
+    page.type("#search", hex(owned[0][0] + 10))
+    page.wait("document.querySelector('#selected').textContent.includes('in 1 block')")
+    page.type("#search", "no such thing")
+    page.wait("document.querySelector('#selected').textContent.includes('in 0 blocks')")
+
+
+def test_the_views_of_owners_lines_sizes_and_ages_lead_to_their_blocks(
+    page: Page, report: Path
+) -> None:
+    page.open(report)
+    for how in ("owner", "size", "age"):
+        page.click(f"#how-{how}")
+        row = page.value(
+            "Array.from(document.querySelector('#view tbody tr').cells, c => c.textContent)"
+        )
+        page.click("#view tbody tr button")
+        page.wait("document.querySelector('#how-list').getAttribute('aria-pressed') === 'true'")
+        assert page.text("#selected b") == row[2]
+        assert f" {row[4]} block" in page.text("#selected")
+        page.click("#selected .chip")
+        page.wait("!document.querySelector('#selected .chip')")
+    page.click("#how-line")
+    whole = page.value("document.querySelector('.flame button').getAttribute('aria-label')")
+    page.click(".flame button[data-depth='1']")
+    page.wait(
+        "document.querySelector('.flame button').getAttribute('aria-label') !== arguments[0]", whole
+    )
+    named = page.value("document.querySelector('.flame button').getAttribute('aria-label')")
+    page.click(".crumbs .small")
+    page.wait("document.querySelector('#selected .chip')")
+    assert page.text("#selected b") == named.split(": ")[-1].split(",")[0]
+
+
+def test_never_freed_and_temporary_are_those_of_the_trace(
+    page: Page, report: Path, training: Trace
+) -> None:
+    page.open(report)
+    born: dict[int, tuple[int, int]] = {}
+    made, lives = 0, []
+    for op, number, size in zip(training.op, training.id, training.size, strict=True):
+        if op == 0:
+            born[int(number)] = (made, int(size))
+            made += 1
+        elif op == 1:
+            first, nbytes = born.pop(int(number))
+            lives.append((made - first - 1, nbytes))
+    page.press("2")
+    assert f" {len(born)} block" in page.text("#selected")
+    assert page.text("#selected b") == written_bytes(sum(size for _, size in born.values()))
+    page.press("3")
+    for within in (10, 3, 40):
+        page.type("#within", str(within))
+        brief = [nbytes for others, nbytes in lives if others < within]
+        text = f"{written_bytes(sum(brief))} in {len(brief):,} blocks"
+        page.wait("document.querySelector('#selected').textContent.startsWith(arguments[0])", text)
+
+
+def test_keys_do_what_the_help_says(page: Page, report: Path) -> None:
+    page.open(report)
+    page.press("?")
+    page.wait("document.querySelector('#help').open")
+    listed = page.value("Array.from(document.querySelectorAll('#help kbd'), k => k.textContent)")
+    assert set("/te+-0p1234olsabjk?c") <= set(listed)
+    page.press("Escape")
+    page.wait("!document.querySelector('#help').open")
+    for key, how in {"l": "line", "s": "size", "a": "age", "b": "list", "o": "owner"}.items():
+        page.press(key)
+        assert page.value(
+            "document.getElementById(arguments[0]).getAttribute('aria-pressed')", f"how-{how}"
+        )
+    page.press("p", "+")
+    narrow = shown_range(page)
+    page.press("ArrowRight")
+    assert shown_range(page) != narrow
+    page.press("0")
+    assert "all" in shown_range(page)
+    page.press("e")
+    assert page.value("document.querySelector('#axis-time').getAttribute('aria-pressed')") == "true"
+    page.press("e", "c")
+    assert page.value("document.querySelector('#paint-owner').ariaPressed") == "true"
+
+
+def test_timeline_map_and_flame_graph_answer_to_arrow_keys(page: Page, report: Path) -> None:
+    page.open(report)
+    page.run("document.querySelector('#timeline').focus()")
+    page.press("ArrowRight", "ArrowRight")
+    page.wait("document.querySelector('#tip').textContent.includes('event')")
+    page.run("document.querySelector('#map').focus()")
+    for _ in range(20):
+        page.press("ArrowUp")
+        if "lives" in page.text("#tip"):
+            break
+    page.press("Enter")
+    page.wait("document.querySelector('#block .self')")
+    page.press("l")
+    page.run("document.querySelector('.flame button').focus()")
+    page.press("ArrowDown", "ArrowRight")
+    assert page.value("document.activeElement.dataset.depth") == "1"
+    page.press("ArrowUp")
+    assert page.value("document.activeElement.dataset.depth") == "0"
+
+
+NAMELESS = """
+    const named = id => id && document.getElementById(id).textContent;
+    const name = one => one.getAttribute('aria-label') || one.textContent.trim()
+        || one.closest('label')?.textContent.trim() || named(one.getAttribute('aria-labelledby'));
+    return [...document.querySelectorAll('button, input, select, [role], [tabindex]')]
+        .filter(one => !name(one) && !one.hidden && !one.classList.contains('scroll'))
+        .map(one => one.outerHTML);"""
+
+
+def test_everything_that_answers_has_a_name_and_can_have_the_focus(
+    page: Page, report: Path
+) -> None:
+    page.open(report)
+    for key in "lb":
+        page.press(key)
+        nameless = page.run(NAMELESS)
+        assert nameless == []
+    tree = page.devtools("Accessibility.getFullAXTree")["nodes"]
+    roles = {node["role"]["value"] for node in tree}
+    assert {"application", "tablist", "tab", "tabpanel", "searchbox", "table", "heading"} <= roles
+
+
+def test_light_and_dark_follow_the_system_and_the_switch(page: Page, report: Path) -> None:
+    def brightness() -> float:
+        shown = page.value("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in shown[4:-1].split(","))
+
+    page.open(report, dark=True)
+    assert brightness() < 120
+    page.click("#theme")
+    assert brightness() > 600
+    page.open(report, dark=False)
+    assert brightness() > 600
+    page.press("t")
+    assert brightness() < 120
+
+
+def test_lines_can_be_switched_off_and_another_run_placed_on_the_map(
+    page: Page, report: Path
+) -> None:
+    page.open(report)
+    page.click("#legend button")
+    assert page.value("document.querySelector('#legend button').ariaPressed") == "false"
+    count = page.text("#segments-count")
+    page.run("""const chosen = document.querySelector('select');
+        chosen.value = '1'; chosen.dispatchEvent(new Event('change'))""")
+    page.wait("document.querySelector('#segments-count').textContent !== arguments[0]", count)
+
+
+# -- strangers' names, odd runs -------------------------------------------------------------------
+
+TAGS = "<script>window.ran = true</script>", "</script><img src=x onerror=window.ran=true>"
+
+
+def test_names_of_a_hostile_recording_are_shown_as_text(page: Page, folder: Path) -> None:
+    pool = CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    pool.record_history(context="all")
+    with bfc.owner(TAGS[0]):
+        kept = [pool.allocate_raw(n << 20) for n in (3, 5, 30)]
+    pool.dump(folder / "hostile.pickle")
+    content = pickle.loads((folder / "hostile.pickle").read_bytes())
+    entries = [entry for device in content["device_traces"] for entry in device]
+    for entry in entries:
+        entry["frames"] = [{"filename": TAGS[1], "line": 1, "name": TAGS[0]}] * 2
+    (folder / "hostile.pickle").write_bytes(pickle.dumps(content))
+    trace = Trace.from_torch(folder / "hostile.pickle")
+    page.open(written(folder / "hostile.html", data_of([(TAGS[1], trace)], title=TAGS[1])))
+    for pointer in kept:
+        pool.deallocate_raw(pointer)
+
+    assert page.text("#title") == TAGS[1]
+    assert page.value("document.title") == f"bfc report: {TAGS[1]}"
+    assert page.text("#view td.name") == TAGS[0]
+    page.press("l")
+    assert TAGS[0] in page.text(".flame")
+    page.press("b")
+    page.click("#view tr[data-block] button")
+    page.wait("document.querySelector('#block .stack li')")
+    assert TAGS[1] in page.value("document.querySelector('#block .stack li').title")
+    page.type("#search", TAGS[0])
+    page.wait("document.querySelector('#selected').textContent.includes('3 blocks')")
+    assert page.value("window.ran") is None
+    assert page.value("document.querySelectorAll('img, script[src]').length") == 0
+    assert page.value("document.scripts.length") == 2
+
+
+def test_the_policy_stops_what_stands_in_the_page_and_is_not_ours(
+    page: Page, report: Path, folder: Path
+) -> None:
+    """So the policy is in force, and an empty log says something."""
+    text = report.read_text(encoding="utf-8")
+    changed = text.replace("</body>", "<script>window.ran = true</script></body>")
+    (folder / "changed.html").write_text(changed, encoding="utf-8")
+    page.open(folder / "changed.html")
+    assert page.value("window.ran") is None
+    assert any("Content Security Policy" in problem for problem in page.problems())
+
+
+ODD: dict[str, Callable[[], Trace]] = {
+    "no-events": lambda: Trace([], [], []),
+    "one-event": lambda: Trace([0], [0], [100]),
+    "nothing-but-zeros": lambda: Trace([0, 1, 0], [0, 0, 1], [0, 0, 0]),
+    "large-numbers": lambda: Trace([0, 1], [0, 0], [1 << 45, 0]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_run_has_a_page_without_errors(page: Page, folder: Path, name: str) -> None:
+    path = folder / f"{name}.html"
+    page.open(written(path, data_of([(name, ODD[name]())], [Policy("bfc", BFCAllocator)])))
+    for key in "1234olsab0+-pect":
+        page.press(key)
+    assert name in page.text("#title")
+
+
+# -- large runs, and pictures ---------------------------------------------------------------------
+
+
+def long_run(events: int) -> Trace:
+    """A run of so many events: sizes, lives, owners and stacks by chance, 60,000 blocks live."""
+    chance = np.random.default_rng(16)
+    live, half = 60_000, events // 2
+    op = np.tile(np.array([0, 1], np.uint8), half)
+    made = np.arange(half, dtype=np.uint32)
+    number = np.empty(2 * half, np.uint32)
+    number[::2] = made
+    number[1::2] = np.maximum(made.astype(np.int64) - live, 0)
+    size = np.zeros(2 * half, np.uint64)
+    size[::2] = 1 + (chance.random(half) ** 8 * (3 << 20)).astype(np.uint64)
+    keep = np.ones(2 * half, bool)
+    keep[1 : 2 * live + 1 : 2] = False  # nothing is freed at first
+    frames = [(f"/srv/training/model_{n % 40}.py", n, f"function_{n}") for n in range(2_000)]
+    stacks = [(0, 0)]
+    while len(stacks) < 20_000:
+        stacks.append((int(chance.integers(0, len(stacks))), int(chance.integers(0, 2_000))))
+    owner = chance.integers(0, 40, 2 * half).astype(np.uint16)
+    stack = chance.integers(1, len(stacks), 2 * half).astype(np.uint32)
+    time = np.arange(2 * half, dtype=np.uint64) * 13
+    return Trace(
+        op[keep],
+        number[keep],
+        size[keep],
+        chance.integers(0, 3, 2 * half).astype(np.uint16)[keep] * (op[keep] == 0),
+        time_us=time[keep],
+        owner=owner[keep] * (op[keep] == 0),
+        stack=stack[keep] * (op[keep] == 0),
+        owners=["", *(f"part {n}" for n in range(39))],
+        frames=frames,
+        stacks=np.array(stacks, np.uint32),
+    )
+
+
+def test_the_report_of_five_million_events_is_small_and_answers_within_two_seconds(
+    page: Page, folder: Path
+) -> None:
+    """The one bound on a time in the tests: measured by the browser, from the beginning of the
+    navigation until the page is painted and every control answers."""
+    trace = long_run(5_060_000)
+    assert len(trace) >= 5_000_000
+    path = written(folder / "long.html", data_of([("long", trace)]))
+    assert path.stat().st_size < 5_000_000
+    times = []
+    for _ in range(3):
+        page.open(path)
+        mark = "performance.getEntriesByName('bfc-interactive')[0].startTime"
+        times.append(page.value(mark))
+    print(f"interactive after {sorted(times)} ms, {path.stat().st_size / 1e6:.2f} MB")
+    assert sorted(times)[1] < 2000
+    page.press("p", "l", "b", "3", "4", "0")
+    assert "of those that the report lists" in page.text("#selected")
+    assert "10,001 blocks" in page.text("#left")
+
+
+def test_pictures_in_light_and_dark(page: Page, folder: Path, training: Trace) -> None:
+    """Of the command's own report, without replays. Each shows a colour of every part."""
+    path = written(folder / "pictured.html", data_of([("training.pickle", training)]))
+    for theme in ("light", "dark"):
+        page.open(path, width=1280, height=900, dark=theme == "dark")
+        page.press("c", "l")
+        page.run(
+            """[...document.querySelectorAll('#segments tbody tr')]
+            .find(row => Number(row.cells[4].textContent) >= 4).click()
+            document.activeElement.blur(); scrollTo(0, 0)"""
+        )
+        page.point(1, 1)
+        page.run("return new Promise(done => requestAnimationFrame(() => setTimeout(done, 100)))")
+        top = page.value("document.querySelector('#segments').parentElement.offsetTop")
+        picture = png.with_palette(page.picture((0, 0, 1280, top - 6)))
+        assert 30_000 < len(picture) < 200_000
+        target = PICTURES if os.environ.get("BFC_PICTURES") == "1" else folder
+        (target / f"report-{theme}.png").write_bytes(picture)
