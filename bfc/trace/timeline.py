@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from bfc.errors import DeviceUnavailableError
+from bfc.units import format_bytes
+
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
 
@@ -71,6 +75,68 @@ class Timeline:
 
     def __len__(self) -> int:
         return len(self.event)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw `reserved`, `in_use` and `live` over the events, with matplotlib.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. The default is a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            What was drawn on, to be changed, shown or saved: `ax.figure.savefig("run.png")`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If matplotlib is not installed.
+
+        Notes
+        -----
+        The largest value of each line is in the legend. A dotted line marks the first refusal.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace(op=[0, 0, 1, 1], id=[0, 1, 0, 1], size=[1000, 300, 0, 0])
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+        >>> ax = trace.replay(allocator, samples=400).timeline.plot()  # doctest: +SKIP
+        """
+        try:
+            from matplotlib import pyplot
+            from matplotlib.ticker import FuncFormatter, MultipleLocator
+        except ImportError as error:
+            raise DeviceUnavailableError(
+                f"matplotlib cannot be imported ({error})\n  try: pip install matplotlib"
+            ) from error
+        if ax is None:
+            ax = pyplot.subplots(layout="constrained")[1]
+        top = 0
+        for name in ("reserved", "in_use", "live"):
+            values = getattr(self, name)
+            most = int(values.max(initial=0))
+            label = f"{name.replace('_', ' ')}, at most {format_bytes(most)}"
+            ax.step(self.event, values, where="post", label=label, linewidth=1.2)
+            top = max(top, most)
+        refused = self.refused > 0
+        if refused.any():
+            first = int(self.event[refused.argmax()])
+            ax.axvline(first, color="black", linestyle=":", label=f"refused by event {first}")
+        step = 1 << max(top // 8, 1).bit_length()  # a power of two: 4 to 8 round numbers
+        ax.yaxis.set_major_locator(MultipleLocator(step))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value))))
+        ax.set_ylim(0, max(1.05 * top, 1))
+        ax.set_xlabel("event")
+        ax.legend()
+        return ax
+
+
+def _short(nbytes: int) -> str:
+    """As `format_bytes`, but "256 MiB" for "256.00 MiB"."""
+    return format_bytes(nbytes).replace(".00 ", " ").replace(".0 ", " ")
 
 
 @dataclass(frozen=True, eq=False)
