@@ -117,6 +117,9 @@ class Ledger(Owner):
             Always True, as from upstream's BFC allocator.
         """
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the regions, and what is in use in them."""
+
     def snapshot(self, *, history: bool = True) -> Snapshot:
         """A copy of every region and chunk as they are now. `print()` draws it.
 

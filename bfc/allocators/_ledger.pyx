@@ -360,6 +360,10 @@ cdef class Ledger(Owner):
         self.lock.release()
         return True
 
+    def _repr_html_(self):
+        """What a notebook shows: the regions, and what is in use in them."""
+        return self.snapshot(history=False)._repr_html_()
+
     def snapshot(self, *, history=True):
         """A copy of every region and chunk as they are now. `print()` draws it.
 

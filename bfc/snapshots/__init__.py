@@ -1,5 +1,6 @@
 """What can be known of an allocator: plain values, and their pictures. In order:
 
+inline.py      small drawings for notebooks
 text.py        a snapshot as text: what `print(snapshot)` shows
 summary.py     the table of `memory_stats()`, as PyTorch lays it out
 asleep.py      what `sleep` has done

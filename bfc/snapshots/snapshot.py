@@ -23,6 +23,7 @@ from bfc.snapshots.columns import (
     columns_of_history,
     columns_of_regions,
 )
+from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     from typing import Self
@@ -620,3 +621,21 @@ class Snapshot:
         from bfc.snapshots.text import picture
 
         return picture(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a bar for each region, the largest first."""
+        from bfc.snapshots import inline
+
+        stats = self.stats
+        caption = (
+            f"{self.device}: {format_bytes(stats.bytes_in_use)} in use of "
+            f"{format_bytes(stats.pool_bytes)} taken, in {len(self.regions)} regions"
+        )
+        rows = [
+            (
+                region.size,
+                [(chunk.ptr - region.ptr, chunk.size) for chunk in region.chunks if chunk.in_use],
+            )
+            for region in sorted(self.regions, key=lambda region: -region.size)
+        ]
+        return inline.framed(caption, inline.bars(caption, rows))

@@ -117,6 +117,25 @@ class Advice:
         """Whether the recorded settings, replayed, reserve what was recorded."""
         return str(self.recorded)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the best row, and the first of the others."""
+        from bfc.snapshots import inline
+
+        best = "nothing fits" if self.best is None else f"best: {self.rows[self.best].name}"
+        caption = f"{self.events} events on {format_bytes(self.device)}: {best}"
+        rows = [
+            (
+                row.name,
+                "yes" if row.fits else f"no, {row.refused} refused",
+                format_bytes(row.peak_reserved),
+                row.driver_calls,
+                "-" if row.smallest_device is None else format_bytes(row.smallest_device),
+            )
+            for row in self.rows[:12]
+        ]
+        headings = ("settings", "fits", "reserved", "calls", "smallest device")
+        return inline.framed(caption, inline.table(headings, rows))
+
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it.
 

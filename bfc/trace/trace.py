@@ -19,6 +19,7 @@ from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 from bfc.trace.timeline import Occupancy, Timeline
+from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +88,25 @@ class Replay:
     peak_bytes_in_use: int
     peak_bytes_reserved: int
     timeline: Timeline | None = None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the timeline, if there is one, and the figures."""
+        from bfc.snapshots import inline
+
+        caption = f"a replay of {self.events} events, {self.failed} refused"
+        peaks = {
+            "reserved": self.peak_bytes_reserved,
+            "in use": self.peak_bytes_in_use,
+            "live": self.peak_bytes_live,
+        }
+        rows = [(name, format_bytes(peak), peak) for name, peak in peaks.items()]
+        parts = [inline.table(("peak", "", "bytes"), rows)]
+        if self.timeline is not None:
+            found = self.timeline
+            names = ("reserved", "in_use", "live")
+            columns = {name.replace("_", " "): getattr(found, name).tolist() for name in names}
+            parts = [inline.lines(caption, found.event.tolist(), columns, self.events), *parts]
+        return inline.framed(caption, *parts)
 
     @property
     def events(self) -> int:
@@ -327,17 +347,34 @@ class Trace:
         int
             Its index; -1 for an empty trace.
         """
+        return int(self._live().argmax()) if len(self) else -1
+
+    def _live(self) -> NDArray[np.int64]:
+        """The bytes that are live after each event, as asked for."""
         import numpy as np
 
-        if len(self) == 0:
-            return -1
         # In a stable sort by id each free stands right behind its allocation, without the releases.
         order = np.argsort(self._numbers, kind="stable")
         order = order[self.op[order] != RELEASE]
         change = self.size.astype(np.int64)
         frees = self.op[order] == FREE
         change[order[frees]] = -change[order[np.flatnonzero(frees) - 1]]
-        return int(np.cumsum(change).argmax())
+        return np.cumsum(change)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what is live over time."""
+        import numpy as np
+
+        from bfc.snapshots import inline
+
+        live = self._live()
+        peak = int(live.argmax()) if len(self) else -1
+        most = int(live[peak]) if len(self) else 0
+        caption = f"{len(self)} events, at most {format_bytes(most)} live, after event {peak}"
+        steps = np.arange(1, min(400, len(self)) + 1) * len(self) // max(min(400, len(self)), 1) - 1
+        shown = np.unique(np.append(steps, peak)) if len(self) else steps
+        columns = {"live": live[shown].tolist()}
+        return inline.framed(caption, inline.lines(caption, shown.tolist(), columns, len(self)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
