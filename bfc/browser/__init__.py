@@ -9,5 +9,6 @@ runs.py          one run over time: as it was recorded, or replayed
 state.py         an allocator at one moment
 data.py          all that a page shows
 perfetto.py      the same runs for Perfetto
+compared.py      two runs, and what grew
 render.py        the page, with all that it shows in one file
 """

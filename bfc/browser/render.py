@@ -30,6 +30,7 @@ SCRIPTS = (
     "script/views.js",
     "script/block.js",
     "script/segments.js",
+    "script/diff.js",
     "script/page.js",
 )
 

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import bfc
+from bfc.browser.compared import data_of_diff
+from bfc.browser.render import render
+from bfc.files import replacing
 from bfc.pytorch.reader import some_numbers
+from bfc.study.advise import read
+from bfc.study.diff import compared
 from bfc.study.growth import SHOWN
 from bfc.units import parse_bytes
 
@@ -35,7 +40,7 @@ exit code: 0 the peak of B is at most that of A (and --allow), 1 it is larger, 2
 file.
 
 examples:
-  bfc diff before.pickle after.pickle
+  bfc diff before.pickle after.pickle -o diff.html
   bfc diff main.npz branch.npz --allow 64MiB     in CI: fails if the peak grew by more
 """
 
@@ -71,24 +76,40 @@ def add_to(subparsers: Any) -> None:
         metavar="N",
         help="the device whose history to take, if snapshots have those of several",
     )
+    add(
+        "-o",
+        "--output",
+        metavar="HTML",
+        type=Path,
+        help="also write a page for the browser: what grew, and what `bfc report` shows of B and A",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:
     """Prints the diff. Returns True if the peak did not grow by more than is allowed."""
     allowed = parse_bytes(arguments.allow)  # what is wrong with it is said before a file is read
+    device = arguments.snapshot_device
+    first, second = _read(arguments.first, device), _read(arguments.second, device)
+    found = compared(str(arguments.first), first, str(arguments.second), second)
+    if arguments.output is not None:
+        page = render(data_of_diff(found, first, second))
+        with replacing(arguments.output) as file:
+            file.write(page.encode())
+    print(found.to_json() if arguments.json else found.text(arguments.rows))
+    return found.peak.total.bytes <= allowed
+
+
+def _read(path: Path, device: int | None) -> bfc.Trace:
     try:
-        found = bfc.diff(arguments.first, arguments.second, device=arguments.snapshot_device)
+        return read(path, device, frames=True)
     except bfc.TraceError as error:
         if not error.devices:
             raise
-        name = str(error).partition(": it holds the devices")[0]
         raise bfc.TraceError(
-            f"{name}: it holds the devices {some_numbers(error.devices)}: choose one with "
+            f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
             "--snapshot-device"
         ) from None
-    print(found.to_json() if arguments.json else found.text(arguments.rows))
-    return found.peak.total.bytes <= allowed
 
 
 def _positive(text: str) -> int:

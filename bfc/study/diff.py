@@ -62,7 +62,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     -----
     Bytes are those that were asked for, and exact: the parts of each kind add up to the total, and
     `diff(b, a).peak == -diff(a, b).peak`. The peak is after the first event at which the most bytes
-    are live.
+    are live; in a recording of PyTorch, from the moment on at which it begins.
 
     A line is the innermost frame of the user's own code: of a Python file that is not installed. If
     there is none, it is the innermost of any Python file, else the function of PyTorch that names
@@ -81,7 +81,28 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     >>> found.peak.total.bytes, [(part.name, part.bytes) for part in found.peak.by_owner]
     (2048, [('kv cache', 2048), ('weights', 0)])
     """
-    (name_a, trace_a), (name_b, trace_b) = _run_of(a, device, "a"), _run_of(b, device, "b")
+    return compared(*_run_of(a, device, "a"), *_run_of(b, device, "b"))
+
+
+def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
+    """What grew from one trace to another, which have names.
+
+    Parameters
+    ----------
+    name_a : str
+        What the first run is called.
+    trace_a : Trace
+        The first run.
+    name_b : str
+        What the second run is called.
+    trace_b : Trace
+        The second run.
+
+    Returns
+    -------
+    Diff
+        As `diff` returns it.
+    """
     runs = (name_a, _Run(trace_a)), (name_b, _Run(trace_b))
     first, second = runs[0][1], runs[1][1]
     remarks = sorted({f"{name}: {remark}" for name, run in runs for remark in run.remarks()})
@@ -214,11 +235,16 @@ def _summed(numbers: NDArray[Any], sizes: NDArray[np.uint64], name_of: Any) -> H
 
 
 def _fullest(trace: Trace) -> int:
-    """The first event after which the most bytes are live; -1 for an empty trace."""
+    """The first event after which the most bytes are live; -1 for an empty trace.
+
+    The events that rebuild the start of a recording do not count: they allocate the gaps between
+    blocks, too, and free them.
+    """
     import numpy as np
 
     if len(trace) == 0:
         return -1
+    start = _rebuilt_at(trace)
     named = np.flatnonzero(trace.op != 2)
     # In a stable sort by number each free stands right behind its allocation.
     order = named[np.argsort(trace._numbers[named], kind="stable")]
@@ -229,8 +255,15 @@ def _fullest(trace: Trace) -> int:
     halves = (size >> np.uint64(32), size & np.uint64(_LOW))
     high, low = (np.cumsum(half.astype(np.int64) * sign) for half in halves)
     high += low >> 32
-    best = np.flatnonzero(high == high.max())
+    best = start + np.flatnonzero(high[start:] == high[start:].max())
     return int(best[(low[best] & _LOW).argmax()])
+
+
+def _rebuilt_at(trace: Trace) -> int:
+    """The last of the events that rebuild what was live before a recording began; 0 if none do."""
+    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
+    first = torch.get("first_recorded_event") if isinstance(torch, dict) else None
+    return first - 1 if type(first) is int and 0 < first <= len(trace) else 0
 
 
 def _moment(a: _Run, b: _Run, event_a: int, event_b: int) -> MomentGrowth:

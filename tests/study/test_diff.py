@@ -148,6 +148,23 @@ def test_the_peak_is_the_first_of_equals() -> None:
     assert bfc.diff(trace, trace).peak.event_a == 0
 
 
+def test_what_rebuilds_a_start_is_no_peak() -> None:
+    """`Trace.from_torch` allocates the gaps of the first segments, too, and frees them."""
+    op, number = [0, 0, 1, 0, 1], [0, 1, 1, 2, 2]
+    size = [3 * MIB, 9 * MIB, 0, MIB, 0]
+    recorded = {"torch": {"first_recorded_event": 3}}
+    found = bfc.diff(bfc.Trace(op, number, size), bfc.Trace(op, number, size, meta=recorded))
+    assert (found.peak.total.bytes_a, found.peak.total.bytes_b) == (12 * MIB, 4 * MIB)
+    assert (found.peak.event_a, found.peak.event_b) == (1, 3)
+    for wrong in (None, "x", -1, 6, 1 << 70, True, [3]):
+        meta = {"torch": {"first_recorded_event": wrong}}
+        again = bfc.diff(bfc.Trace(op, number, size, meta=meta), bfc.Trace([], [], []))
+        assert again.peak.event_a == 1
+    state = {"torch": {"first_recorded_event": 3}}
+    only = bfc.Trace(op[:3], number[:3], size[:3], meta=state)
+    assert bfc.diff(only, only).peak.total.bytes_a == 3 * MIB
+
+
 def test_sums_beyond_64_bits_are_exact() -> None:
     size = (1 << 63) - 1
     a = bfc.Trace([0] * 5, range(5), [size, size - 1, size, 0, 7])

@@ -135,6 +135,7 @@ function start() {
   $("about").textContent = `Written by bfc ${report.version}. This file asks nothing of the network. The timeline is drawn by uPlot 1.6.32 (MIT licence, © 2022 Leon Sorokin).`;
   startTheme();
   startControls();
+  startDiff();
   drawFigures();
   if (report.hasTimeline) startTimeline(); else $("time").hidden = true;
   if (report.hasTimeline && report.runs[0].map) startMap(); else $("map").parentElement.classList.add("without-map");
