@@ -373,7 +373,7 @@ cdef class Pool:
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                          cbool counts, cbool paged, cbool watched) noexcept nogil
+                          cbool counts, cbool paged, cbool noted) noexcept nogil
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
     cdef void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil
     cdef uint64_t used_now(self) noexcept nogil

@@ -408,7 +408,7 @@ cdef class Pool:
 
     cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool paged,
                                      cbool is_plain) noexcept nogil:
-        """`is_plain`: the chunk's state is IN_USE and nothing else."""
+        """`is_plain`: the chunk's state is IN_USE and nothing else: it has no owner either."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
         if paged and owner.is_range and owner.window == NULL:
@@ -417,8 +417,8 @@ cdef class Pool:
             return False
         if not counts and self.timing != NULL and not try_push_back(self.timestamped, handle):
             return False
-        self.owned.take_back(chunk)
         if not is_plain:
+            self.owned.take_back(chunk)
             self.unindex_chunk(handle)
         cdef cbool was_waiting = not is_plain and chunk.state & STATE == WAITING
         if was_waiting:
@@ -591,7 +591,7 @@ cdef class Pool:
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
         """
-        if events.timeline != NULL:
+        if events.timeline != NULL or events.owner != NULL:
             return self.play_loop(events, start, end, tally, self.usage != NULL, self.pages != NULL, True)
         if self.pages != NULL and self.usage != NULL:
             return self.play_loop(events, start, end, tally, True, True, False)
@@ -617,8 +617,8 @@ cdef class Pool:
         return self.counters.bytes_in_use if self.usage == NULL else <uint64_t>self.usage.active_bytes()
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                                 cbool counts, cbool paged, cbool watched) noexcept nogil:
-        """`watched`: whether a timeline is kept."""
+                                 cbool counts, cbool paged, cbool noted) noexcept nogil:
+        """`noted`: whether a timeline is kept, or chunks have owners."""
         cdef cbool has_lanes = counts or paged
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
@@ -631,7 +631,7 @@ cdef class Pool:
         while i < end:
             if self.chunk_count > FITS_THE_CACHE:
                 look_ahead(events, self.chunks, self.chunk_count, i)
-            if watched and i > start:
+            if noted and events.timeline != NULL and i > start:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = events.size[i]
@@ -656,7 +656,8 @@ cdef class Pool:
                     if counts and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
                     break
-                self.set_owner(handle, events.owner[i] if events.owner != NULL else 0)
+                if noted and events.owner != NULL:
+                    self.set_owner(handle, events.owner[i])
                 handles[number[i]] = handle
                 events.addresses[i] = self.chunks[handle].ptr
                 live += size
@@ -666,10 +667,10 @@ cdef class Pool:
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:
-                    if self.chunks[handle].state & ~<uint32_t>MARKS != IN_USE:
+                    if self.chunks[handle].state & ~<uint32_t>(MARKS if noted else 0) != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
-                    if not self.free_and_merge(handle, counts, paged, True):
+                    if not self.free_and_merge(handle, counts, paged, not noted):
                         break
                     live -= size
                     handles[number[i]] = NO_CHUNK

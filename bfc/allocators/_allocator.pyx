@@ -356,7 +356,7 @@ cdef class Allocator(Tagged):
         cdef uint32_t owner = owner_here(self) if owners_used else 0
         acquire_lock(self.lock)
         cdef bint is_hit = not self.is_closed and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed)
-        if is_hit:
+        if owner and is_hit:
             self.pool.set_owner(placed.handle, owner)
         self.lock.release()
         if BFC_DEBUG >= 2 and self.pool.check_is_due():

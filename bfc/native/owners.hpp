@@ -1,4 +1,5 @@
-// The bytes in use of each owner, by its number, and the numbers in the chunks.
+// The bytes in use of each owner, by its number, and the numbers in the chunks. What only chunks with owners need stays
+// out of the loops that all chunks pass through.
 #pragma once
 
 #include <algorithm>
@@ -47,16 +48,14 @@ public:
 
     // A chunk in use belongs to an owner that is known.
     template <class Chunk>
-    void give(Chunk* chunk, uint32_t owner) noexcept {
+    __attribute__((noinline)) void give(Chunk* chunk, uint32_t owner) noexcept {
         chunk->state |= owner << kOwnerShift;
         bytes_[owner] += chunk->size;
     }
     // A chunk goes out of use. The caller overwrites its state.
     template <class Chunk>
     void take_back(const Chunk* chunk) noexcept {
-        if (!(chunk->state & kMarks)) return;
-        if (chunk->state >> kOwnerShift) bytes_[chunk->state >> kOwnerShift] -= chunk->size;
-        if (chunk->state & kTraced) tracing.forget(tracing.domain, chunk->ptr);
+        if (__builtin_expect(chunk->state & kMarks, 0)) take_back_marked(chunk);
     }
     // A chunk in use has grown. The caller holds the GIL.
     template <class Chunk>
@@ -75,6 +74,12 @@ public:
     }
 
 private:
+    template <class Chunk>
+    __attribute__((noinline)) void take_back_marked(const Chunk* chunk) noexcept {
+        if (chunk->state >> kOwnerShift) bytes_[chunk->state >> kOwnerShift] -= chunk->size;
+        if (chunk->state & kTraced) tracing.forget(tracing.domain, chunk->ptr);
+    }
+
     static constexpr uint32_t kFirst = 64;
 
     uint64_t* bytes_ = nullptr;
