@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
     Event = dict[str, Any]
 
-#: The most allocations that are shown, those of all traces together; and the most frames of each.
+#: The most allocations that are shown, those of all traces together; the most frames of each,
+#: and how many of its callers are looked at for those.
 MOST_SLICES = 10_000
 MOST_FRAMES = 12
+MOST_WALKED = 100
 #: The columns of a timeline, and what they count. Perfetto puts the two words together.
 COUNTERS = {
     "live": "bytes",
@@ -168,6 +170,7 @@ class _Slices:
             "largest_left_out_bytes": int(lives.size[left].max(initial=0)),
         }
         self._lines = Lines(trace)
+        self._stacks: dict[int, list[str]] = {}
         self._line = self._lines.of(lives.stack[self._shown])
 
     def events(self, process: int, first: int) -> Iterator[Event]:
@@ -194,7 +197,7 @@ class _Slices:
             "allocated_at_event": born,
             "freed_at_event": died if died >= 0 else "never",
         }
-        if stack := self._stack(born):
+        if stack := self._stack(int(lives.stack[at])):
             arguments["stack"] = stack
         life: Event = {"cat": "allocation", "pid": process, "tid": 0}
         life["id2"] = {"local": number}  # "id" alone would put it in no process
@@ -202,11 +205,18 @@ class _Slices:
         yield {**life, "ph": "b", "ts": int(self._time[born]), "args": arguments}
         yield {**life, "ph": "e", "ts": int(self._time[died])}  # the last time, if that is -1
 
-    def _stack(self, event: int) -> list[str]:
+    def _stack(self, stack: int) -> list[str]:
         """Python's frames, the innermost first; those of C++ if there are no others."""
-        frames = self._trace.frames_of(event)
-        frames = tuple(frame for frame in frames if frame.line) or frames  # C++ has no lines
-        shown = [_text(f"{it.filename}:{it.line} in {it.name}") for it in frames[:MOST_FRAMES]]
-        if len(frames) > MOST_FRAMES:
-            shown.append(f"and {len(frames) - MOST_FRAMES} more")
-        return shown
+        if stack not in self._stacks:
+            frames = []
+            at, trace = stack, self._trace
+            while at and len(frames) < MOST_WALKED:
+                parent, number = trace.stacks[at].tolist()
+                frames.append(trace.frames[number])
+                at = parent
+            shown = [frame for frame in frames if frame.line] or frames  # C++ has no lines
+            texts = [_text(f"{it.filename}:{it.line} in {it.name}") for it in shown[:MOST_FRAMES]]
+            if at or len(shown) > MOST_FRAMES:
+                texts.append("and more")
+            self._stacks[stack] = texts
+        return self._stacks[stack]

@@ -202,3 +202,26 @@ def test_a_moment_has_no_timeline(tmp_path):
 def test_a_file_that_cannot_be_written_is_left_alone(tmp_path):
     with pytest.raises(OSError, match="missing"):
         written(tmp_path / "missing" / "run.json", ("a", a_trace()))
+
+
+def test_a_deep_stack_is_cut(tmp_path):
+    deep = 100_000
+    frames = [(f"/home/me/f{at}.py", at + 1, "call") for at in range(50)]
+    stacks = [(0, 0), *((at, at % 50) for at in range(deep))]
+    count = 500
+    trace = bfc.Trace(
+        [0] * count,
+        range(count),
+        [512] * count,
+        stack=[deep - at for at in range(count)],
+        frames=frames,
+        stacks=stacks,
+    )
+    path = tmp_path / "run.json"
+    written(path, ("deep", trace))
+    events = json.loads(path.read_text())["traceEvents"]
+    found = [event["args"]["stack"] for event in events if event["ph"] == "b"]
+    assert len(found) == count
+    assert found[0][0] == "/home/me/f49.py:50 in call"
+    assert {len(stack) for stack in found} == {perfetto.MOST_FRAMES + 1}
+    assert {stack[-1] for stack in found} == {"and more"}
