@@ -34,6 +34,7 @@ except ImportError as _error:
     raise
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
+from bfc.browser.report import report
 from bfc.buffers._buffer import Buffer, BufferView
 from bfc.buffers._current import use_stream
 from bfc.buffers._owners import owner
@@ -140,6 +141,7 @@ __all__ = [
     "opencl",
     "owner",
     "pinned",
+    "report",
     "use",
     "use_mem_pool",
     "use_stream",

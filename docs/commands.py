@@ -9,7 +9,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from bfc.cli import advise, anonymise, devices, diff, replay
+from bfc.cli import advise, anonymise, devices, diff, replay, report
 
 PARTS = {
     "advise": advise,
@@ -17,6 +17,7 @@ PARTS = {
     "devices": devices,
     "diff": diff,
     "replay": replay,
+    "report": report,
 }
 
 

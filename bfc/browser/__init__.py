@@ -11,4 +11,5 @@ data.py          all that a page shows
 perfetto.py      the same runs for Perfetto
 compared.py      two runs, and what grew
 render.py        the page, with all that it shows in one file
+report.py        `bfc.report`
 """

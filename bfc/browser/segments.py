@@ -108,7 +108,21 @@ def of_recording(torch: dict[str, Any], event: int) -> Segments:
             pieces.remove(address, size)
     sizes = [end - start for start, end in zip(pieces.starts, pieces.ends, strict=True)]
     nothing = [""] * len(sizes)
-    return Segments(pieces.starts, sizes, pieces.streams, nothing, nothing)
+    return Segments(pieces.starts, sizes, pieces.streams, nothing, _pools(torch, pieces))
+
+
+def _pools(torch: dict[str, Any], pieces: Pieces) -> list[str]:
+    """The pool of each piece: that of the segment which lies there at the end of the recording."""
+    known = sorted(
+        (int(address), int(size), pool) for address, size, *pool in torch.get("pools", ())
+    )
+    starts = [address for address, _, _ in known]
+    found = []
+    for start in pieces.starts:
+        at = bisect_right(starts, start) - 1
+        inside = at >= 0 and start < known[at][0] + known[at][1]
+        found.append(".".join(str(int(number)) for number in known[at][2]) if inside else "")
+    return found
 
 
 def with_blocks(

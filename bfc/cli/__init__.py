@@ -3,7 +3,7 @@
 
     policies.py            what names an allocator on the command line
     advise.py, devices.py, diff.py, replay.py
-    anonymise.py
+    anonymise.py, report.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from bfc import __version__
-from bfc.cli import advise, anonymise, devices, diff, replay
+from bfc.cli import advise, anonymise, devices, diff, replay, report
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG = 0, 1, 2
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add_to(subparsers)
     advise.add_to(subparsers)
+    report.add_to(subparsers)
     diff.add_to(subparsers)
     anonymise.add_to(subparsers)
     devices.add_to(subparsers)

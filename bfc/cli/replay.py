@@ -102,10 +102,10 @@ def add_to(subparsers: Any) -> None:
         help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS]; several "
         "are shown side by side (default: bfc)",
     )
-    _add_options_of_allocators(add)
+    add_options_of_allocators(add)
     add(
         "--snapshot-device",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="the device whose history to replay, if a snapshot has those of several",
     )
@@ -120,11 +120,15 @@ def add_to(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_options_of_allocators(add: Callable[..., Any]) -> None:
+def add_options_of_allocators(
+    add: Callable[..., Any], device: str | None = "simulated:80GiB"
+) -> None:
+    """Those that several commands share. Without `device` one large enough is made."""
     add(
         "--device",
-        default="simulated:80GiB",
-        help="simulated:SIZE, host[:SIZE] or opencl[:INDEX][:SIZE] (default: simulated:80GiB)",
+        default=device,
+        help="simulated:SIZE, host[:SIZE] or opencl[:INDEX][:SIZE] "
+        f"(default: {device or '80 GiB, or four times the largest peak'})",
     )
     add(
         "--memory-limit",
@@ -150,14 +154,14 @@ def run(arguments: argparse.Namespace) -> bool:
     """Replays every trace under every policy. Returns True if nothing was refused."""
     make_device = device_maker(arguments.device)
     listed = _policies_on(arguments, make_device)
-    paths = list(_files(arguments.traces))
+    paths = list(files(arguments.traces))
     if arguments.snapshot_device is not None and not any(map(_is_snapshot, paths)):
         raise ValueError(
             f"--snapshot-device {arguments.snapshot_device}: it is an option for memory snapshots "
             f"of PyTorch ({', '.join(PICKLES)}), and no TRACE is one"
         )
     results: list[tuple[str, Row, bfc.Snapshot | None]] = []
-    for name, path in _named(paths):
+    for name, path in named(paths):
         trace = read_trace(path, arguments.snapshot_device, frames=False)
         for policy in listed:
             caption = name if arguments.policy is None else f"{name} under {policy.name}"
@@ -192,7 +196,7 @@ def _policies_on(arguments: argparse.Namespace, make_device: Callable[[], Counte
     return listed
 
 
-def _files(paths: list[Path]) -> Iterator[Path]:
+def files(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             inside = sorted(file for file in path.iterdir() if file.suffix.lower() in TRACES)
@@ -224,7 +228,7 @@ def read_trace(path: Path, device: int | None, *, frames: bool = True) -> bfc.Tr
         ) from None
 
 
-def _named(paths: list[Path]) -> list[tuple[str, Path]]:
+def named(paths: list[Path]) -> list[tuple[str, Path]]:
     """Each path, and its name in the table: the stem, or the whole path if two have the same
     stem."""
     stems = Counter(path.stem for path in paths)
@@ -288,7 +292,7 @@ def _positive(text: str) -> int:
     return _number(text, least=1)
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
     return _number(text, least=0)
 
 

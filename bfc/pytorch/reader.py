@@ -105,6 +105,8 @@ class _Recording:
     settings: dict[str, Any]
     #: None where frames are left out.
     stacks: Stacks | None
+    #: The address, the bytes and the two numbers of the pool of each segment of a private pool.
+    pools: list[list[int]]
 
     @property
     def where(self) -> str:
@@ -147,9 +149,9 @@ def _recording(content: Any, device: int | None, parts: Parts, stacks: Stacks | 
     parts.look_at(entries, f"device_traces[{device}]")
     if len(entries) > MOST_ENTRIES:
         raise TraceError(f"device_traces[{device}] has {len(entries)} entries: too many")
-    spans, blocks = _segments(segments, device, parts, stacks)
+    spans, blocks, pools = _segments(segments, device, parts, stacks)
     settings = _settings(content.get("allocator_settings"))
-    return _Recording(device, spans, blocks, entries, settings, stacks)
+    return _Recording(device, spans, blocks, entries, settings, stacks, pools)
 
 
 def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) -> int:
@@ -184,9 +186,10 @@ def _device_of(segment: dict[str, Any], where: str) -> int:
 
 def _segments(
     segments: Sequence[Any], device: int, parts: Parts, stacks: Stacks | None
-) -> tuple[list[Span], dict[int, Block]]:
-    """The segments of a device by address, and what is live in them."""
+) -> tuple[list[Span], dict[int, Block], list[list[int]]]:
+    """The segments of a device by address, what is live in them, and which are of private pools."""
     spans: list[Span] = []
+    pools: list[list[int]] = []
     live: dict[int, Block] = {}
     blocks_seen = 0
     for number, segment in enumerate(segments):
@@ -198,12 +201,15 @@ def _segments(
         blocks_seen += len(blocks)
         if blocks_seen > MOST_BLOCKS:
             raise TraceError(f"{where}: more than {MOST_BLOCKS} blocks")
-        spans.append(_segment(segment, blocks, live, stacks, where))
+        span, pool_id = _segment(segment, blocks, live, stacks, where)
+        spans.append(span)
+        if span.is_private:
+            pools.append([span.start, span.end - span.start, *pool_id])
     spans.sort(key=lambda span: span.start)
     for before, after in itertools.pairwise(spans):
         if after.start < before.end:
             raise TraceError(f"the segments at {before.start:#x} and {after.start:#x} overlap")
-    return spans, live
+    return spans, live, pools
 
 
 def _segment(
@@ -212,7 +218,7 @@ def _segment(
     live: dict[int, Block],
     stacks: Stacks | None,
     where: str,
-) -> Span:
+) -> tuple[Span, tuple[int, int]]:
     start = at = _number(segment.get("address"), f"{where}['address']")
     stream = _number(segment.get("stream", 0), f"{where}['stream']", low=-TOP)
     for number, block in enumerate(blocks):
@@ -237,7 +243,7 @@ def _segment(
     pool_id = _pool(segment.get("segment_pool_id", (0, 0)), f"{where}['segment_pool_id']")
     kind = segment.get("segment_type", "large")
     expandable = segment.get("is_expandable") is True
-    return Span(start, at, stream, kind == "small", expandable, pool_id != (0, 0))
+    return Span(start, at, stream, kind == "small", expandable, pool_id != _NO_POOL), pool_id
 
 
 def _requested(block: dict[str, Any], size: int, where: str) -> int:
@@ -462,6 +468,7 @@ def _converted(
             "segments": player.segments,
             "segment_events": player.segment_events,
             "oom": player.refused,
+            "pools": recording.pools,
             "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
             "frees_completed_later": player.later,
             "private_pool_allocations": player.private

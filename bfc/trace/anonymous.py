@@ -19,7 +19,7 @@ COUNTS = (
     "releases_unsure",
 )
 LISTS = ("streams", "addresses")
-TABLES = ("segments", "oom")
+TABLES = ("segments", "oom", "pools")
 
 
 def public_meta(meta: Any) -> dict[str, Any] | None:

@@ -493,6 +493,8 @@ class Trace:
         - "segment_events": [action, event, address, size, stream] of each entry about a segment;
           the event is the one before which it came.
         - "oom": [event, size, free bytes of the device] of each refusal.
+        - "pools": [address, size, first, second] of each segment that is in a private pool at the
+          end, with the two numbers of the pool's id.
         - "waiting_at_the_end": the blocks whose free was not completed; they stay live.
         - "frees_completed_later": the blocks whose free waited for another stream.
         - "private_pool_allocations": how many were in private pools, which a trace does not record.

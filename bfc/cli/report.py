@@ -1,0 +1,87 @@
+"""`bfc report RUN... -o report.html`: runs as one page for the browser."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bfc.browser.data import data_of
+from bfc.browser.perfetto import write_perfetto
+from bfc.browser.report import write
+from bfc.cli.policies import device_maker, policies
+from bfc.cli.replay import add_options_of_allocators, files, named, read_trace, whole
+
+EPILOG = """\
+The page is one file. It asks the network for nothing, and any current browser opens it. It shows
+the run over time with its peak, a map of the addresses, the blocks at the peak, those that are
+never freed and those that live shortly, by owner, line of the program, size and age, and what keeps
+each segment. It holds the names of files and functions that the run has; `bfc anonymise` removes
+them.
+
+A memory snapshot of PyTorch is shown as it was recorded, and another run as PyTorch's policy with
+its default settings places it. Each --policy adds a replay: all runs stand side by side on one
+axis. The blocks are those of the first RUN. At most 16 runs.
+
+exit code: 0 the page is written, 2 a wrong call or file.
+"""
+
+
+def add_to(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "report",
+        help="write a page for the browser that shows recorded runs",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        type=Path,
+        help="an .npz trace, a memory snapshot of PyTorch (.pickle, .pkl), a log of RMM (.csv), or "
+        "a folder of them",
+    )
+    add("-o", "--output", required=True, metavar="HTML", type=Path, help="the file to write")
+    add(
+        "--perfetto",
+        metavar="JSON",
+        type=Path,
+        help="also write the runs for ui.perfetto.dev: figures as counters, blocks as slices",
+    )
+    add("--title", default="", help="the page's title (default: the names of the runs)")
+    add(
+        "--policy",
+        action="append",
+        metavar="POLICY",
+        help="also replay under this policy, as in `bfc replay`; may be given several times",
+    )
+    add_options_of_allocators(add, device=None)
+    add(
+        "--snapshot-device",
+        type=whole,
+        metavar="N",
+        help="the device whose history to show, if a snapshot has those of several",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> bool:
+    """Writes the page. Returns True."""
+    make_device = device_maker(arguments.device or "simulated:80GiB")
+    listed = policies(arguments) if arguments.policy else []
+    if not listed and (arguments.memory_limit or arguments.allow_growth or arguments.strict):
+        raise ValueError("--memory-limit, --allow-growth and --strict need a --policy")
+    for policy in listed:
+        policy.make_allocator(make_device()).close()
+    traces = [
+        (name, read_trace(path, arguments.snapshot_device))
+        for name, path in named(list(files(arguments.runs)))
+    ]
+    data = data_of(traces, listed, make_device if arguments.device else None, title=arguments.title)
+    write(data, arguments.output)
+    if arguments.perfetto is not None:
+        write_perfetto(traces, data["runs"], arguments.perfetto)
+    print(f"{arguments.output}: {data['title']}, {data['events']} events")
+    return True
