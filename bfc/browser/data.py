@@ -14,6 +14,10 @@ events : the events of the first run
 peak_event : the event after which most is live, the first of several; -1 if there are no events
 peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
 peak_reserved : the most bytes that the first run had taken from the device
+rebuilt : how many events at the beginning rebuild what was live when a recording began; 0 of others.
+    They allocate the gaps between the blocks, too, and free them (`Trace.from_torch`)
+recorded_peak : null, or, where the peak lies in those events, and so has gaps in it: the event
+    after which most was live from then on, and the bytes that were live: {"event", "live"}
 live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_event`, in descending
     size, and among equals in the order of the events; at most 50,000. The address is that of the
     first run, and 0 where it refused the request. The owner is a text, "" if there is none. The
@@ -208,6 +212,8 @@ def data_of(
         "peak_event": first.peak,
         "peak_live": int(first.live[first.peak]) if first.peak >= 0 else 0,
         "peak_reserved": figures[0]["peak_reserved"],
+        "rebuilt": _rebuilt(first.trace),
+        "recorded_peak": _recorded_peak(first),
         **_fitting(first, runs[0].addresses, room),
         "runs": figures,
     }
@@ -275,6 +281,8 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
         "peak_event": -1,
         "peak_live": live,
         "peak_reserved": snapshot.stats.pool_bytes,
+        "rebuilt": 0,
+        "recorded_peak": None,
         **_fitting(subject, addresses, room),
         "owners_over_time": None,
         "runs": [run],
@@ -317,22 +325,37 @@ def _runs_of(
 def _remarks(subject: Subject) -> list[str]:
     """What a reader must know of a recording that began late: `Trace.from_torch` rebuilds what was
     live by allocating the gaps between the blocks, too, and freeing them."""
-    meta = subject.trace.meta
-    torch = meta.get("torch") if isinstance(meta, dict) else None
-    first = torch.get("first_recorded_event") if isinstance(torch, dict) else None
-    if type(first) is not int or not 0 < first <= len(subject.trace):
+    first = _rebuilt(subject.trace)
+    if not first:
         return []
     text = (
         f"the first {first} events rebuild what was live when the recording began, and allocate "
         "the gaps between the blocks for a moment"
     )
-    if subject.peak < first - 1:
-        after = first - 1 + int(subject.live[first - 1 :].argmax())
+    after = _recorded_peak(subject)
+    if after is not None:
         text += (
             f": the peak at event {subject.peak} has such gaps in it. Of what was recorded, most "
-            f"was live after event {after}: {format_bytes(int(subject.live[after]))}"
+            f"was live after event {after['event']}: {format_bytes(after['live'])}"
         )
     return [text]
+
+
+def _rebuilt(trace: Trace) -> int:
+    """How many events rebuild the start of a recording."""
+    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
+    first = torch.get("first_recorded_event") if isinstance(torch, dict) else None
+    return first if type(first) is int and 0 < first <= len(trace) else 0
+
+
+def _recorded_peak(subject: Subject) -> dict[str, int] | None:
+    """The event after which most was live once the recording had begun, and the bytes; None if
+    that is the peak."""
+    first = _rebuilt(subject.trace)
+    if not first or subject.peak >= first - 1:
+        return None
+    event = first - 1 + int(subject.live[first - 1 :].argmax())
+    return {"event": event, "live": int(subject.live[event])}
 
 
 def _labelled(figures: dict[str, Any], several: bool, device: str) -> dict[str, Any]:

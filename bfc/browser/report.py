@@ -64,7 +64,7 @@ def report(
     >>> with tempfile.TemporaryDirectory() as folder, allocator.allocate("3 MiB"):
     ...     bfc.report(allocator, pathlib.Path(folder, "report.html"))
     ...     pathlib.Path(folder, "report.html").read_text()[:15]
-    '<!doctype html>'
+    '<!DOCTYPE html>'
     """
     write(shown(run, title), path)
 
