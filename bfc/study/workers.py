@@ -31,6 +31,8 @@ Tick = Callable[[int], object]
 
 #: Batches for each worker: few enough to be worth sending, enough to share the work evenly.
 BATCHES_A_WORKER = 4
+#: The most replays of a batch: the last one keeps other workers waiting, and progress is by batch.
+MOST_IN_A_BATCH = 64
 NO_GUARD = (
     "bfc.advise starts processes that import the program's main file, and this one calls it again "
     "on import: put the call behind `if __name__ == '__main__':`, or pass jobs=1 or an executor "
@@ -124,7 +126,8 @@ class Replays:
         from concurrent.futures import CancelledError, as_completed
         from concurrent.futures.process import BrokenProcessPool
 
-        step = max(1, -(-len(tasks) // (self._jobs * BATCHES_A_WORKER)))
+        share = -(-len(tasks) // (self._jobs * BATCHES_A_WORKER))
+        step = max(1, min(share, MOST_IN_A_BATCH))
         batches = [tasks[at : at + step] for at in range(0, len(tasks), step)]
         futures = {}
         try:
