@@ -14,7 +14,7 @@ events : the events of the first run
 peak_event : the event after which most is live, the first of several; -1 if there are no events
 peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
 peak_reserved : the most bytes that the first run had taken from the device
-rebuilt : how many events at the beginning rebuild what was live when a recording began; 0 of others.
+rebuilt : how many events at the beginning rebuild what was live when a recording began, else 0.
     They allocate the gaps between the blocks, too, and free them (`Trace.from_torch`)
 recorded_peak : null, or, where the peak lies in those events, and so has gaps in it: the event
     after which most was live from then on, and the bytes that were live: {"event", "live"}
