@@ -50,7 +50,7 @@ const laneColour = (lane) => `lane${lane % MOST_COLOURS}`;
 /** The owners that have a colour: those with most bytes at the peak, then those with most at any time. */
 const paintedOwners = (report.owners_over_time?.owner ?? report.views.peak.by_owner.map(([owner]) => owner))
   .filter((owner) => ownerNamed(owner)).slice(0, MOST_COLOURS);
-const ownerColour = (owner) => (paintedOwners.includes(owner) ? `lane${paintedOwners.indexOf(owner)}` : "soft");
+const ownerColour = (owner) => (paintedOwners.includes(owner) ? `lane${paintedOwners.indexOf(owner)}` : "rest");
 const isByOwner = () => state.paint === "owner" && isFirst();
 const blockColour = (block) => (isByOwner() ? ownerColour(report.blocks.owner[block]) : laneColour(report.blocks.lane[block]));
 
@@ -83,8 +83,12 @@ function drawMap() {
   drawn.beginPath();
   drawn.rect(GUTTER, MAP_TOP, mapWidth(), mapHeight());
   drawn.clip();
-  drawCells(drawn);
-  if ((isDeep() || isByOwner()) && isFirst()) drawRectangles(drawn);
+  const isExact = (isDeep() || isByOwner()) && isFirst();
+  if (isExact && report.blocks.total <= report.blocks.count) {
+    drawn.fillStyle = colour("free");
+    drawn.fillRect(GUTTER, MAP_TOP, mapWidth(), mapHeight());
+  } else drawCells(drawn);
+  if (isExact) drawRectangles(drawn);
   drawn.restore();
   drawAddresses(drawn);
   drawOver();
@@ -262,7 +266,7 @@ function drawLanes() {
   const lanes = report.lanes.map((lane, index) => [laneColour(index), lane.name]);
   const owners = paintedOwners.map((owner) => [ownerColour(owner), ownerName(owner)]);
   const keys = isByOwner() ? owners : lanes;
-  const shown = [...keys.slice(0, MOST_COLOURS), ...(isByOwner() ? [["rest", "others"]] : []), ["free", "free"]];
+  const shown = [...keys.slice(0, MOST_COLOURS), ...(isByOwner() && (report.blocks.total > report.blocks.count || report.owners.filter(Boolean).length > MOST_COLOURS) ? [["rest", "others"]] : []), ["free", "free"]];
   $("lanes").replaceChildren(...shown.map(([paint, name]) => make("span", { class: "key" },
     make("span", { class: "swatch", style: { background: colour(paint) }, "aria-hidden": "true" }), name)));
   if (keys.length > MOST_COLOURS) $("lanes").append(make("span", { class: "hint" }, `and ${keys.length - MOST_COLOURS} more, in the same colours again`));

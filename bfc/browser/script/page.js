@@ -48,7 +48,7 @@ function openHelp() {
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-  if (event.target.matches("input, select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
+  if (event.target.matches?.("input, select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
   const found = KEYS.find(([key]) => key === event.key);
   if (!found || (report.kind === "state" && ["+", "-", "0", "p", "e", "ArrowLeft", "ArrowRight"].includes(event.key))) return;
   event.preventDefault();

@@ -48,7 +48,7 @@ function chartOptions(width, height) {
     width, height, padding: [12, RIGHT, 0, 0], legend: { show: false },
     scales: { x: { time: false, range: () => state.range.map(toAxis) }, y: { range: (_, low, high) => [0, (high || 1) * 1.08] } },
     axes: [
-      { ...axis, size: 30, values: (_, ticks) => ticks.map((tick) => (state.axis === "time" ? duration(tick) : count(tick))) },
+      { ...axis, size: 30, space: 84, values: (_, ticks, __, ___, step) => (state.axis === "time" ? timeTicks(ticks, step) : ticks.map(count)) },
       { ...axis, size: GUTTER, splits: (_, __, low, high) => byteTicks(high), values: (_, ticks) => ticks.map(roundBytes) },
     ],
     cursor: { drag: { x: true, y: false, setScale: false }, y: false, points: { size: 7 }, bind: { dblclick: () => () => { setRange(...report.whole); return null; } } },
@@ -65,6 +65,14 @@ function chartLine({ index, what, colour: name, dash }) {
     fill: filled ? `color-mix(in srgb, ${drawn} 14%, transparent)` : undefined,
     paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
   };
+}
+
+/** Times in one unit, with as many digits as tell neighbours apart. */
+function timeTicks(ticks, step) {
+  const last = Math.abs(ticks.at(-1) ?? 1);
+  const [unit, size] = last < 1e-3 ? ["µs", 1e-6] : last < 1 ? ["ms", 1e-3] : ["s", 1];
+  const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(step / size) + 1e-9)));
+  return ticks.map((tick) => `${(tick / size).toFixed(digits)} ${unit}`);
 }
 
 /** About five round figures up to `high`: powers of two times 1, 2 or 4 and their halves. */
