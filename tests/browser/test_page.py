@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -59,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def training(folder: Path) -> Trace:
     """The run of examples/training_in_miniature.py, as `bfc report` reads it."""
-    program = runpy.run_path(str(ROOT / "examples" / "training_in_miniature.py"))
-    program["main"](folder / "training.pickle")
+    program = ROOT / "examples" / "training_in_miniature.py"
+    subprocess.run([sys.executable, program, folder / "training.pickle"], check=True)
     return Trace.from_torch(folder / "training.pickle")
 
 
@@ -420,9 +421,10 @@ def test_light_and_dark_follow_the_system_and_the_switch(page: Page, report: Pat
 
 
 def test_lines_can_be_switched_off_and_another_run_placed_on_the_map(
-    page: Page, report: Path
+    page: Page, folder: Path, training: Trace
 ) -> None:
-    page.open(report)
+    data = data_of([("training", training)], [Policy("bfc", BFCAllocator)])
+    page.open(written(folder / "beside.html", data))
     page.click("#legend button")
     assert page.value("document.querySelector('#legend button').ariaPressed") == "false"
     count = page.text("#segments-count")
@@ -555,21 +557,37 @@ def test_the_report_of_five_million_events_is_small_and_answers_within_two_secon
     assert "10,001 blocks" in page.text("#left")
 
 
-def test_pictures_in_light_and_dark(page: Page, folder: Path, training: Trace) -> None:
-    """Of the command's own report, without replays. Each shows a colour of every part."""
+PARTS = {"report": ("header", "#map-help"), "blocks": (".columns", "#segments")}
+CHOOSE_A_BLOCK = """
+    [...document.querySelectorAll('#segments tbody tr')]
+        .find(row => Number(row.cells[4].textContent) >= 4).click();
+    document.activeElement.blur();
+    scrollTo(0, 0);
+    return new Promise(done => requestAnimationFrame(() => setTimeout(done, 100)))"""
+EXTENT = """
+    const box = selector => document.querySelector(selector).getBoundingClientRect();
+    return [box(arguments[0]).top + scrollY, box(arguments[1]).bottom + scrollY]"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pictures_in_light_and_dark(page: Page, folder: Path, training: Trace, theme: str) -> None:
+    """Of the report that the README leads to. What is drawn on canvases is in them."""
     path = written(folder / "pictured.html", data_of([("training.pickle", training)]))
-    for theme in ("light", "dark"):
-        page.open(path, width=1280, height=900, dark=theme == "dark")
-        page.press("c", "l")
-        page.run(
-            """[...document.querySelectorAll('#segments tbody tr')]
-            .find(row => Number(row.cells[4].textContent) >= 4).click()
-            document.activeElement.blur(); scrollTo(0, 0)"""
+    page.open(path, width=1280, height=900, dark=theme == "dark")
+    page.press("c", "l")
+    page.point(1, 1)
+    page.run(CHOOSE_A_BLOCK)
+    for name, ends in PARTS.items():
+        top, bottom = page.run(EXTENT, *ends)
+        picture = png.with_palette(page.picture((0, top, 1280, bottom - top + 14)))
+        assert 20_000 < len(picture) < 200_000
+        colours = np.unique(png.read_palette(picture), axis=0)
+        drawn = page.run(
+            "return ['lane0', 'lane1'].map(name => getComputedStyle("
+            "document.documentElement).getPropertyValue('--' + name))"
         )
-        page.point(1, 1)
-        page.run("return new Promise(done => requestAnimationFrame(() => setTimeout(done, 100)))")
-        top = page.value("document.querySelector('#segments').parentElement.offsetTop")
-        picture = png.with_palette(page.picture((0, 0, 1280, top - 6)))
-        assert 30_000 < len(picture) < 200_000
+        for colour in drawn:
+            wanted = [int(colour.strip()[at : at + 2], 16) for at in (1, 3, 5)]
+            assert np.abs(colours.astype(int) - wanted).sum(1).min() < 12
         target = PICTURES if os.environ.get("BFC_PICTURES") == "1" else folder
-        (target / f"report-{theme}.png").write_bytes(picture)
+        (target / f"{name}-{theme}.png").write_bytes(picture)

@@ -154,7 +154,7 @@ class Page:
 
     def picture(self, clip: tuple[float, float, float, float] | None = None) -> bytes:
         """The window as PNG, or a part of the document: left, top, width, height."""
-        parameters: dict[str, Any] = {"format": "png"}
+        parameters: dict[str, Any] = {"format": "png", "optimizeForSpeed": True}
         if clip is not None:
             names = ("x", "y", "width", "height")
             parameters["clip"] = dict(zip(names, clip, strict=True)) | {"scale": 1}

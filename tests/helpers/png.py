@@ -12,13 +12,11 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def with_palette(picture: bytes) -> bytes:
-    """A PNG of true colours as one with a palette: the most frequent colours, and for each other
-    one the nearest of these."""
+    """A PNG of true colours as one with a palette: for each pixel the nearest colour of it."""
     pixels = read(picture)[:, :, :3]
     height, width, _ = pixels.shape
     colours, numbers = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True)
-    frequent = np.argsort(-np.bincount(numbers.reshape(-1)), kind="stable")[:256]
-    palette = colours[frequent].astype(np.int32)
+    palette = chosen(colours, np.bincount(numbers.reshape(-1))).astype(np.int32)
     nearest = np.concatenate(
         [
             ((part[:, None, :].astype(np.int32) - palette[None]) ** 2).sum(2).argmin(1)
@@ -37,6 +35,25 @@ def with_palette(picture: bytes) -> bytes:
             chunk(b"IEND", b""),
         ]
     )
+
+
+def chosen(colours: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The 96 most frequent colours; then of the most frequent kinds of others one each, so that a
+    colour that stands in few places is not lost."""
+    order = np.argsort(-counts, kind="stable")
+    kinds = (colours[order] >> 4).astype(np.int32) @ [256, 16, 1]
+    kinds[:96] = -1 - np.arange(len(kinds[:96]))
+    _, first, inverse = np.unique(kinds, return_index=True, return_inverse=True)
+    weight = np.bincount(inverse.reshape(-1), weights=counts[order])
+    weight[first < 96] = np.inf
+    return colours[order[first[np.argsort(-weight, kind="stable")[:256]]]]
+
+
+def read_palette(picture: bytes) -> NDArray[np.uint8]:
+    """The colours of a picture that `with_palette` has made."""
+    at = picture.index(b"PLTE")
+    (length,) = struct.unpack(">I", picture[at - 4 : at])
+    return np.frombuffer(picture[at + 4 : at + 4 + length], np.uint8).reshape(-1, 3)
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
