@@ -482,6 +482,32 @@ def test_the_policy_stops_what_stands_in_the_page_and_is_not_ours(
     assert any("Content Security Policy" in problem for problem in page.problems())
 
 
+def test_a_recording_that_began_late_opens_at_the_peak_of_what_was_recorded(
+    page: Page, folder: Path
+) -> None:
+    """The events before rebuild what was live, and fill the gaps for a moment."""
+    pool = CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    held = [pool.allocate_raw(40 << 20) for _ in range(10)]
+    small = [pool.allocate_raw(6 << 20) for _ in range(6)]
+    for pointer in small[1:5:2]:
+        pool.deallocate_raw(pointer)
+    pool.record_history(context="all")
+    with bfc.owner("late"):
+        pool.deallocate_raw(pool.allocate_raw(1 << 20))
+    pool.dump(folder / "late.pickle")
+    trace = Trace.from_torch(folder / "late.pickle")
+    data = data_of([("late", trace)])
+    assert data["recorded_peak"] is not None, "the trace has no gaps to fill"
+    page.open(written(folder / "late.html", data))
+    assert "Shown: events" in page.text("#range")
+    assert page.text("#selected b") == written_bytes(data["recorded_peak"]["live"])
+    assert "late" in page.text("#view")
+    page.press("0")
+    assert page.text("#selected b") == written_bytes(data["peak_live"])
+    for pointer in held + small[::2] + small[5:]:
+        pool.deallocate_raw(pointer)
+
+
 ODD: dict[str, Callable[[], Trace]] = {
     "no-events": lambda: Trace([], [], []),
     "one-event": lambda: Trace([0], [0], [100]),

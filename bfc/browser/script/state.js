@@ -1,7 +1,7 @@
 // What the reader chose. Every part of the page that shows it watches the names that it depends on.
 
 const state = {
-  range: report.whole,   // events, both ends included
+  range: startRange(),   // events, both ends included
   axis: "event",         // or "time"
   paint: startPaint(),   // of the map: by "lane" (streams and pools) or by "owner"
   hidden: new Set(),     // lines of the timeline that are switched off
@@ -15,6 +15,11 @@ const state = {
   chosen: -1,            // a block
   dark: matchMedia("(prefers-color-scheme: dark)").matches,
 };
+
+/** All events; of a recording that began late, and whose peak lies in the events that rebuild its start, those recorded. */
+function startRange() {
+  return report.recorded_peak ? [Math.max(0, report.rebuilt - 1), report.whole[1]] : report.whole;
+}
 
 /** Streams and pools are told apart where there are several; otherwise the owners, where they have names. */
 function startPaint() {
@@ -59,6 +64,8 @@ function pan(share) {
 /** The event of the range after which most was live: what "at the peak" speaks of. */
 function moment() {
   if (isWhole()) return report.peak_event;
+  const recorded = report.recorded_peak;
+  if (recorded && state.range[0] >= report.rebuilt - 1 && state.range[0] <= recorded.event && recorded.event <= state.range[1]) return recorded.event;
   const { event, live } = report.runs[0];
   const start = atOrBefore(event, state.range[0]);
   let [best, most] = [state.range[0], live[start] ?? 0];

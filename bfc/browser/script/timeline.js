@@ -53,7 +53,7 @@ function chartOptions(width, height) {
     ],
     cursor: { drag: { x: true, y: false, setScale: false }, y: false, points: { size: 7 }, bind: { dblclick: () => () => { setRange(...report.whole); return null; } } },
     series: [{}, ...lines.map(chartLine)],
-    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawPeak] },
+    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawPeaks] },
   };
 }
 
@@ -106,12 +106,17 @@ function pointed(plot) {
 
 const whenText = (event) => `event ${count(event)}${report.hasTime ? `, after ${duration(timeOf(event))}` : ""}`;
 
-function drawPeak(plot) {
+function drawPeaks(plot) {
+  drawPeak(plot, report.peak_event, `peak ${bytes(report.peak_live)} live`, 0);
+  if (report.recorded_peak) drawPeak(plot, report.recorded_peak.event, `recorded peak ${bytes(report.recorded_peak.live)} live`, 1);
+}
+
+function drawPeak(plot, event, text, row) {
   const [low, high] = state.range;
-  if (report.peak_event < low || report.peak_event > high) return;
+  if (event < low || event > high) return;
   const { ctx } = plot;
   const scale = devicePixelRatio || 1;
-  const x = plot.valToPos(toAxis(report.peak_event), "x", true);
+  const x = plot.valToPos(toAxis(event), "x", true);
   const { top, height, left, width } = plot.bbox;
   ctx.save();
   ctx.strokeStyle = ctx.fillStyle = colour("mark");
@@ -119,10 +124,9 @@ function drawPeak(plot) {
   ctx.lineWidth = 1.25 * scale;
   ctx.beginPath(); ctx.moveTo(x, top); ctx.lineTo(x, top + height); ctx.stroke();
   ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
-  const text = `peak ${bytes(report.peak_live)} live`;
   const room = left + width - x > ctx.measureText(text).width + 10 * scale;
   ctx.textAlign = room ? "left" : "right";
-  ctx.fillText(text, x + (room ? 5 : -5) * scale, top + 10 * scale);
+  ctx.fillText(text, x + (room ? 5 : -5) * scale, top + (10 + 15 * row) * scale);
   ctx.restore();
 }
 
