@@ -54,10 +54,10 @@ columns: live is the most that was asked for and not freed; in use, the most in 
 reserved, the most that was taken from the device; regions, how many regions were taken (each would
 be a cudaMalloc on a GPU); calls, how many calls of the driver took memory or gave it back (with
 expandable_segments:True, virtual_memory and stitch they create, map and unmap pieces of memory,
-and each piece that is mapped counts); fragment., the share of the free bytes outside the largest free block
-at the end, which is high if there are many regions; ns/event, the nanoseconds for each allocation
-or free, in the fastest pass; refused, the allocations that did not fit. All but ns/event are of one
-replay on a new allocator.
+and each piece that is mapped counts); fragment., the share of the free bytes outside the largest
+free block at the end, which is high if there are many regions; ns/event, the nanoseconds for each
+allocation or free, in the fastest pass; refused, the allocations that did not fit. All but ns/event
+are of one replay on a new allocator.
 
 exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
@@ -99,8 +99,8 @@ def add_to(subparsers: Any) -> None:
         "--policy",
         action="append",
         metavar="POLICY",
-        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS]; several "
-        "are shown side by side (default: bfc)",
+        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS]; "
+        "several are shown side by side (default: bfc)",
     )
     add_options_of_allocators(add)
     add(
