@@ -13,6 +13,7 @@ import bfc
 from bfc.browser import perfetto
 from bfc.browser.data import data_of
 from bfc.browser.perfetto import COUNTERS, write_perfetto
+from bfc.cli import main
 from bfc.study.experiment import Policy
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
@@ -225,3 +226,16 @@ def test_a_deep_stack_is_cut(tmp_path):
     assert found[0][0] == "/home/me/f49.py:50 in call"
     assert {len(stack) for stack in found} == {perfetto.MOST_FRAMES + 1}
     assert {stack[-1] for stack in found} == {"and more"}
+
+
+def test_the_command_writes_it_beside_the_page(tmp_path, capsys):
+    run, page, out = (tmp_path / name for name in ("run.npz", "page.html", "run.json"))
+    a_trace().save(run)
+    command = ["report", str(run), "-o", str(page), "--perfetto", str(out)]
+    assert main([*command, "--policy", "caching", "--policy", "bfc"]) == 0
+    with TraceProcessor(out) as processor:
+        assert processor.complaints() == []
+        names = {name for (name,) in processor.query("select name from process where pid > 0")}
+        assert len(processor.query(LIFE)) == 3
+    assert {name.split(":")[0] for name in names} == {"caching", "bfc"}
+    assert page.stat().st_size > 100_000
