@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -57,12 +59,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reports")
 
 
+#: The commands of the README's first block.
+COMMANDS = re.findall(r"^\$ (.+)$", (ROOT / "README.md").read_text().split("```")[1], re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
-def training(folder: Path) -> Trace:
-    """The run of examples/training_in_miniature.py, as `bfc report` reads it."""
-    program = ROOT / "examples" / "training_in_miniature.py"
-    subprocess.run([sys.executable, program, folder / "training.pickle"], check=True)
-    return Trace.from_torch(folder / "training.pickle")
+def pictured(folder: Path) -> Path:
+    """The report that the README's two commands write."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    assert [command.split()[0] for command in COMMANDS] == ["python", "bfc"]
+    paths = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    for command in COMMANDS:
+        name, *rest = shlex.split(command)
+        words = [sys.executable, *(["-m", "bfc"] if name == "bfc" else []), *rest]
+        subprocess.run(words, check=True, cwd=folder, env=environment)
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def training(folder: Path, pictured: Path) -> Trace:
+    """The run of that report."""
+    return Trace.from_torch(folder / "build" / "training.pickle")
 
 
 @pytest.fixture(scope="module")
@@ -596,10 +614,9 @@ EXTENT = """
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pictures_in_light_and_dark(page: Page, folder: Path, training: Trace, theme: str) -> None:
+def test_pictures_in_light_and_dark(page: Page, folder: Path, pictured: Path, theme: str) -> None:
     """Of the report that the README leads to. What is drawn on canvases is in them."""
-    path = written(folder / "pictured.html", data_of([("training.pickle", training)]))
-    page.open(path, width=1280, height=900, dark=theme == "dark")
+    page.open(pictured, width=1280, height=900, dark=theme == "dark")
     page.press("c", "l")
     page.point(1, 1)
     page.run(CHOOSE_A_BLOCK)
