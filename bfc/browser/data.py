@@ -18,6 +18,8 @@ rebuilt : how many events at the beginning rebuild what was live when a recordin
     They allocate the gaps between the blocks, too, and free them (`Trace.from_torch`)
 recorded_peak : null, or, where the peak lies in those events, and so has gaps in it: the event
     after which most was live from then on, and the bytes that were live: {"event", "live"}
+segments_event : the event after which "segments" of the first trace are shown: recorded_peak's, if
+    there is one, else peak_event
 live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_event`, in descending
     size, and among equals in the order of the events; at most 50,000. The address is that of the
     first run, and 0 where it refused the request. The owner is a text, "" if there is none. The
@@ -53,12 +55,12 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
         or -1; fill, packed u8, rows of columns: the part of the bytes that was in use, on the
         average of the column's events, times 256, in steps of 8; at least 1 where any was, and at
         most 255
-    segments : what is taken from the device after the trace's peak_event, as columns in the order
-        of addresses, the largest, at most 2,000 divided by the runs: address, size, stream, kind
-        ("small", "large", "view" where pages are stitched, "" where it is not known), pool ("" or
-        the private pool's id), live (bytes that were asked for), blocks (their number), largest:
-        [[address, size, owner], ...], the three largest live blocks of each; left_out and
-        left_out_bytes
+    segments : what is taken from the device after segments_event, or that of its own trace, as
+        columns in the order of addresses, the largest, at most 2,000 divided by the runs: address,
+        size, stream, kind ("small", "large", "view" where pages are stitched, "" where it is not
+        known), pool ("" or the private pool's id), live (bytes that were asked for), blocks (their
+        number), largest: [[address, size, owner], ...], the three largest live blocks of each;
+        left_out and left_out_bytes
 
 blocks : packed columns. The first rows are those of "live_at_peak", in the same order; behind them
     stand the largest other allocations of the trace, at most 25,000 in descending size.
@@ -212,8 +214,9 @@ def data_of(
         "peak_event": first.peak,
         "peak_live": int(first.live[first.peak]) if first.peak >= 0 else 0,
         "peak_reserved": figures[0]["peak_reserved"],
+        "segments_event": first.looked_at,
         "rebuilt": _rebuilt(first.trace),
-        "recorded_peak": _recorded_peak(first),
+        "recorded_peak": _recorded_peak(first.trace, first.live, first.peak),
         **_fitting(first, runs[0].addresses, room),
         "runs": figures,
     }
@@ -247,7 +250,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
     """
     trace, addresses, streams = trace_of(snapshot)
     subject = _subject(snapshot.device, trace)
-    subject = replace(subject, peak=len(trace) - 1)
+    subject = replace(subject, peak=len(trace) - 1, looked_at=len(trace) - 1)
     held = segments.of_snapshot(snapshot)
     held.stream = [streams.index(stream) for stream in held.stream]
     lives, live = subject.lives, int(trace.size.sum())
@@ -281,6 +284,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
         "peak_event": -1,
         "peak_live": live,
         "peak_reserved": snapshot.stats.pool_bytes,
+        "segments_event": -1,
         "rebuilt": 0,
         "recorded_peak": None,
         **_fitting(subject, addresses, room),
@@ -305,7 +309,9 @@ def _subject(name: str, trace: Trace) -> Subject:
         raise TraceError(f"{name}: its sizes add up to 2**63 bytes or more")
     lives = lives_of(trace)
     live = live_bytes(trace, lives)
-    return Subject(name, trace, lives, live, int(live.argmax()) if len(live) else -1)
+    peak = int(live.argmax()) if len(live) else -1
+    recorded = _recorded_peak(trace, live, peak)
+    return Subject(name, trace, lives, live, peak, recorded["event"] if recorded else peak)
 
 
 def _runs_of(
@@ -332,7 +338,7 @@ def _remarks(subject: Subject) -> list[str]:
         f"the first {first} events rebuild what was live when the recording began, and allocate "
         "the gaps between the blocks for a moment"
     )
-    after = _recorded_peak(subject)
+    after = _recorded_peak(subject.trace, subject.live, subject.peak)
     if after is not None:
         text += (
             f": the peak at event {subject.peak} has such gaps in it. Of what was recorded, most "
@@ -348,14 +354,14 @@ def _rebuilt(trace: Trace) -> int:
     return first if type(first) is int and 0 < first <= len(trace) else 0
 
 
-def _recorded_peak(subject: Subject) -> dict[str, int] | None:
+def _recorded_peak(trace: Trace, live: NDArray[np.int64], peak: int) -> dict[str, int] | None:
     """The event after which most was live once the recording had begun, and the bytes; None if
     that is the peak."""
-    first = _rebuilt(subject.trace)
-    if not first or subject.peak >= first - 1:
+    first = _rebuilt(trace)
+    if not first or peak >= first - 1:
         return None
-    event = first - 1 + int(subject.live[first - 1 :].argmax())
-    return {"event": event, "live": int(subject.live[event])}
+    event = first - 1 + int(live[first - 1 :].argmax())
+    return {"event": event, "live": int(live[event])}
 
 
 def _labelled(figures: dict[str, Any], several: bool, device: str) -> dict[str, Any]:

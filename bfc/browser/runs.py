@@ -79,6 +79,9 @@ class Subject:
         The bytes that are live after each event.
     peak : int
         The event after which most is live; -1 for an empty trace.
+    looked_at : int
+        The event after which segments are shown: the peak, or, if that lies in the events that
+        rebuild the start of a recording, the one of what was recorded.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Subject:
     lives: Lives
     live: NDArray[np.int64]
     peak: int
+    looked_at: int
 
 
 def replayed(
@@ -111,7 +115,7 @@ def replayed(
 
     Notes
     -----
-    Cost: two replays, the second up to the peak.
+    Cost: two replays, the second up to the event that is looked at.
     """
     trace = subject.trace
     with policy.make_allocator(make_source()) as allocator:
@@ -123,7 +127,7 @@ def replayed(
         for name in ("live", "in_use", "reserved", "largest_free", "refused", "driver_calls")
     }
     with policy.make_allocator(make_source()) as allocator:
-        trace[: subject.peak + 1].replay(allocator)
+        trace[: subject.looked_at + 1].replay(allocator)
         held = segments.of_snapshot(allocator.snapshot())
     refused = (trace.op == 0) & (trace.size > 0) & (result.addresses == 0)
     return _run(
@@ -213,7 +217,7 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     change = [_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
     if len(event) and ((event[1:] < event[:-1]).any() or event[0] < 0):
         raise ValueError("the entries about segments are not in order")
-    held = segments.of_recording(torch, subject.peak)
+    held = segments.of_recording(torch, subject.looked_at)
     refusals = [int(row[0]) for row in torch.get("oom", ())]
     after = start + np.cumsum(np.array(change, np.int64))
     upto = np.searchsorted(event, np.arange(len(trace)), side="right")
@@ -256,8 +260,8 @@ def _run(
     """The parts that all runs have."""
     live, time = columns["live"], subject.trace.time_us
     top = int(live.argmax()) if len(live) else -1
-    at_peak = subject.lives.live_after(subject.peak)
-    born = subject.lives.born[at_peak]
+    there = subject.lives.live_after(subject.looked_at)
+    born = subject.lives.born[there]
     said: dict[str, Any] = {
         **figures,
         "completed": not figures["refusals"],
@@ -273,8 +277,8 @@ def _run(
         "segments": segments.with_blocks(
             held,
             addresses[born],
-            subject.lives.size[at_peak],
-            subject.lives.owner[at_peak],
+            subject.lives.size[there],
+            subject.lives.owner[there],
             limits.segments,
         ),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_recounts import Recount, addresses_of, random_trace, recount, unpacked
+from report_recounts import Life, addresses_of, random_trace, recount, unpacked
 
 import bfc
 from bfc.browser.data import MOST_SEGMENTS, data_of
@@ -80,13 +80,13 @@ def check_timeline(
         assert timeline[name] == getattr(result.timeline, name).tolist()
 
 
-def check_segments(run: dict[str, Any], counted: Recount, owners: list[int]) -> None:
+def check_segments(run: dict[str, Any], lives: list[Life], owners: list[int]) -> None:
     """What lies in each segment, by looking at each block."""
     segments = run["segments"]
     rows = list(zip(segments["address"], segments["size"], strict=True))
     assert rows == sorted(rows)
     inside: dict[int, list[list[int]]] = {at: [] for at in range(len(rows))}
-    for life, owner in zip(counted.at_peak, owners, strict=True):
+    for life, owner in zip(lives, owners, strict=True):
         address = run["addresses"][life.born]
         for at, (start, size) in enumerate(rows):
             if address and life.size and start <= address < start + size:
@@ -98,7 +98,7 @@ def check_segments(run: dict[str, Any], counted: Recount, owners: list[int]) -> 
         largest = sorted(found, key=lambda block: -block[1])[:3]
         assert [row[1] for row in segments["largest"][at]] == [row[1] for row in largest]
         assert all(row in found for row in segments["largest"][at])
-    placed = sum(1 for life in counted.at_peak if run["addresses"][life.born])
+    placed = sum(1 for life in lives if run["addresses"][life.born])
     assert sum(segments["blocks"]) == placed
 
 
@@ -118,14 +118,15 @@ def test_segments_at_the_peak_equal_a_recount(seed: int, policy: Policy) -> None
     for name, attribute in (("address", "ptr"), ("size", "size"), ("kind", "kind")):
         assert segments[name] == [getattr(region, attribute) for region in regions]
     assert segments["left_out"] == 0
-    check_segments(run, counted, [int(trace.owner[life.born]) for life in counted.at_peak])
+    check_segments(run, counted.at_peak, [int(trace.owner[life.born]) for life in counted.at_peak])
 
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)
 def test_a_recording_is_shown_as_it_was(file: Path) -> None:
     trace = bfc.Trace.load(file)
     torch = trace.meta["torch"]
-    first, again = data_of([(file.stem, trace)], [CACHING])["runs"]
+    found = data_of([(file.stem, trace)], [CACHING])
+    first, again = found["runs"]
     assert (first["origin"], again["origin"]) == ("recorded", "replayed")
     taken, after = {}, []
     events = list(torch["segment_events"])
@@ -133,6 +134,8 @@ def test_a_recording_is_shown_as_it_was(file: Path) -> None:
     for _, address, size in torch["segments"][: len(torch["segments"]) - fresh]:
         taken[address] = size
     peak, at_peak, counted = sum(taken.values()), {}, recount(trace)
+    start = torch["first_recorded_event"] - 1
+    looked_at = start + counted.live[start:].index(max(counted.live[start:]))
     for event in range(len(trace)):
         while events and events[0][1] <= event:
             action, _, address, size, _ = events.pop(0)
@@ -142,7 +145,7 @@ def test_a_recording_is_shown_as_it_was(file: Path) -> None:
                 del taken[address]
             peak = max(peak, sum(taken.values()))
         after.append(sum(taken.values()))
-        if event == counted.peak:
+        if event == looked_at:
             at_peak = dict(taken)
     for event, live, reserved in zip(
         *(first["timeline"][name] for name in ("event", "live", "reserved")), strict=True
@@ -154,7 +157,9 @@ def test_a_recording_is_shown_as_it_was(file: Path) -> None:
     shown = dict(zip(first["segments"]["address"], first["segments"]["size"], strict=True))
     assert shown == dict(sorted(at_peak.items()))
     first["addresses"] = torch["addresses"]
-    check_segments(first, counted, [-1] * len(counted.at_peak))
+    assert found["segments_event"] == looked_at
+    there = [life for life in counted.lives if life.is_live_after(looked_at)]
+    check_segments(first, there, [-1] * len(there))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -27,7 +27,7 @@ function momentOf(block) {
 /** The listed blocks that are live after an event and lie in a segment, or near a block, in the order of addresses. */
 function around(block, at) {
   const { address, born, died, size } = report.blocks;
-  const segment = at === report.peak_event ? segmentAt(report.runs[0].segments.rows, address[block]) : null;
+  const segment = at === report.segments_event ? segmentAt(report.runs[0].segments.rows, address[block]) : null;
   const there = [];
   for (let i = 0; i < address.length; i += 1) {
     const live = report.kind === "state" || (born[i] <= at && at < died[i]);

@@ -9,7 +9,7 @@ function blocksBySegment(rows) {
   const found = rows.map(() => []);
   if (state.placed !== 0) return found;
   for (let i = 0; i < length; i += 1) {
-    const live = report.kind === "state" || (born[i] <= report.peak_event && report.peak_event < died[i]);
+    const live = report.kind === "state" || (born[i] <= report.segments_event && report.segments_event < died[i]);
     const row = live && address[i] ? segmentAt(rows, address[i]) : null;
     if (row) found[index.get(row)].push(i);
   }
