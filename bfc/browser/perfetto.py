@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser.lives import lives_of
 from bfc.browser.tables import shortened
 from bfc.files import replacing
+from bfc.snapshots.snapshot import Frame
 from bfc.study.lines import Lines
 from bfc.trace import Trace
 
@@ -208,7 +209,7 @@ class _Slices:
     def _stack(self, stack: int) -> list[str]:
         """Python's frames, the innermost first; those of C++ if there are no others."""
         if stack not in self._stacks:
-            frames = []
+            frames: list[Frame] = []
             at, trace = stack, self._trace
             while at and len(frames) < MOST_WALKED:
                 parent, number = trace.stacks[at].tolist()

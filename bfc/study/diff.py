@@ -13,7 +13,7 @@ from bfc.snapshots.snapshot import Snapshot
 from bfc.study import recorded
 from bfc.study.advise import read
 from bfc.study.growth import Diff, Growth, MomentGrowth, ordered
-from bfc.study.lines import Lines
+from bfc.study.lines import Lines, common_names, users_files
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     A line is the innermost frame of the user's own code: of a Python file that is not installed. If
     there is none, it is the innermost of any Python file, else the function of PyTorch that names
     the operator, such as "torch::autograd::generated::BmmBackward0::apply", else the innermost
-    frame. Two lines are the same if file, line and function are.
+    frame. Two lines are the same if file, line and function are. A file that stands in one folder
+    in the first run, and in another in the second, is found by the end of its path.
 
     Cost: O(n log n) in the events, beside reading.
 
@@ -103,7 +104,8 @@ def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
     Diff
         As `diff` returns it.
     """
-    runs = (name_a, _Run(trace_a)), (name_b, _Run(trace_b))
+    labels = common_names(users_files(trace_a), users_files(trace_b))
+    runs = (name_a, _Run(trace_a, labels)), (name_b, _Run(trace_b, labels))
     first, second = runs[0][1], runs[1][1]
     remarks = sorted({f"{name}: {remark}" for name, run in runs for remark in run.remarks()})
     return Diff(
@@ -176,10 +178,10 @@ def trace_of(snapshot: Snapshot) -> Trace:
 class _Run:
     """A trace, and what of it is live at an event."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, labels: dict[str, str]) -> None:
         self.trace = trace
         self.peak = _fullest(trace)
-        self._lines = Lines(trace)
+        self._lines = Lines(trace, labels)
 
     def remarks(self) -> Iterable[str]:
         if self.trace.owner is None:

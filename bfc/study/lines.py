@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bfc.pytorch.owners import is_the_users
@@ -13,11 +15,75 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: The most files of one name for which a partner is looked for.
+MOST_NAMESAKES = 30
+
+
+def users_files(trace: Trace) -> set[str]:
+    """The files of the user's own code that a trace names."""
+    import numpy as np
+
+    numbers = np.unique(trace.frames.rows[:, 0]).tolist()
+    return {name for number in numbers if is_the_users(name := trace.frames.text(number))}
+
+
+def common_names(a: set[str], b: set[str]) -> dict[str, str]:
+    """Names for files that stand in different folders in two runs, such as two checkouts.
+
+    Parameters
+    ----------
+    a : set of str
+        The files of one run.
+    b : set of str
+        The files of the other.
+
+    Returns
+    -------
+    dict of str to str
+        For both files of a pair what their paths end in, as ".../model/layers.py". A pair are two
+        files that each are in one run only, and have more of their end in common than either has
+        with any other file.
+
+    Examples
+    --------
+    >>> common_names({"/home/me/run/train.py"}, {"/tmp/run/train.py"})["/tmp/run/train.py"]
+    '.../run/train.py'
+    """
+    groups: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, names in enumerate((a - b, b - a)):
+        for name in sorted(names):
+            groups[os.path.basename(name)][side].append(name)
+    labels: dict[str, str] = {}
+    for left, right in groups.values():
+        if max(len(left), len(right)) > MOST_NAMESAKES:
+            continue
+        shared = [[_shared(one, other) for other in right] for one in left]
+        columns = list(zip(*shared, strict=True))
+        for one, row in zip(left, shared, strict=True):
+            best = max(row, default=0)
+            at = row.index(best) if best else -1
+            if (
+                best
+                and row.count(best) == columns[at].count(best) == 1
+                and best == max(columns[at])
+            ):
+                label = "/".join(["...", *one.split("/")[-best:]])
+                labels[one] = labels[right[at]] = label
+    return labels
+
+
+def _shared(one: str, other: str) -> int:
+    """How many parts at the end of two paths are equal."""
+    pairs = list(zip(reversed(one.split("/")), reversed(other.split("/")), strict=False))
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
 class Lines:
     """The line that each stack counts for."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, labels: Mapping[str, str] | None = None) -> None:
         self._frames, self._stacks = trace.frames, trace.stacks
+        self._labels = labels or {}
 
     def of(self, stacks: NDArray[Any]) -> NDArray[np.int64]:
         """The number of a frame for each stack; -1 for the empty one."""
@@ -63,7 +129,8 @@ class Lines:
         if number < 0:
             return ""
         frame = self._frames[number]
-        return f"{frame.filename}:{frame.line} in {frame.name}" if frame.line else frame.name
+        filename = self._labels.get(frame.filename, frame.filename)
+        return f"{filename}:{frame.line} in {frame.name}" if frame.line else frame.name
 
 
 def _is_python(filename: str) -> bool:

@@ -219,6 +219,59 @@ def test_a_stack_of_a_million_frames_takes_no_time() -> None:
     assert part.name == "torch::unwind::unwind()"
 
 
+def in_folder(folder: str, sizes: dict[str, int]) -> bfc.Trace:
+    """An allocation by each file, below a folder."""
+    count = len(sizes)
+    frames = [(f"{folder}/{name}", 7, "f") for name in sizes]
+    stacks = [(0, 0), *((0, at) for at in range(count))]
+    return bfc.Trace(
+        [0] * count,
+        range(count),
+        list(sizes.values()),
+        stack=range(1, count + 1),
+        frames=frames,
+        stacks=stacks,
+    )
+
+
+def test_two_checkouts_have_the_same_lines() -> None:
+    sizes = {"train.py": 512, "model/__init__.py": 1024, "data/__init__.py": 256}
+    a = in_folder("/home/me/project", sizes)
+    b = in_folder("/tmp/ray/session_7/project", sizes | {"model/__init__.py": 4096})
+    found = bfc.diff(a, b)
+    assert [(part.name, part.bytes) for part in found.peak.by_line] == [
+        (".../project/model/__init__.py:7 in f", 3072),
+        (".../project/data/__init__.py:7 in f", 0),
+        (".../project/train.py:7 in f", 0),
+    ]
+    assert bfc.diff(b, a).peak == -found.peak
+
+
+def test_a_path_that_is_relative_in_one_run() -> None:
+    trace = bfc.Trace([0], [0], [8], stack=[1], frames=[("run.py", 7, "f")], stacks=[(0, 0)] * 2)
+    (part,) = bfc.diff(trace, in_folder("/a", {"run.py": 9})).peak.by_line
+    assert (part.name, part.bytes) == (".../run.py:7 in f", 1)
+
+
+def test_files_that_may_be_several_are_not_guessed() -> None:
+    a = in_folder("/a", {"x/run.py": 512})
+    b = in_folder("/b", {"y/run.py": 512, "z/run.py": 256})
+    names = {part.name.partition(":")[0] for part in bfc.diff(a, b).peak.by_line}
+    assert names == {"/a/x/run.py", "/b/y/run.py", "/b/z/run.py"}
+
+
+def test_a_file_in_both_runs_keeps_its_name() -> None:
+    a = in_folder("", {"a/run.py": 512, "b/run.py": 256})
+    b = in_folder("", {"a/run.py": 512})
+    names = {part.name.partition(":")[0] for part in bfc.diff(a, b).peak.by_line}
+    assert names == {"/a/run.py", "/b/run.py"}
+
+
+def test_thousands_of_files_of_one_name_take_no_time() -> None:
+    pair = [in_folder(top, {f"{at}/run.py": 512 for at in range(5000)}) for top in ("/a", "/b")]
+    assert len(bfc.diff(*pair).peak.by_line) == 10_000
+
+
 def test_what_cannot_be_compared_is_said() -> None:
     found = bfc.diff(bfc.Trace([0], [0], [512]), random_trace(5))
     assert found.remarks == ("a: it has no stacks, so no lines", "a: it names no owners")
