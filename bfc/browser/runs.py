@@ -28,6 +28,8 @@ MOST_RANGES = 4_000
 MOST_STREAMS = 64
 #: The steps of a cell's shade, of which fewer take less room.
 SHADE = 8
+#: No address and no size of a device reaches this.
+TOP = 1 << 60
 _CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 
 
@@ -209,8 +211,13 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     addresses = np.array(torch["addresses"], np.uint64)
     if addresses.shape != (len(trace),):
         raise ValueError("not one address for each event")
+    if int(addresses.max()) >= TOP:
+        raise ValueError("an address beyond all memory")
     changes = torch["segment_events"]
     sizes = [int(row[2]) for row in torch["segments"]]
+    spans = [row[1:3] for row in torch["segments"]] + [row[2:4] for row in changes]
+    if not all(0 <= address < TOP and 0 <= size < TOP for address, size in spans):
+        raise ValueError("a segment beyond all memory")
     taken = sum(change[0] == SEGMENT_ALLOC for change in changes)
     start = sum(sizes[: len(sizes) - taken])
     event = np.array([change[1] for change in changes], np.int64)

@@ -252,6 +252,15 @@ def damaged(meta: Any) -> bfc.Trace:
             "streams": 5,
         },
         {"segments": [[0, 4096, 1024]], "segment_events": [], "addresses": [4096, 0], "oom": [1]},
+        {"segments": [[0, 4096, 1024]], "segment_events": [], "addresses": [(1 << 64) - 1, 0]},
+        {"segments": [[0, -4096, 1024]], "segment_events": [], "addresses": [4096, 0]},
+        {"segments": [[0, 4096, 1 << 70]], "segment_events": [], "addresses": [4096, 0]},
+        {"segments": [[0, 4096, 1024]], "segment_events": [], "addresses": [4096, 0], "pools": [1]},
+        {
+            "segments": [[0, 4096, 1024]],
+            "segment_events": [["segment_map", 0, 1 << 64, 1, 0]],
+            "addresses": [4096, 0],
+        },
     ],
 )
 def test_a_meta_that_makes_no_sense_is_no_recording(torch: Any) -> None:
