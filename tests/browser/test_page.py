@@ -451,6 +451,45 @@ def test_lines_can_be_switched_off_and_another_run_placed_on_the_map(
     page.wait("document.querySelector('#segments-count').textContent !== arguments[0]", count)
 
 
+COLOURS_AT = """
+    const canvas = document.querySelector('#map canvas');
+    const {data} = canvas.getContext('2d').getImageData(canvas.width - 40, 0, 1, canvas.height);
+    return arguments[0].map(share => {
+        const y = Math.round(4 + (1 - share) * (canvas.clientHeight - 8));
+        return `rgb(${[...data.slice(4 * y, 4 * y + 3)].join(', ')})`;
+    });"""
+
+
+def test_streams_and_private_pools_have_colours_of_their_own(page: Page, folder: Path) -> None:
+    memory = bfc.SimulatedSubAllocator("1 GiB")
+    allocator = CachingAllocator(memory)
+    allocator.record_history(context="all")
+    kept = [allocator.allocate("60 MiB")]
+    with bfc.use_stream(5):
+        kept.append(allocator.allocate("60 MiB"))
+    pool = bfc.MemPool(allocator)
+    with bfc.use_mem_pool(pool):
+        kept.append(allocator.allocate("60 MiB"))
+    allocator.allocate("2 MiB").free()
+    allocator.dump(folder / "pools.pickle")
+    data = data_of([("pools", Trace.from_torch(folder / "pools.pickle"))])
+    page.open(written(folder / "pools.html", data))
+    names = page.value("Array.from(document.querySelectorAll('#lanes .key'), k => k.textContent)")
+    assert len(names) == 4
+    assert sum(name.startswith("private pool") for name in names) == 1
+
+    shown, places = data["runs"][0]["map"], []
+    [(start, _)] = shown["ranges"]
+    for address, size, _, _ in data["live_at_peak"][:3]:
+        below = address - start + size // 2
+        places.append(below / (shown["rows"] * shown["row_bytes"]))
+    colours = page.run(COLOURS_AT, places)
+    swatches = "Array.from(document.querySelectorAll('#lanes .swatch'), s => s.style.background)"
+    assert sorted(colours) == sorted(page.value(swatches)[:3])
+    kept.clear()
+    pool.release()
+
+
 # -- strangers' names, odd runs -------------------------------------------------------------------
 
 TAGS = "<script>window.ran = true</script>", "</script><img src=x onerror=window.ran=true>"

@@ -71,11 +71,20 @@ function drawFigures() {
   ];
   if (report.recorded_peak) shown.unshift(figure("live at the recorded peak", bytes(report.recorded_peak.live), `event ${count(report.recorded_peak.event)}`));
   if (!state_) shown.push(figure("events", count(report.events)), figure("calls to the driver", count(run.driver_calls)), figure("refused", count(run.refusals), run.refusals ? `first at ${count(run.first_refusal)}` : ""));
-  const remarks = report.runs.flatMap((one) => one.remarks.map((text) => (report.runs.length > 1 ? `${one.label}: ${text}` : text)));
+  const remarks = remarksOf(report.runs);
   const parts = [make("div", { class: "tiles" }, shown)];
   if (report.runs.length > 1) parts.push(runsTable());
   if (remarks.length) parts.push(make("p", { class: "remark" }, make("b", {}, "Note: "), `${remarks.join("; ")}.`));
   $("figures").replaceChildren(...parts);
+}
+
+/** What a reader must know of the runs; what holds for all of them is said once. */
+function remarksOf(runs) {
+  const texts = new Set(runs.flatMap((run) => run.remarks));
+  return [...texts].map((text) => {
+    const labels = runs.filter((run) => run.remarks.includes(text)).map((run) => run.label);
+    return labels.length === runs.length ? text : `${labels.join(", ")}: ${text}`;
+  });
 }
 
 function runsTable() {

@@ -62,7 +62,7 @@ function chartLine({ index, what, colour: name, dash }) {
   const filled = what === "live" && index === 0;
   return {
     stroke: drawn, width: what === "live" ? 1.25 : 2, dash, spanGaps: false, show: !state.hidden.has(`${index} ${what}`),
-    fill: filled ? `color-mix(in srgb, ${drawn} 14%, transparent)` : undefined,
+    fill: filled ? `${drawn}24` : undefined,
     paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
   };
 }
