@@ -233,6 +233,30 @@ class Diff:
         """
         return json.dumps(self.as_dict(), indent=2)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the peaks, and what changed most at them."""
+        from bfc.snapshots import inline
+
+        tables = []
+        for kind in KINDS:
+            parts = self.peak.parts(kind)
+            if _says_nothing(kind, parts):
+                continue
+            changed = [part for part in most_changed(parts) if part.bytes or part.count]
+            rows = [
+                (
+                    _label(kind, part),
+                    format_bytes(part.bytes_a),
+                    format_bytes(part.bytes_b),
+                    signed(part.bytes),
+                    f"{part.count_a} -> {part.count_b}",
+                )
+                for part in ordered(changed[:SHOWN])
+            ]
+            tables.append(inline.table((f"at the peak, by {kind}", *HEADINGS), rows))
+        caption = f"{self.name_a} -> {self.name_b}, peak of live bytes: {change(self.peak.total)}"
+        return inline.framed(caption, *tables)
+
     def __str__(self) -> str:
         return self.text()
 

@@ -14,6 +14,7 @@ from hypothesis import given
 import bfc
 import bfc.testing
 from bfc.pytorch.owners import is_the_users
+from bfc.study.advise import read
 from bfc.study.growth import KINDS, signed
 
 MIB = 1 << 20
@@ -298,6 +299,46 @@ def test_small_changes_of_large_sums_are_exact() -> None:
     a, b = (bfc.Trace([0], [0], [(1 << 34) + more]) for more in (0, 1))
     first = str(bfc.diff(a, b)).splitlines()[0]
     assert first == "peak, live bytes: 17179869184 B -> 17179869185 B, +1 B (+0.0%)"
+
+
+def test_a_notebook_shows_the_peaks() -> None:
+    name = "<script>alert(1)</script>"
+    trace = bfc.Trace([0], [0], [3 << 20], owner=[0], owners=[name])
+    html = bfc.diff(bfc.Trace([], [], []), trace)._repr_html_()
+    assert "peak of live bytes: 0 B -&gt; 3.00 MiB, +3.00 MiB" in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<script>" not in html
+    assert html.count("<table>") == 2  # no lines are known
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_changed_file_compares_or_is_named_in_one_line(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    path = tmp_path / f"run.{rng.choice(['npz', 'csv', 'pickle'])}"
+    if path.suffix == ".pickle":
+        allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+        allocator.record_history()
+        allocator.deallocate_raw(allocator.allocate_raw(MIB))
+        allocator.dump(path)
+    elif path.suffix == ".csv":
+        random_trace(seed).log_csv(path)
+    else:
+        random_trace(seed).save(path)
+    content = bytearray(path.read_bytes())
+    if rng.random() < 0.3:
+        del content[rng.randrange(len(content)) :]
+    for _ in range(rng.randrange(1, 20)):
+        if content:
+            content[rng.randrange(len(content))] = rng.randrange(256)
+    path.write_bytes(content)
+    fault = str(path)
+    try:
+        trace = read(path, frames=True)
+        check(trace, trace)
+    except bfc.TraceError as error:
+        fault = str(error)
+    assert str(path) in fault
+    assert len(fault.splitlines()) == 1
 
 
 def test_json_is_the_value() -> None:
