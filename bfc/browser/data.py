@@ -6,10 +6,10 @@ The keys
 format : 1
 version : the version of bfc
 title : text
-kind : "trace", or "state" for an allocator without a history. Of a state there is one moment, which
-    is called the peak here, and "peak_reserved" is what is taken at that moment. "events" is 0,
-    "peak_event" is -1, "timeline", "map" and "owners_over_time" are null, "died" is -1, and "born"
-    numbers the blocks in the order in which they were made.
+kind : "trace", or "state" for an allocator, or a file, without a history. Of a state there is one
+    moment, which is called the peak here, and "peak_reserved" is what is taken at that moment.
+    "events" is 0, "peak_event" is -1, "timeline", "map" and "owners_over_time" are null, "died" is
+    -1, and "born" rises in the order in which the blocks were made, where that is known.
 events : the events of the first run
 peak_event : the event after which most is live, the first of several; -1 if there are no events
 peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
@@ -191,6 +191,10 @@ def data_of(
     subjects = [_subject(name, trace) for name, trace in traces]
     if not subjects:
         raise ValueError("a report needs at least one run")
+    if len(traces) == 1 and not policies and _rebuilt(traces[0][1]) == len(traces[0][1]) > 0:
+        state = _as_state(subjects[0], title)
+        if state is not None:
+            return state
     most = max(int(subject.live.max(initial=0)) for subject in subjects)
     source = make_source or _device(max(LEAST_DEVICE, 4 * most))
     device = format_bytes(source().total_bytes or 0)
@@ -219,6 +223,57 @@ def data_of(
         "recorded_peak": _recorded_peak(first.trace, first.live, first.peak),
         **_fitting(first, runs[0].addresses, room),
         "runs": figures,
+    }
+
+
+def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
+    """What a page shows of a snapshot of PyTorch without a history: all events of its trace rebuild
+    what was live. None if it does not say where."""
+    subject = replace(subject, looked_at=len(subject.trace) - 1)
+    run = as_recorded(subject, Limits(1, MOST_SEGMENTS))
+    if run is None:
+        return None
+    held = run.figures["segments"]
+    taken = sum(held["size"]) + held["left_out_bytes"]
+    figures = {
+        **run.figures,
+        "label": "now",
+        "trace": shortened(subject.name),
+        "device": "",
+        "origin": "state",
+        "events": 0,
+        "peak_live": int(subject.live[-1]),
+        "peak_event": -1,
+        "peak_reserved": taken,
+        "timeline": None,
+        "map": None,
+        "remarks": [*run.figures["remarks"], "the file has no history, only what was live"],
+    }
+    there = subject.lives.live_after(subject.looked_at)
+    kept = replace(subject, lives=subject.lives.chosen(there), peak=subject.looked_at)
+    return _state(kept, run.addresses, figures, title or shortened(subject.name))
+
+
+def _state(
+    subject: Subject, addresses: NDArray[np.uint64], run: dict[str, Any], title: str
+) -> dict[str, Any]:
+    """What is the same of every state."""
+    room = MOST_CHARACTERS - len(json.dumps(run))
+    return {
+        "format": 1,
+        "version": _version(),
+        "title": title,
+        "kind": "state",
+        "events": 0,
+        "peak_event": -1,
+        "peak_live": run["peak_live"],
+        "peak_reserved": run["peak_reserved"],
+        "segments_event": -1,
+        "rebuilt": 0,
+        "recorded_peak": None,
+        **_fitting(subject, addresses, room),
+        "owners_over_time": None,
+        "runs": [run],
     }
 
 
@@ -274,23 +329,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
         "map": None,
         "segments": segments.with_blocks(held, addresses, lives.size, lives.owner, MOST_SEGMENTS),
     }
-    room = MOST_CHARACTERS - len(json.dumps(run))
-    return {
-        "format": 1,
-        "version": _version(),
-        "title": title or snapshot.device,
-        "kind": "state",
-        "events": 0,
-        "peak_event": -1,
-        "peak_live": live,
-        "peak_reserved": snapshot.stats.pool_bytes,
-        "segments_event": -1,
-        "rebuilt": 0,
-        "recorded_peak": None,
-        **_fitting(subject, addresses, room),
-        "owners_over_time": None,
-        "runs": [run],
-    }
+    return _state(subject, addresses, run, title or snapshot.device)
 
 
 def _version() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from bfc.trace import Trace
@@ -45,6 +45,10 @@ class Lives:
 
     def __len__(self) -> int:
         return len(self.born)
+
+    def chosen(self, at: NDArray[np.int64]) -> Lives:
+        """Those with some indices."""
+        return Lives(*(getattr(self, field.name)[at] for field in fields(self)))
 
     def live_after(self, event: int) -> NDArray[np.int64]:
         """The indices of what is live after an event."""

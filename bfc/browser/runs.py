@@ -224,7 +224,7 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     change = [_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
     if len(event) and ((event[1:] < event[:-1]).any() or event[0] < 0):
         raise ValueError("the entries about segments are not in order")
-    held = segments.of_recording(torch, subject.looked_at)
+    held = segments.of_recording(torch, subject.looked_at, _streams_at_start(trace, addresses))
     refusals = [int(row[0]) for row in torch.get("oom", ())]
     after = start + np.cumsum(np.array(change, np.int64))
     upto = np.searchsorted(event, np.arange(len(trace)), side="right")
@@ -233,6 +233,22 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     inside = np.flatnonzero(event < len(trace))
     np.maximum.at(reserved, event[inside], after[inside])
     return addresses, reserved, upto, refusals, held
+
+
+def _streams_at_start(trace: Trace, addresses: NDArray[np.uint64]) -> Callable[[int], int]:
+    """What returns the stream of a segment from before the recording: that of what is allocated at
+    its address first, since the events that rebuild the start fill each segment."""
+    import numpy as np
+
+    made = np.flatnonzero((trace.op == 0) & (addresses > 0))
+    starts, first = np.unique(addresses[made], return_index=True)
+    stream = trace.stream[made[first]]
+
+    def known(address: int) -> int:
+        at = int(np.searchsorted(starts, np.uint64(address)))
+        return int(stream[at]) if at < len(starts) and int(starts[at]) == address else 0
+
+    return known
 
 
 def _sampled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ class Pieces:
         self.streams[first:last] = [piece[2] for piece in kept]
 
 
-def of_recording(torch: dict[str, Any], event: int) -> Segments:
+def of_recording(torch: dict[str, Any], event: int, known: Callable[[int], int]) -> Segments:
     """The segments that a recorded run had after an event.
 
     Parameters
@@ -88,6 +88,8 @@ def of_recording(torch: dict[str, Any], event: int) -> Segments:
         What `Trace.from_torch` puts into `meta["torch"]`.
     event : int
         The index of the event.
+    known : callable
+        Given the address of a segment from before the recording, returns its stream.
 
     Returns
     -------
@@ -98,7 +100,7 @@ def of_recording(torch: dict[str, Any], event: int) -> Segments:
     changes = torch["segment_events"]
     taken = sum(change[0] == SEGMENT_ALLOC for change in changes)
     for _, address, size in torch["segments"][: len(torch["segments"]) - taken]:
-        pieces.add(address, size, 0)
+        pieces.add(address, size, known(address))
     for action, before, address, size, stream in changes:
         if before > event:
             break

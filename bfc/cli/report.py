@@ -80,6 +80,8 @@ def run(arguments: argparse.Namespace) -> bool:
         for name, path in named(list(files(arguments.runs)))
     ]
     data = data_of(traces, listed, make_device if arguments.device else None, title=arguments.title)
+    if arguments.perfetto is not None and data["kind"] == "state":
+        raise ValueError("--perfetto: the file has no history, so there is nothing over time")
     write(data, arguments.output)
     if arguments.perfetto is not None:
         write_perfetto(traces, data["runs"], arguments.perfetto)

@@ -151,6 +151,28 @@ def test_a_snapshot_and_an_empty_allocator(page: Path) -> None:
         buffer.free()
 
 
+def test_a_file_without_a_history_shows_what_was_live(tmp_path: Path, page: Path) -> None:
+    with pool() as allocator:
+        buffers = [allocator.allocate(3 * MIB), allocator.allocate(5000)]
+        buffers.append(allocator.allocate(30 * MIB, stream=7))
+        gone = allocator.allocate(50 * MIB, stream=7)
+        gone.free()
+        path = tmp_path / "state.pickle"
+        allocator.snapshot().dump(path)
+        bfc.report(path, page)
+        from_file = block_of(page)
+        bfc.report(allocator, page)
+        living = block_of(page)
+        for key in ("kind", "events", "peak_event", "peak_live", "peak_reserved", "live_at_peak"):
+            assert from_file[key] == living[key]
+        here, there = from_file["runs"][0]["segments"], living["runs"][0]["segments"]
+        for key in ("address", "size", "stream", "live", "blocks"):
+            assert here[key] == there[key]
+        assert from_file["blocks"]["total"] == 3
+        assert (from_file["runs"][0]["timeline"], from_file["runs"][0]["map"]) == (None, None)
+        assert from_file["runs"][0]["remarks"][-1] == "the file has no history, only what was live"
+
+
 def test_virtual_memory_shows_views(page: Path) -> None:
     source = bfc.SimulatedSubAllocator("16 MiB")
     with bfc.BFCAllocator(source, virtual_memory=True, page_size="2 MiB") as allocator:

@@ -86,6 +86,22 @@ def test_the_runs_for_perfetto(tmp_path, page):
     assert max(live) == 3249143816
 
 
+def test_a_file_without_a_history_is_a_state(capsys, tmp_path, page):
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as allocator:
+        buffer = allocator.allocate(3 * MIB)
+        path = tmp_path / "state.pickle"
+        allocator.snapshot().dump(path)
+        buffer.free()
+    assert "no history" in wrong(capsys, path, "-o", page, "--perfetto", tmp_path / "x.json")
+    assert not page.exists()
+    assert main(["report", str(path), "-o", str(page)]) == 0
+    assert written(page)["kind"] == "state"
+    assert main(["report", str(path), "-o", str(page), "--policy", "caching"]) == 0
+    found = written(page)
+    assert [run["label"] for run in found["runs"]] == ["as recorded", "caching"]
+    assert found["recorded_peak"] == {"event": found["events"] - 1, "live": 3 * MIB}
+
+
 class Evil:
     """Its pickle runs a command when it is loaded."""
 
