@@ -246,7 +246,7 @@ def middle_of_block(page: Page, block: int, training: Trace) -> tuple[float, flo
         below += nbytes
     left, top, width, height = page.box("#map")
     share = below / (shown["rows"] * shown["row_bytes"])
-    x = left + 84 + (width - 98) * data["peak_event"] / (data["events"] - 1)
+    x = left + 108 + (width - 122) * data["peak_event"] / (data["events"] - 1)
     return x, top + 4 + (1 - share) * (height - 8)
 
 

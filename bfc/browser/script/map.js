@@ -5,6 +5,7 @@ const MAP_TOP = 4;
 const MAP_BOTTOM = 4;
 const MOST_RECTANGLES = 80000;
 const MOST_COLOURS = 8;
+const ROUND_ADDRESS = 2 ** 21;
 
 const placedMap = () => report.runs[state.placed].map;
 const isFirst = () => state.placed === 0;   // the blocks that are listed lie where the first run placed them
@@ -145,24 +146,31 @@ function frameOf() {
   return { low, span: high - low || 1, width: mapWidth(), height: mapHeight(), bytes: placedMap().bytes };
 }
 
+/** The axis: where each range of addresses begins, and addresses in between where there is room. */
 function drawAddresses(drawn) {
   drawn.fillStyle = colour("soft");
   drawn.strokeStyle = colour("line");
   drawn.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
   drawn.textAlign = "right";
   drawn.textBaseline = "middle";
-  let last = Infinity;
-  for (const { address, below } of placedMap().ranges) {
-    const y = MAP_TOP + (1 - below / placedMap().bytes) * mapHeight();
-    drawn.beginPath(); drawn.moveTo(GUTTER - 4, y); drawn.lineTo(GUTTER + mapWidth(), y); drawn.globalAlpha = 0.6; drawn.stroke(); drawn.globalAlpha = 1;
-    if (last - y < 14) continue;
-    drawn.fillText(shortAddress(address), GUTTER - 7, Math.min(y, MAP_TOP + mapHeight() - 6));
-    last = y;
+  const { ranges, bytes: whole } = placedMap();
+  const yAt = (below) => MAP_TOP + (1 - below / whole) * mapHeight();
+  const taken = [];
+  const label = (below, address, room) => {
+    const y = Math.min(yAt(below), MAP_TOP + mapHeight() - 6);
+    if (y < MAP_TOP + 6 || taken.some((other) => Math.abs(other - y) < room)) return;
+    drawn.fillText(hex(address), GUTTER - 7, y);
+    taken.push(y);
+  };
+  drawn.globalAlpha = 0.6;
+  for (const { below } of ranges) line(drawn, GUTTER - 4, yAt(below), GUTTER + mapWidth(), yAt(below));
+  drawn.globalAlpha = 1;
+  for (const { address, below } of ranges) label(below, address, 14);
+  for (let share = 0.2; share < 1; share += 0.2) {
+    const over = addressAt(share) % ROUND_ADDRESS;
+    label(share * whole - over, addressAt(share) - over, 30);
   }
 }
-
-/** The last digits, with dots for the first ones where the axis has no room. */
-const shortAddress = (address) => { const text = address.toString(16); return text.length > 9 ? `…${text.slice(-8)}` : hex(address); };
 
 function drawOver() {
   const drawn = context(map.over, map.box.clientWidth, map.box.clientHeight);

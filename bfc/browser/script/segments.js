@@ -21,7 +21,7 @@ function pinnedBy(row) {
   if (!row.blocks) return "nothing: it could go back";
   const names = [...new Set(row.largest.map(([, size, owner]) => `${bytes(size)}${ownerNamed(owner) ? ` ${ownerName(owner)}` : ""}`))];
   const rest = row.blocks - row.largest.length;
-  return names.join(", ") + (rest > 0 ? `, and ${many(rest, "more block")}` : "");
+  return names.join("; ") + (rest > 0 ? `; and ${many(rest, "more block")}` : "");
 }
 
 function segmentRow(row, blocks) {
@@ -30,7 +30,7 @@ function segmentRow(row, blocks) {
     make("td", { class: "address" }, choose ? make("button", { type: "button", class: "link address" }, hex(row.address)) : hex(row.address)),
     cell(bytes(row.size), "number"), cell(bytes(row.size - row.live), "number"),
     make("td", { class: "wide" }, blocks.length ? segmentStrip(row, blocks, -1) : share(row)),
-    cell(count(row.blocks), "number"), cell(pinnedBy(row), "text"),
+    cell(count(row.blocks), "number"), make("td", { class: "text" }, make("div", { class: "two", title: pinnedBy(row) }, pinnedBy(row))),
     make("td", { class: "short" }, make("span", { class: "key" }, make("span", { class: "swatch", style: { background: colour(laneColour(row.lane)) }, "aria-hidden": "true" }), ` ${row.pool ? `pool ${row.pool}, ` : ""}stream ${row.stream}${row.kind ? `, ${row.kind}` : ""}`)));
 }
 

@@ -1,6 +1,6 @@
 // The timeline: live and reserved bytes of each run on one axis, drawn by uPlot.
 
-const GUTTER = 84;   // left of the drawings, where their axes are named: the map stands under the timeline
+const GUTTER = 108;   // left of the drawings, where their axes are named: the map stands under the timeline
 const RIGHT = 14;
 
 /** All lines that there are to draw: two for each run. */
