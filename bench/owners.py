@@ -32,7 +32,7 @@ def main() -> None:
     say(f"{'ns, min / median / max':24}{columns}{'difference':>12}")
     for name, timer in timers.items():
         none, one = in_turns(timer)
-        cells = "".join(f"{spread(each):>24}" for each in (never[name], none, one))
+        cells = "".join(f" {spread(each):>23}" for each in (never[name], none, one))
         more = statistics.median(one) - statistics.median(none)
         say(f"{'a raw pair, ' + name:24}{cells}{more:12.1f}")
     timer = timeit.Timer(SCOPE, globals={"owner": bfc.owner("benchmark")})

@@ -619,7 +619,6 @@ cdef class Pool:
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
                                  cbool counts, cbool paged, cbool noted) noexcept nogil:
         """`noted`: whether a timeline is kept, or chunks have owners."""
-        cdef cbool has_lanes = counts or paged
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef ChunkHandle* handles = events.handles
@@ -635,9 +634,9 @@ cdef class Pool:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = events.size[i]
-                if size == 0 or (not has_lanes and self.timing != NULL):
+                if size == 0 or (not counts and not paged and self.timing != NULL):
                     break
-                if has_lanes:
+                if counts or paged:     # there are lanes
                     if lane_set == NO_LANE or (events.by_stream and lane.stream != events.stream[i]):
                         if events.by_stream:
                             lane.stream = events.stream[i]
