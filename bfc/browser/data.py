@@ -26,7 +26,8 @@ live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_ev
     stack is an index into "stacks"
 left_out, left_out_bytes : the blocks that are live then and not listed, and their bytes
 
-owners : texts; the other parts name an owner by its index here
+owners : texts; the other parts name an owner by its index here. One above 300 characters loses its
+    middle; of more than 400,000 in all those with fewest bytes are "…"
 texts, frames, stacks : frames have packed u32 columns file, line and name, where a file and a
     function's name are indices into `texts`; stacks have packed i32 columns parent, the index of
     the calling stack, which stands before it, and frame. At most 40,000 stacks, and 700,000
@@ -104,7 +105,7 @@ from bfc.browser.lives import Lives, live_bytes, lives_of
 from bfc.browser.packed import packed
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
 from bfc.browser.state import trace_of
-from bfc.browser.tables import Tables, shortened
+from bfc.browser.tables import CUT, Tables, shortened
 from bfc.browser.views import owners_over_time, view_of
 from bfc.errors import TraceError
 from bfc.policies._caching import CachingAllocator
@@ -129,7 +130,10 @@ LEVELS = (
     (LISTED, 0, 4_000),
     (20_000, 0, 2_000),
     (5_000, 0, 500),
+    (500, 0, 50),
 )
+#: The most characters of the owners' names.
+MOST_OF_OWNERS = 400_000
 #: The most characters of the JSON text.
 MOST_CHARACTERS = 4_600_000
 #: The most runs, and the most rows of all their timelines and of all their segments together.
@@ -208,7 +212,7 @@ def data_of(
     first = subjects[0]
     figures = [_labelled(run.figures, len(traces) > 1, device) for run in runs]
     _keep_maps_small(figures)
-    room = MOST_CHARACTERS - len(json.dumps(figures))
+    room = MOST_CHARACTERS - _length(figures)
     return {
         "format": 1,
         "version": _version(),
@@ -258,7 +262,7 @@ def _state(
     subject: Subject, addresses: NDArray[np.uint64], run: dict[str, Any], title: str
 ) -> dict[str, Any]:
     """What is the same of every state."""
-    room = MOST_CHARACTERS - len(json.dumps(run))
+    room = MOST_CHARACTERS - _length(run)
     return {
         "format": 1,
         "version": _version(),
@@ -350,7 +354,8 @@ def _subject(name: str, trace: Trace) -> Subject:
     live = live_bytes(trace, lives)
     peak = int(live.argmax()) if len(live) else -1
     recorded = _recorded_peak(trace, live, peak)
-    return Subject(name, trace, lives, live, peak, recorded["event"] if recorded else peak)
+    bare = Trace(trace.op, trace.id, trace.size, trace.stream) if trace.owners else trace
+    return Subject(name, trace, bare, lives, live, peak, recorded["event"] if recorded else peak)
 
 
 def _runs_of(
@@ -423,9 +428,15 @@ def _fitting(subject: Subject, addresses: NDArray[np.uint64], room: int) -> dict
     """What the page knows of the blocks of a trace, in as many characters as there is room for."""
     for level in LEVELS:
         found = _blocks(subject, addresses, level)
-        if len(json.dumps(found)) <= room:
+        if _length(found) <= room:
             break
     return found
+
+
+def _length(value: Any) -> int:
+    """The characters of the JSON text in a page, where "<" is written as six."""
+    text = json.dumps(value, separators=(",", ":"))
+    return len(text) + 5 * text.count("<")
 
 
 def _blocks(
@@ -453,7 +464,7 @@ def _blocks(
         "never_freed": view_of(trace, tables, lives, never, ages[1]),
         "temporary": view_of(trace, tables, lives, brief, lives.died[brief] - lives.born[brief]),
     }
-    owners = [shortened(name) for name in trace.owners]
+    owners = _owners(trace, lives, at_peak)
     names = [*owners, ""]
     count = len(listed)
     numbers = zip(address[:count], size[listed], lives.owner[listed], stack[:count], strict=True)
@@ -474,6 +485,26 @@ def _blocks(
         "owners_over_time": owners_over_time(trace, lives, at_peak, subject.peak),
         **tables.as_json(),
     }
+
+
+def _owners(trace: Trace, lives: Lives, at_peak: NDArray[np.int64]) -> list[str]:
+    """The owners' names. If they are too long for a page, those with most bytes at the peak, and
+    then at any time, keep theirs."""
+    import numpy as np
+
+    names = [shortened(name) for name in trace.owners]
+    if _length(names) <= MOST_OF_OWNERS:
+        return names
+    most, ever = np.zeros(len(names)), np.zeros(len(names))
+    np.add.at(most, lives.owner[at_peak], lives.size[at_peak].astype(np.float64))
+    np.add.at(ever, lives.owner, lives.size.astype(np.float64))
+    room, kept = MOST_OF_OWNERS, [CUT] * len(names)
+    for at in np.lexsort((-ever, -most)).tolist():
+        room -= _length(names[at])
+        if room < 0:
+            break
+        kept[at] = names[at]
+    return kept
 
 
 def _columns(

@@ -75,6 +75,9 @@ class Subject:
         What the page calls it.
     trace : Trace
         The trace.
+    bare : Trace
+        The same without owners: a replay would give each of their names a number of this process,
+        which it keeps for good.
     lives : Lives
         Its allocations.
     live : numpy.ndarray of int64
@@ -88,6 +91,7 @@ class Subject:
 
     name: str
     trace: Trace
+    bare: Trace
     lives: Lives
     live: NDArray[np.int64]
     peak: int
@@ -119,9 +123,9 @@ def replayed(
     -----
     Cost: two replays, the second up to the event that is looked at.
     """
-    trace = subject.trace
+    trace, bare = subject.trace, subject.bare
     with policy.make_allocator(make_source()) as allocator:
-        result = trace.replay(allocator, samples=limits.samples)
+        result = bare.replay(allocator, samples=limits.samples)
     timeline = result.timeline
     assert timeline is not None
     columns = {
@@ -129,7 +133,7 @@ def replayed(
         for name in ("live", "in_use", "reserved", "largest_free", "refused", "driver_calls")
     }
     with policy.make_allocator(make_source()) as allocator:
-        trace[: subject.looked_at + 1].replay(allocator)
+        bare[: subject.looked_at + 1].replay(allocator)
         held = segments.of_snapshot(allocator.snapshot())
     refused = (trace.op == 0) & (trace.size > 0) & (result.addresses == 0)
     return _run(

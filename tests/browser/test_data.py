@@ -24,6 +24,7 @@ import bfc
 from bfc.browser import data, tables
 from bfc.browser.data import LISTED, OTHERS, TEMPORARY, data_of
 from bfc.browser.packed import packed
+from bfc.browser.render import render
 from bfc.study.experiment import Policy
 
 FILES = [
@@ -220,17 +221,32 @@ def test_more_than_fifty_thousand_blocks_at_the_peak() -> None:
     assert found["views"]["peak"]["by_owner"] == [[0, int(trace.size.sum()), count]]
 
 
-def test_long_names_make_no_long_page() -> None:
+@pytest.mark.parametrize("filler", ["x", "<", "\N{SNOWMAN}"])
+def test_long_names_make_no_long_page(filler: str) -> None:
     count = 60_000
-    names = [f"{at:04}" * 64 for at in range(200)]
+    names = [f"{at:04}" + filler * 252 for at in range(200)]
     owner = [at % 200 for at in range(count)]
     trace = bfc.Trace([0] * count, range(count), [512] * count, owner=owner, owners=names)
     found = data_of([("names", trace)])
-    assert len(json.dumps(found)) < data.MOST_CHARACTERS + 1000
+    assert len(render(found)) < 5_000_000
     listed = len(found["live_at_peak"])
     assert 0 < listed < 50_000
     assert found["left_out"] == count - listed
     assert found["blocks"]["at_peak"] == listed
+
+
+def test_many_owners_make_no_long_page() -> None:
+    """Nor does the process learn their names, of which it can hold no more (that would warn)."""
+    count = 1 << 16
+    names = [f"{at:05}" + "<" * 250 for at in range(count)]
+    size = [512 + at % 9973 for at in range(count)]
+    trace = bfc.Trace([0] * count, range(count), size, owner=range(count), owners=names)
+    found = data_of([("names", trace)])
+    assert len(render(found)) < 5_000_000
+    assert found["views"]["peak"]["bytes"] == sum(size)
+    largest = size.index(max(size))
+    assert found["live_at_peak"][0][2] == found["owners"][largest] == names[largest]
+    assert found["owners"][size.index(min(size))] == "…"
 
 
 def test_texts_without_room_are_said_to_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
