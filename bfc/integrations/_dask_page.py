@@ -52,19 +52,22 @@ class Page:
     def __init__(self, scheduler: Any) -> None:
         models = importlib.import_module("bokeh.models")
         self.scheduler = scheduler
+        self._changes = 0
         self.source = models.ColumnDataSource({column: [] for column in COLUMNS})
-        size = models.NumberFormatter(format="0.00 ib", text_align="right")
+        text = models.StringFormatter(null_format="")
+        size = models.NumberFormatter(format="0.00 b", text_align="right", null_format="")
         self.root = models.DataTable(
             source=self.source,
             columns=[
                 models.TableColumn(
                     field=column,
                     title=column.replace("_", " "),
-                    **({"formatter": size} if column in BYTES else {}),
+                    formatter=size if column in BYTES else text,
                 )
                 for column in COLUMNS
             ],
             index_position=None,
+            reorderable=False,  # which needs another library
             sizing_mode="stretch_both",
         )
 
@@ -79,3 +82,7 @@ class Page:
         data["name"] = [str(name) for name in data["name"]]
         if data != self.source.data:
             self.source.data = data
+            # A table of bokeh 3.9 is drawn anew when it gets other rows or another property, but
+            # not when only the numbers in its rows change.
+            self._changes += 1
+            self.root.tags = [self._changes]

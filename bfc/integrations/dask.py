@@ -349,6 +349,8 @@ def _serve_threads(
             return entered.pop_all().close
 
     for executor in worker.executors.values():
+        if "ThreadPoolExecutor" not in type(executor).__name__:
+            continue  # of processes, which have no pool
         if not isinstance(executor.submit, _Served):
             executor.submit = _Served(executor.submit)
         executor.submit.enter = enter

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlparse
 
+import chromium
 import dask_recipes as recipes
 import psutil
 import pytest
@@ -138,6 +139,35 @@ def test_the_page_shows_what_the_table_has(client, cluster, holding) -> None:
         assert list(data["limit"]) == [64 * MIB] * 2
     finally:
         session.close()
+
+
+#: The cells of a table: bokeh draws in shadow roots.
+CELLS = """
+const all = (root, selector) => [...root.querySelectorAll(selector)];
+const within = root => [
+    ...all(root, '.slick-cell').map(cell => cell.textContent),
+    ...all(root, '*').flatMap(it => it.shadowRoot ? within(it.shadowRoot) : [])
+];
+return within(document);
+"""
+
+
+def test_a_browser_draws_the_page_and_its_changes(
+    client, cluster, holding, eventually, tmp_path
+) -> None:
+    if chromium.missing():
+        pytest.skip(str(chromium.missing()))
+    port = urlparse(cluster.dashboard_link).port
+    with chromium.opened(tmp_path) as page:
+        page.visit(f"http://127.0.0.1:{port}/individual-bfc-pools")
+        drawn = eventually(lambda: page.run(CELLS))
+        for worker, used in holding.items():
+            row = drawn[drawn.index(worker) :][: len(KEYS)]
+            mib = used // MIB
+            sizes = [f"{size}.00 MiB" for size in (mib, 20, mib, 64, 20 - mib)]
+            assert row[2:] == ["simulated:0", *sizes, ""]
+        client.submit(recipes.hold, 6 * MIB, workers=min(holding), pure=False).result()
+        assert eventually(lambda: "9.00 MiB" in page.run(CELLS))
 
 
 def test_the_page_of_rmm_is_still_served(client, cluster, holding) -> None:

@@ -83,6 +83,10 @@ class Page:
         self._ask("POST", "/url", {"url": path.as_uri()})
         self.wait("document.documentElement.dataset.ready === 'yes'")
 
+    def visit(self, url: str) -> None:
+        """Opens a page of a server."""
+        self._ask("POST", "/url", {"url": url})
+
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
