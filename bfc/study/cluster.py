@@ -116,7 +116,9 @@ class Cluster:
         mine = version()
         try:
             theirs = self._client.run(version)
-        except ModuleNotFoundError as error:
+        except Exception as error:  # what a worker cannot read comes back as text
+            if "ModuleNotFoundError" not in repr(error):
+                raise
             raise RuntimeError(
                 f"the workers of the Dask cluster cannot import bfc {mine}: {error}"
             ) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +92,43 @@ def test_workers_with_another_version_are_refused(client) -> None:
             bfc.advise(TRACE, SIZE, client.get_executor())
     finally:
         client.run(recipes.the_version)
+
+
+def test_workers_that_have_no_bfc_are_refused(started, capsys) -> None:
+    """Which a preload hides from them."""
+    with started(1, preload="import sys; sys.modules['bfc'] = None") as (_, client):
+        address = client.scheduler.address
+        assert main(["advise", str(DECOMFL), "--device", "2GiB", "--dask", address]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(
+        f"bfc: the workers of the Dask cluster cannot import bfc {bfc.__version__}:"
+    )
+
+
+def test_workers_in_threads_of_this_process_say_the_same(local) -> None:
+    from distributed import Client
+
+    with Client(processes=False, n_workers=1, dashboard_address=None, set_as_default=False) as both:
+        assert bfc.advise(TRACE, SIZE, both.get_executor()) == local
+
+
+def test_an_interrupt_ends_the_command_and_not_the_cluster(client, eventually) -> None:
+    command = [sys.executable, "-m", "bfc", "advise", str(DECOMFL), "--device", str(SIZE)]
+    running = subprocess.Popen(
+        [*command, "--thorough", "--dask", client.scheduler.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        cwd=ROOT,
+    )
+    assert eventually(lambda: len(client.who_has()) > 0)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, ""), err
+    assert err.splitlines()[1:] == ["bfc: interrupted"]
+    assert client.submit(len, "abc", pure=False).result() == 3
+    assert eventually(lambda: client.who_has() == {})
 
 
 def test_a_cluster_without_workers_is_said(started, monkeypatch, capsys) -> None:
