@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,15 @@ if os.environ.get("BFC_TEST_DASK") != "1":
     collect_ignore_glob = ["test_*.py"]
 
 SECONDS = 60
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What distributed leaves to the collector is not our business."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+            )
 
 
 @pytest.fixture(scope="session")

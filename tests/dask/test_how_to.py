@@ -11,14 +11,11 @@ from documents import ROOT
 
 def test_the_code_of_the_page_runs_and_prints_what_stands_below_it() -> None:
     code = (
-        "import logging\n"
-        "import documents\n"
-        "logging.disable(logging.CRITICAL)\n"  # which LocalCluster does by itself, but for itself
-        "documents.run_document(documents.ROOT / 'docs' / 'how-to' / 'dask.md')\n"
+        "import documents\ndocuments.run_document(documents.ROOT / 'docs' / 'how-to' / 'dask.md')\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "helpers")}
     command = [sys.executable, "-c", code]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
     )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.returncode == 0, ran.stderr  # where distributed logs, too
