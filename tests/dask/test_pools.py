@@ -170,9 +170,24 @@ def test_a_browser_draws_the_page_and_its_changes(
         assert eventually(lambda: "9.00 MiB" in page.run(CELLS))
 
 
-def test_the_page_of_rmm_is_still_served(client, cluster, holding) -> None:
-    """It shows numbers where NVML knows a GPU: there is none here."""
+def test_the_page_of_rmm_is_served_and_draws_the_figures(client, cluster, holding) -> None:
+    """It draws workers whose GPU NVML knows. There is none here, so that what NVML would say of one
+    is added to what the workers have said."""
+    from distributed.dashboard.components.rmm import RMMMemoryUsage
+
     assert "bokeh" in fetch(cluster, "individual-rmm-memory").lower()
+    workers = {
+        address: SimpleNamespace(
+            address=address,
+            status="running",
+            metrics=metrics | {"gpu": {"memory-used": 30 * MIB}},
+            extra={"gpu": {"memory-total": 64 * MIB}},
+        )
+        for address, metrics in heartbeats(client).items()
+    }
+    page = RMMMemoryUsage(SimpleNamespace(workers=workers))
+    page.update()
+    assert "RMM memory used: 8.00 MiB / 40.00 MiB\n" in page.root.title.text
 
 
 def test_a_scheduler_that_runs_by_itself_has_the_page_by_preload(tmp_path, eventually) -> None:
