@@ -107,7 +107,7 @@ def test_the_options_of_virtual_memory(capsys, five):
 
 def test_pytorch_s_policy_that_stitches(capsys, five):
     """Commas within a setting are its own. Two divisions round 5 MiB up to 6."""
-    settings = "roundup_power2_divisions:[256:1,512:2,>:2]"
+    settings = "roundup_power2_divisions:[256:2,512:4,>:8]"
     asked = [
         "caching:stitch",
         "caching:stitch,page_size=4MiB",
