@@ -96,8 +96,8 @@ def timed(
     return seconds, max(after[worker] - before[worker] for worker in before), outcomes
 
 
-def measure(trace: bfc.Trace, count: int, passes: int) -> list[Pass]:
-    work, rows = tasks(trace, count), []
+def measure(trace: bfc.Trace, count: int, passes: int) -> Iterator[Pass]:
+    work = tasks(trace, count)
     with two_workers() as (client, one, two):
         for executor in (one, two):  # imports, and a first replay in each process
             timed(client, trace, executor, work[:16])
@@ -109,8 +109,7 @@ def measure(trace: bfc.Trace, count: int, passes: int) -> list[Pass]:
             here = time.process_time() - here
             if outcomes != same:
                 raise RuntimeError("two workers have given other outcomes than one")
-            rows.append(Pass(alone, together, cpu_alone, cpu_busier, here, load))
-    return rows
+            yield Pass(alone, together, cpu_alone, cpu_busier, here, load)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -125,8 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
     say(machine())
     say(f"{parsed.replays} replays of {parsed.trace}, {len(trace)} events")
     say("one worker, s  two, s   ratio    CPU  client, CPU s  load")
-    rows = measure(trace, parsed.replays, parsed.passes)
-    for row in rows:
+    rows = []
+    for row in measure(trace, parsed.replays, parsed.passes):
+        rows.append(row)
         say(
             f"{row.alone:13.1f}  {row.together:6.1f}  {row.ratio:6.2f} {row.cpu_ratio:6.2f}"
             f"  {row.cpu_here:13.2f}  {row.load:4.1f}"
