@@ -125,6 +125,7 @@ cdef extern from "usage.hpp" namespace "bfc" nogil:
         void region_came(int kind, int64_t size, cbool oversize)
         void region_went(int kind, int64_t size, cbool oversize)
         void memory_came(int kind, int64_t size)
+        void memory_moved(int kind, int to, int64_t size)
         void memory_went(int kind, int64_t size)
         Gauge read(int group, int kind)
         int64_t active_bytes()
@@ -335,6 +336,7 @@ cdef class Pool:
     cdef TorchSizes sizes
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
+    cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane takes its place
     cdef void* pages                    # who keeps the pages that have several addresses; NULL: there are none
     cdef TellPages free_view             # and frees a chunk that lies in no window
     cdef AskPages find_elsewhere        # what serves a request that no chunk fits, or NO_CHUNK

@@ -130,6 +130,7 @@ cdef class Pool:
         self.granularity = MINIMUM_SIZE
         self.free_slot = NO_CHUNK
         self.next_allocation_id = 1
+        self.kept_lane = NO_LANE
         if not self.grow_chunks():
             raise MemoryError
 
@@ -185,6 +186,7 @@ cdef class Pool:
         for kind in range(2):
             opened = &self.bin_sets[i + kind]
             opened.lane = lane[0]
+            opened.asleep = False
             if opened.ranges:
                 self.bin_sets[opened.ranges].asleep = False
                 self.bin_sets[opened.ranges].lane = lane[0]
@@ -192,8 +194,10 @@ cdef class Pool:
         return i
 
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil:
-        """Whether a lane has neither regions nor ranges."""
+        """Whether a lane has neither regions nor ranges, and is not about to get one."""
         cdef uint32_t kind, ranges
+        if pair == self.kept_lane:
+            return False
         for kind in range(2):
             ranges = self.bin_sets[pair + kind].ranges
             if self.bin_sets[pair + kind].regions or (ranges and self.bin_sets[ranges].regions):

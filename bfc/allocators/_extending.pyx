@@ -55,6 +55,8 @@ cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, 
                          owner.counts_pieces)
     if is_piece and merged == chunk.size:
         pool.usage.piece_used_up(owner.kind)
+    if before < owner.oversize <= chunk.size:
+        pool.usage.oversize_allocations.raise_by(1)
     pool.usage.handed_out(owner.kind, chunk.size, requested, merged - chunk.size, is_piece, owner.counts_pieces)
     if pool.history != NULL:
         pool.note_free(chunk)

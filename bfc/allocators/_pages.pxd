@@ -84,6 +84,7 @@ cdef class Pages:
     cdef cbool send_home(self, ChunkHandle handle) noexcept nogil
     cdef cbool lend_again(self, uint32_t small) noexcept nogil
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil
+    cdef void count_moved(self, uint32_t here, uint32_t there) noexcept nogil
 
     cdef uint64_t hold(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, vector[Run]& runs) noexcept nogil
     cdef uint64_t hold_part(self, uint32_t bin_set, ChunkHandle handle, uint64_t wanted, uint32_t longest,

@@ -161,7 +161,17 @@ cdef class Pages:
             self.free_run(&here)
             return False
         record.seat = to
+        self.count_moved(here.set, there.set)
         return True
+
+    cdef void count_moved(self, uint32_t here, uint32_t there) noexcept nogil:
+        """A page counts as reserved in the set that it is used in."""
+        cdef BinSet* owner = &self.pool.bin_sets[here]
+        cdef BinSet* other = &self.pool.bin_sets[there]
+        owner.mapped_bytes -= self.page_size
+        other.mapped_bytes += self.page_size
+        if self.pool.usage != NULL and not owner.asleep and owner.kind != other.kind:
+            self.pool.usage.memory_moved(owner.kind, other.kind, self.page_size)
 
     # -- holding ------------------------------------------------------------------------------------------------------
 

@@ -123,6 +123,12 @@ public:
         for (int k : {kind, kKinds}) reserved_[k].lower(size);
     }
 
+    // Memory that is mapped is used for the other kind from now on.
+    void memory_moved(int kind, int to, int64_t size) {
+        reserved_[kind].lower(size);
+        reserved_[to].raise(size);
+    }
+
     // Of a kind, or (kKinds) of both together.
     Gauge read(int group, int kind) const {
         if (group == kSegment) return segments_[kind];

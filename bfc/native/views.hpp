@@ -77,7 +77,10 @@ public:
     uint32_t open() noexcept {
         try {
             for (uint32_t number = 0; number < views_.size(); ++number)
-                if (views_[number].state == kUnused) return number;
+                if (views_[number].state == kUnused) {
+                    views_[number] = View();    // a fork may have left what another thread had begun
+                    return number;
+                }
             views_.emplace_back();
             return count() - 1;
         } catch (...) {

@@ -202,6 +202,7 @@ cdef class CachingAllocator(PagedAllocator):
             self.pool.sizes.largest_segment = sub_allocator.largest_block
         if stitch:
             self.set_up_pages(smallest_page(sub_allocator) if page_size is None else page_size, 0.0)
+            self.stitching.highest_limit = max(self.limit, sub_allocator.allocation_limit(), sub_allocator.total_bytes)
         self.segments.strict = strict
         self.retry_seconds = retry_seconds
         self.search_again = not strict if search_again is None else search_again
@@ -586,6 +587,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.acquire()
         known = self.private_pools.know(pool_of(&request.lane))
         bin_set = self.bin_set_of(request)
+        self.pool.kept_lane = bin_set & ~<uint32_t>1
         growing.bin_set = self.pool.open_ranges(bin_set) if known and bin_set != NO_LANE else NO_LANE
         if growing.bin_set != NO_LANE:
             self.answer_lane(bin_set & ~<uint32_t>1)
@@ -620,6 +622,7 @@ cdef class CachingAllocator(PagedAllocator):
             for pool in self.private_pools.lenders:
                 lane = request.lane
                 put_in_pool(&lane, pool)
+                lane.thread &= ~IN_REGIONS      # a private pool has nothing else
                 found = self.pool.find_lane(&lane)
                 if found == NO_LANE:
                     continue

@@ -121,9 +121,13 @@ cdef class ExpandableSegments(Sleeper):
         """What may have memory leaves."""
         cdef Range range
         cdef ChunkHandle handle
-        cdef bint some = False
+        cdef bint some
+        cdef Py_ssize_t last = len(self.ranges) - 1
         self.take_over_naps()
+        if last >= 0 and (<Range>self.ranges[last]).ptr == ~<uint64_t>0:
+            del self.ranges[last]       # the thread was asking for its addresses
         for range in self.ranges:
+            some = False
             acquire_lock(self.lock[0])
             handle = self.pool.regions[range.ptr + range.nbytes].first if range.is_known else NO_CHUNK
             while handle != NO_CHUNK and not some:

@@ -53,6 +53,7 @@ cdef class Mapper:
     cdef void take_over(self) noexcept
     cdef void close(self, Faults faults) noexcept
     cdef void release_page(self, Page page, Faults faults) noexcept
+    cdef uint64_t unreleased_bytes(self) noexcept
     cdef void try_unreleased_again(self, Faults faults) noexcept
 
 

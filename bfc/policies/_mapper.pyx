@@ -214,6 +214,15 @@ cdef class Mapper:
             if faults is not None:
                 faults.add(error)
 
+    cdef uint64_t unreleased_bytes(self) noexcept:
+        """The bytes of the pages that the sub-allocator failed to release."""
+        cdef Page page = self.unreleased
+        cdef uint64_t nbytes = 0
+        while page is not None:
+            nbytes += page.nbytes
+            page = page.next
+        return nbytes
+
     cdef void try_unreleased_again(self, Faults faults) noexcept:
         cdef Page page = self.unreleased, following
         self.unreleased = None

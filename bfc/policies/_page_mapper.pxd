@@ -50,6 +50,7 @@ cdef class PageMapper(Sleeper):
     cdef Pages pages
     cdef uint64_t page_size
     cdef uint64_t limit
+    cdef uint64_t highest_limit         # that `limit` may be raised to: there are addresses for it
     cdef double headroom
     cdef list stretches                 # of Stretch
     cdef list made                      # of Page, by number; None: no page has this number
@@ -103,5 +104,4 @@ cdef class PageMapper(Sleeper):
     cdef void drop_slot(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept
     cdef bint give_addresses_back(self, Stretch stretch, Faults faults) noexcept
     cdef uint64_t count_mapped(self, Stretch stretch) noexcept
-    cdef uint64_t unreleased_bytes(self) noexcept
     cdef dict stats(self)

@@ -62,7 +62,7 @@ cdef class PageMapper(Sleeper):
         self.retired = []
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
-        self.limit = limit
+        self.limit = self.highest_limit = limit
         self.page_size = page_size
         self.headroom = headroom
         self.pages.watch(self.pool, page_size)
@@ -89,7 +89,7 @@ cdef class PageMapper(Sleeper):
         """Reserves addresses for as many pages as there can be, as each is mapped into a range once at most; and some
         more, in case that a few cannot be unmapped."""
         cdef Stretch stretch = Stretch()
-        stretch.nbytes = (self.limit // self.page_size * 17 // 16 + 16) * self.page_size
+        stretch.nbytes = (self.highest_limit // self.page_size * 17 // 16 + 16) * self.page_size
         stretch.bin_set = bin_set
         stretch.tail = NO_CHUNK
         self.stretches.append(stretch)      # room, before there are addresses
@@ -692,12 +692,15 @@ cdef class PageMapper(Sleeper):
         cdef Stretch stretch
         cdef ChunkHandle handle
         cdef Chunk chunk
+        cdef Py_ssize_t last = len(self.stretches) - 1
         if self.is_unmapping:       # what is held may be unmapped already: it stays LEAVING
             self.is_unmapping = False
             self.held.clear()
             for stretch in self.stretches:
                 stretch.some_stuck = True
         self.let_held_go()
+        if last >= 0 and (<Stretch>self.stretches[last]).ptr == 0:
+            del self.stretches[last]        # the thread was asking for its addresses
         for stretch in self.stretches:
             handle = NO_CHUNK
             acquire_lock(self.lock[0])
@@ -827,15 +830,6 @@ cdef class PageMapper(Sleeper):
         for slot in range(window.slots() if window != NULL else 0):
             count += window.page_at(slot) != NO_PAGE
         return count
-
-    cdef uint64_t unreleased_bytes(self) noexcept:
-        """The bytes of the pages that the sub-allocator failed to release."""
-        cdef Page page = self.unreleased
-        cdef uint64_t nbytes = 0
-        while page is not None:
-            nbytes += page.nbytes
-            page = page.next
-        return nbytes
 
     cdef dict stats(self):
         """How much there is of everything, and what was called so far: for `page_stats`."""

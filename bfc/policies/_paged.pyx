@@ -131,6 +131,7 @@ cdef class PagedAllocator(Allocator):
     cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF:
         self.acquire()
         cdef uint32_t bin_set = self.bin_set_of(request)
+        self.pool.kept_lane = bin_set & ~<uint32_t>1
         self.lock.release()
         if bin_set == NO_LANE:
             raise out_of_host_memory()
@@ -382,7 +383,7 @@ cdef class PagedAllocator(Allocator):
             self.stitching.leave()
 
     cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
-        return self.trim(0, wait=True) if self.stitches else 0
+        return self.trim(0, wait=True) if self.stitches and not self.is_closed else 0
 
     cdef uint64_t bytes_not_released(self) noexcept:
         return self.stitching.unreleased_bytes() if self.stitches else 0

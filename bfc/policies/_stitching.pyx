@@ -345,6 +345,7 @@ cdef class Stitching(PageMapper):
             if done:
                 self.pool.chunks[self.pages.chunk_of(&here)].state = ABSENT
                 record.seat = to
+                self.pages.count_moved(here.set, stretch.bin_set)
                 record.home = to if for_good else record.home
                 self.held.pop_back()
         self.lock.release()

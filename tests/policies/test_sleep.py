@@ -812,3 +812,31 @@ def test_free_pages_of_another_tag_go_back_where_the_limit_is_reached() -> None:
     for block in (kept, other, small):
         block.check()
     pool.check()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bfc.CachingAllocator(bfc.HostSubAllocator("1 GiB"), stitch=True),
+        lambda: bfc.BFCAllocator(bfc.HostSubAllocator("1 GiB"), virtual_memory=True),
+        lambda: bfc.CachingAllocator(
+            bfc.HostSubAllocator("1 GiB"), settings="expandable_segments:True"
+        ),
+    ],
+    ids=["caching", "bfc", "expandable"],
+)
+def test_a_tag_whose_only_request_was_refused_leaves_nothing_asleep(make: Any) -> None:
+    """The place of its lane is taken by the next one."""
+    with make() as allocator:
+        with pytest.raises(bfc.OutOfMemoryError), allocator.tag("refused"):
+            allocator.allocate("2 GiB")
+        allocator.sleep()
+        buffer = allocator.allocate("5 MiB")
+        assert allocator.stats().bytes_asleep == 0
+        assert allocator.stats().bytes_reserved >= 5 << 20
+        allocator.check()
+        buffer.to_host()
+        allocator.wake()
+        buffer.to_host()
+        buffer.free()
+        allocator.check()

@@ -228,3 +228,67 @@ def test_a_thousand_growths_without_a_copy(policy: str) -> None:
         assert allocator.stats().bytes_reserved == device.live_bytes == 1002 * MIB
         allocator.check()
         buffer.free()
+
+
+# -- found in review -------------------------------------------------------------------------------
+
+
+def test_a_raised_limit_can_be_used() -> None:
+    with made(per_process_memory_fraction=0.1) as allocator:
+        first = allocator.allocate("10 MiB")
+        allocator.set_memory_fraction(1.0)
+        second = allocator.allocate("900 MiB")
+        allocator.check()
+        del first, second
+
+
+def test_a_pool_lends_to_a_request_for_one_physical_allocation() -> None:
+    with made("64 MiB") as allocator:
+        pool = bfc.MemPool(allocator, use_on_oom=True)
+        with bfc.use_mem_pool(pool):
+            lent = allocator.allocate("40 MiB")
+        ptr = lent.ptr
+        lent.free()
+        borrowed = allocator.allocate("30 MiB", contiguous=True)
+        assert borrowed.ptr == ptr
+        allocator.check()
+        del borrowed
+
+
+def test_reserved_bytes_follow_pages_from_kind_to_kind() -> None:
+    """A page that was made for large requests is lent to small ones, and released there."""
+    with made("64 MiB") as allocator:
+        for _ in range(3):
+            allocator.deallocate_raw(allocator.allocate_raw(10 * MIB))
+            small = allocator.allocate_raw(1000)
+            assert reserved_by_kind(allocator) == (1, 4)
+            allocator.trim(0)
+            assert reserved_by_kind(allocator) == (1, 0)
+            allocator.deallocate_raw(small)
+            allocator.trim(0)
+            assert reserved_by_kind(allocator) == (0, 0)
+
+
+def reserved_by_kind(allocator: bfc.CachingAllocator) -> tuple[int, int]:
+    """Pages, for small and for large requests."""
+    stats = allocator.memory_stats()
+    both = [stats[f"reserved_bytes.{kind}_pool.current"] // PAGE for kind in ("small", "large")]
+    assert stats["reserved_bytes.all.current"] == sum(both) * PAGE
+    return both[0], both[1]
+
+
+def test_growth_beyond_the_largest_size_that_is_split_counts_as_oversize() -> None:
+    device = bfc.SimulatedSubAllocator("64 MiB")
+    with bfc.CachingAllocator(device, settings="max_split_size_mb:22") as allocator:
+        ptr = allocator.allocate_raw(20 * MIB + MIB // 2)
+        assert allocator.try_extend(ptr, 22 * MIB)
+        assert allocator.memory_stats()["oversize_allocations.current"] == 1
+        allocator.deallocate_raw(ptr)
+        assert allocator.memory_stats()["oversize_allocations.current"] == 0
+
+
+def test_a_closed_allocator_has_nothing_to_release() -> None:
+    allocator = made("64 MiB")
+    allocator.deallocate_raw(allocator.allocate_raw(MIB))
+    allocator.close()
+    assert allocator.release_free_regions() == 0
