@@ -23,7 +23,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
         return
     new = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
-    with open(new, "xb") as file:
+    with _new(new, path) as file:
         try:
             if os.path.exists(target):
                 shutil.copymode(target, new)
@@ -34,6 +34,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
             raise
+
+
+def _new(name: str, path: str | os.PathLike[str]) -> IO[bytes]:
+    """A new file. An error names `path`, which the caller knows."""
+    try:
+        return open(name, "xb")
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
 
 
 #: Files that have no end, or wait for another process.

@@ -145,7 +145,8 @@ def test_other_wrong_calls(capsys, tmp_path, page):
     assert "No such file" in wrong(capsys, tmp_path / "none.npz", "-o", page)
     assert "no .npz" in wrong(capsys, tmp_path / "empty", "-o", page)
     assert "it is a FIFO" in wrong(capsys, tmp_path / "fifo.npz", "-o", page)
-    assert "No such file" in wrong(capsys, SMALL, "-o", tmp_path / "none" / "x.html")
+    nowhere = tmp_path / "none" / "x.html"
+    assert f"No such file or directory: '{nowhere}'" in wrong(capsys, SMALL, "-o", nowhere)
     assert "--policy fast" in wrong(capsys, SMALL, "-o", page, "--policy", "fast")
     assert "need a --policy" in wrong(capsys, SMALL, "-o", page, "--strict")
     assert "--device x" in wrong(capsys, SMALL, "-o", page, "--device", "x")
