@@ -12,7 +12,7 @@ from bfc.browser.render import render
 from bfc.files import replacing
 from bfc.pytorch.reader import some_numbers
 from bfc.study.advise import read
-from bfc.study.diff import compared
+from bfc.study.diff import compared, devices_of
 from bfc.study.growth import SHOWN
 from bfc.units import parse_bytes
 
@@ -89,8 +89,8 @@ def add_to(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> bool:
     """Prints the diff. Returns True if the peak did not grow by more than is allowed."""
     allowed = parse_bytes(arguments.allow)  # what is wrong with it is said before a file is read
-    device = arguments.snapshot_device
-    first, second = _read(arguments.first, device), _read(arguments.second, device)
+    paths = arguments.first, arguments.second
+    first, second = map(_read, paths, devices_of(paths, arguments.snapshot_device))
     found = compared(str(arguments.first), first, str(arguments.second), second)
     if arguments.output is not None:
         page = render(data_of_diff(found, first, second))

@@ -149,6 +149,35 @@ def read(path: str | os.PathLike[str], device: int | None = None, *, frames: boo
     OSError
         If it cannot be read.
     """
+    kind = _kind(path)
+    if kind == SNAPSHOT:
+        return Trace.from_torch(path, device=device, frames=frames)
+    if device is not None:
+        raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
+    return Trace.load(path) if kind == ARCHIVE else Trace.from_rmm_log(path)
+
+
+def has_devices(path: str | os.PathLike[str]) -> bool:
+    """Whether a file may hold the histories of several devices, so that one can be chosen.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        As for `read`.
+
+    Returns
+    -------
+    bool
+        True for a snapshot of PyTorch.
+    """
+    return _kind(path) == SNAPSHOT
+
+
+ARCHIVE, LOG, SNAPSHOT = "archive", "log", "snapshot"
+
+
+def _kind(path: str | os.PathLike[str]) -> str:
+    """What a file is, by its first bytes and its name."""
     from bfc.files import open_regular
 
     try:
@@ -156,12 +185,9 @@ def read(path: str | os.PathLike[str], device: int | None = None, *, frames: boo
             is_archive = file.read(2) == b"PK"
     except TraceError as error:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
-    is_log = os.fspath(path).lower().endswith(".csv")
-    if not is_archive and not is_log:
-        return Trace.from_torch(path, device=device, frames=frames)
-    if device is not None:
-        raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
-    return Trace.load(path) if is_archive else Trace.from_rmm_log(path)
+    if is_archive:
+        return ARCHIVE
+    return LOG if os.fspath(path).lower().endswith(".csv") else SNAPSHOT
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:

@@ -114,4 +114,6 @@ def test_of_several_devices_one_is_chosen(tmp_path, capsys):
         f"bfc: {path}: it holds the devices [0, 1]: choose one with --snapshot-device\n"
     )
     assert main(["diff", str(path), str(path), "--snapshot-device", "0"]) == 0
-    assert main(["diff", str(path), SMALL, "--snapshot-device", "0"]) == 2
+    assert main(["diff", SMALL, str(path), "--snapshot-device", "0"]) == 0
+    capsys.readouterr()
+    assert main(["diff", SMALL, SMALL, "--snapshot-device", "0"]) == 2
