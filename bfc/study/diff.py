@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.allocators._allocator import Allocator
 from bfc.snapshots.snapshot import Snapshot
 from bfc.study import recorded
-from bfc.study.advise import read
+from bfc.study.advise import has_devices, read
 from bfc.study.growth import Diff, Growth, MomentGrowth, ordered
 from bfc.study.lines import Lines, common_names, users_files
 from bfc.trace import Trace
@@ -40,7 +40,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     b : Trace, str, os.PathLike, Allocator or Snapshot
         The second run.
     device : int, optional
-        The device whose history to take, where a snapshot of PyTorch has those of several.
+        The device whose history to take, of each file that may have those of several.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     TraceError
         If a file cannot be read as such; the text names the file and the fault in one line.
     ValueError
-        If `device` is given for a file that has no devices.
+        If `device` is given and both files have no devices.
     OSError
         If a file cannot be opened or read.
 
@@ -82,7 +82,8 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     >>> found.peak.total.bytes, [(part.name, part.bytes) for part in found.peak.by_owner]
     (2048, [('kv cache', 2048), ('weights', 0)])
     """
-    return compared(*_run_of(a, device, "a"), *_run_of(b, device, "b"))
+    of_a, of_b = devices_of((a, b), device)
+    return compared(*_run_of(a, of_a, "a"), *_run_of(b, of_b, "b"))
 
 
 def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
@@ -119,6 +120,26 @@ def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
     )
 
 
+def devices_of(runs: Sequence[Run], device: int | None) -> list[int | None]:
+    """The device to choose of each run.
+
+    Parameters
+    ----------
+    runs : sequence of runs
+        As for `diff`.
+    device : int or None
+        The one that is asked for.
+
+    Returns
+    -------
+    list of int or None
+        `device` for each run that may hold several. If none may, it stays for all, which is
+        refused where files are read.
+    """
+    may = [isinstance(run, str | os.PathLike) and has_devices(run) for run in runs]
+    return [device if chosen or not any(may) else None for chosen in may]
+
+
 def _run_of(source: Run, device: int | None, default: str) -> tuple[str, Trace]:
     """A name for the run, and its events."""
     if isinstance(source, Trace):
@@ -151,11 +172,11 @@ def trace_of(snapshot: Snapshot) -> Trace:
     if len(snapshot._history_columns()):
         file = io.BytesIO(pickle.dumps(snapshot.to_torch(), protocol=4))
         return Trace.from_torch(file)
-    live = [chunk for chunk in snapshot.chunks() if chunk.state == "in use"]
+    live = snapshot.live_chunks()
     live.sort(key=lambda chunk: chunk.allocation_id)
     owners: dict[str, int] = {"": 0}
     frames: dict[Any, int] = {}
-    stacks: dict[tuple[int, int], int] = {(0, 0): 0}
+    stacks: dict[tuple[int, int] | None, int] = {None: 0}  # the empty one stands first
     stack = []
     for chunk in live:
         at = 0
@@ -171,7 +192,7 @@ def trace_of(snapshot: Snapshot) -> Trace:
         owners=owners,
         stack=stack,
         frames=frames,
-        stacks=list(stacks),
+        stacks=[row or (0, 0) for row in stacks],
     )
 
 
