@@ -77,8 +77,10 @@ class _Days:
         hours, minutes, seconds, fraction = found.groups()
         now = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds)) * 1_000_000
         now += _fraction(fraction)
-        if now + DAY // 2 < self._last:  # threads may write a little out of order
+        if now + DAY // 2 < self._last:
             self._days += 1
+        elif self._days and now > self._last + DAY // 2:  # threads write a little out of order
+            return (self._days - 1) * DAY + now
         self._last = now
         return self._days * DAY + now
 
@@ -228,6 +230,11 @@ def _clock(time_us: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest:06}"
 
 
+def handle_of(stream: int) -> int:
+    """A handle for a stream that has none: not 1 or 2, which name CUDA's default streams."""
+    return stream + 2 if stream else 0
+
+
 def rows_of(trace: Any, addresses: Iterable[int]) -> Iterator[Row]:
     """The rows of a trace whose allocations stand at these addresses. Releases are left out, and a
     refused allocation is a failure."""
@@ -244,7 +251,7 @@ def rows_of(trace: Any, addresses: Iterable[int]) -> Iterator[Row]:
     for op, number, size, stream, when, owner, address in zip(
         *lists, times, owners, addresses, strict=False
     ):
-        handle = handles[stream] if stream < len(handles) else stream
+        handle = handles[stream] if stream < len(handles) else handle_of(stream)
         name = trace.owners[owner] if trace.owners else ""
         if op == 0 and not address and size:
             yield when, FAILURE, 0, size, handle, name

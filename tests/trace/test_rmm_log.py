@@ -228,3 +228,24 @@ def test_what_an_allocator_has_recorded_is_a_log(tmp_path: Path):
     assert facts["addresses"] == [first, second, 0]
     assert facts["streams"] == [0, 7]
     assert facts["failures"] == [[3, 1 << 30]]
+
+
+def test_streams_without_handles_stay_apart(tmp_path: Path) -> None:
+    """1 and 2 are handles of CUDA's default streams."""
+    path = tmp_path / "log.csv"
+    trace = bfc.Trace([0] * 4, range(4), [3 << 20] * 4, [0, 1, 2, 1])
+    trace.log_csv(path)
+    assert bfc.Trace.from_rmm_log(path).stream.tolist() == [0, 1, 2, 1]
+
+
+def test_a_line_out_of_order_around_midnight(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    bfc.Trace([0] * 4, range(4), [512] * 4, time_us=[1, 2, 3, 4]).log_csv(path)
+    lines = path.read_text().splitlines()
+    times = ["23:59:59.900000", "00:00:00.100000", "23:59:59.950000", "00:00:00.200000"]
+    for number, clock in enumerate(times):
+        cells = lines[number + 1].split(",")
+        lines[number + 1] = ",".join([cells[0], clock, *cells[2:]])
+    path.write_text("\n".join(lines) + "\n")
+    read = bfc.Trace.from_rmm_log(path).time_us.tolist()
+    assert [time - read[0] for time in read] == [0, 200_000, 50_000, 300_000]
