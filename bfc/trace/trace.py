@@ -885,6 +885,10 @@ class Trace:
         places = np.empty((self._number_count, 2), np.uint64)
         arrays = self.op, self._numbers, self.size, placed, places, ends, cells
         ranges, cell_bytes = fill_cells(*arrays)
+        total = sum(size for _, size in ranges)
+        if total:  # the last row that is used may cover fewer bytes
+            last = (total - 1) // cell_bytes
+            cells[:, last] *= cell_bytes / (total - last * cell_bytes)
         return Occupancy(cells, ends, tuple(ranges), cell_bytes)
 
 

@@ -26,6 +26,7 @@ def counted(trace: bfc.Trace, addresses: np.ndarray, shown: bfc.Occupancy) -> np
     live: dict[int, tuple[int, int]] = {}
     event = 0
     edges = np.arange(rows + 1, dtype=np.float64) * shown.cell_bytes
+    bytes_of_rows = np.maximum(np.minimum(edges[1:], total) - edges[:-1], 1)
     for column, end in enumerate(shown.ends.tolist()):
         events = end - event
         while event < end:
@@ -41,7 +42,7 @@ def counted(trace: bfc.Trace, addresses: np.ndarray, shown: bfc.Occupancy) -> np
                 live.pop(number, None)
             for first, last in live.values():
                 covered = np.minimum(edges[1:], last) - np.maximum(edges[:-1], first)
-                cells[column] += np.maximum(covered, 0) / shown.cell_bytes / events
+                cells[column] += np.maximum(covered, 0) / bytes_of_rows / events
             event += 1
     return cells
 
@@ -109,3 +110,12 @@ def test_columns_and_rows_are_counts(columns: int, rows: int) -> None:
 def test_addresses_are_numbers_one_for_each_event(addresses) -> None:
     with pytest.raises(TraceError):
         bfc.Trace([0], [0], [1]).occupancy(addresses)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 512, 1000, 1500])
+def test_the_last_row_is_full_when_all_of_it_is_in_use(rows: int) -> None:
+    """It may cover fewer bytes than the others."""
+    cells = bfc.Trace([0], [0], [2 << 20]).occupancy([1 << 40], rows=rows).cells[0]
+    used = cells[cells > 0]
+    assert np.allclose(used, 1.0)
+    assert len(used) >= rows * 0.9
