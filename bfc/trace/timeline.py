@@ -114,7 +114,7 @@ class Timeline:
             ) from error
         if ax is None:
             ax = pyplot.subplots(layout="constrained")[1]
-        top = 0
+        top = ax.get_ylim()[1] / 1.05 if ax.has_data() else 0  # of what is drawn there already
         for name in ("reserved", "in_use", "live"):
             values = getattr(self, name)
             most = int(values.max(initial=0))
@@ -125,7 +125,7 @@ class Timeline:
         if refused.any():
             first = int(self.event[refused.argmax()])
             ax.axvline(first, color="black", linestyle=":", label=f"refused by event {first}")
-        step = 1 << max(top // 8, 1).bit_length()  # a power of two: 4 to 8 round numbers
+        step = 1 << max(int(top) // 8, 1).bit_length()  # a power of two: 4 to 8 round numbers
         ax.yaxis.set_major_locator(MultipleLocator(step))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value))))
         ax.set_ylim(0, max(1.05 * top, 1))

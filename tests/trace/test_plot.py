@@ -77,3 +77,13 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(bfc.DeviceUnavailableError, match="try: pip install matplotlib"):
         timeline.plot()
+
+
+def test_a_second_run_leaves_the_first_in_sight(pyplot):
+    ax = replay("80 GiB").timeline.plot()
+    _, before = ax.get_ylim()
+    small = bfc.Trace([0, 1], [0, 0], [1 << 20, 0])
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as allocator:
+        small.replay(allocator, samples=400).timeline.plot(ax)
+    assert ax.get_ylim()[1] == pytest.approx(before)
+    assert len(ax.get_lines()) == 6
