@@ -17,11 +17,11 @@ from bfc.errors import TraceError
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A new file, which takes the place of `path` once it is whole. After an error nothing of it is
     left."""
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
+    if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:  # a pipe or a device: written to, not replaced
             yield file
         return
+    target = os.path.realpath(path)
     new = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
     with _new(new, path) as file:
         try:

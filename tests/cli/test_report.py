@@ -13,6 +13,7 @@ import pytest
 
 import bfc
 from bfc.cli import main
+from bfc.files import replacing
 
 ROOT = Path(__file__).parents[2]
 SMALL = str(ROOT / "bench" / "traces" / "gpu_lm_small.npz")
@@ -167,3 +168,16 @@ def test_the_device_of_a_snapshot_is_chosen(capsys, tmp_path, page):
     assert "choose one with --snapshot-device" in wrong(capsys, path, "-o", page)
     assert main(["report", str(path), "-o", str(page), "--snapshot-device", "1"]) == 0
     assert written(page)["peak_live"] > 0
+
+
+def test_a_page_goes_into_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        link = f"/proc/self/fd/{reader}"  # as /dev/stdout is in a pipeline
+        with replacing(link) as file:
+            file.write(b"page")
+        assert os.read(reader, 10) == b"page"
+    finally:
+        os.close(reader)
