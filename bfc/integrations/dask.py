@@ -166,21 +166,22 @@ class Pools(WorkerPlugin):  # type: ignore[misc]
 
     def _report(self, worker: Worker, undo: ExitStack) -> None:
         """Lets heartbeats bring the figures. The event loop calls these, often."""
-        known: dict[str, dict[str, int]] = {}
+        known: dict[str, dict[str, Any]] = {}
 
-        def read(worker: Worker) -> dict[str, dict[str, int]]:
+        def read(worker: Worker) -> dict[str, dict[str, Any]]:
             for device, pool in self.pools.items():
                 try:
                     known[device] = figures(pool.stats())
-                except Exception:
-                    pass  # a device that fails: the figures before are the last that are known
+                except Exception as error:  # the figures before are the last that are known
+                    fault = f"{type(error).__name__}: {error}"
+                    known[device] = known.get(device, {}) | {"error": fault}
             return known
 
         def summed(worker: Worker) -> dict[str, int]:
             now = read(worker).values()
             return {
-                "rmm-used": sum(each["used"] for each in now),
-                "rmm-total": sum(each["reserved"] for each in now),
+                "rmm-used": sum(each.get("used", 0) for each in now),
+                "rmm-total": sum(each.get("reserved", 0) for each in now),
             }
 
         for key, metric in ((FIGURES, read), (RMM, summed)):
