@@ -161,6 +161,7 @@ def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) 
     for number, segment in enumerate(segments):
         _dict(segment, f"segments[{number}]")
         holding.add(_device_of(segment, f"segments[{number}]"))
+    holding.discard(-1)  # the host
     present = sorted(recorded | holding)
     if wanted is not None:
         if wanted not in present:

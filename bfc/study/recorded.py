@@ -125,16 +125,19 @@ def _peak(torch: dict[str, Any]) -> int | None:
     """The most bytes in segments, from those at the start and each that came or went. None if what
     is listed is not what `Trace.from_torch` lists."""
     try:
-        events = [(entry[0], int(entry[3])) for entry in torch["segment_events"]]
+        events = [
+            (entry[0] == SEGMENT_ALLOC, _CHANGES.get(entry[0], 0), int(entry[3]))
+            for entry in torch["segment_events"]
+        ]
         sizes = [int(entry[2]) for entry in torch["segments"]]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return None
-    taken = sum(action == SEGMENT_ALLOC for action, _ in events)
+    taken = sum(is_new for is_new, _, _ in events)
     if taken > len(sizes):
         return None
     reserved = peak = sum(sizes[: len(sizes) - taken])
-    for action, size in events:
-        reserved += _CHANGES.get(action, 0) * size
+    for _, change, size in events:
+        reserved += change * size
         peak = max(peak, reserved)
     return peak if 0 <= peak <= MOST else None
 

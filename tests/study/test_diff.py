@@ -456,3 +456,59 @@ def test_what_is_no_run_is_refused() -> None:
         bfc.diff(7, 8)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
         bfc.diff("no such file", "no such file")
+
+
+def test_memory_that_waits_for_a_stream_is_live() -> None:
+    device = bfc.SimulatedSubAllocator("1 GiB")
+    with (
+        bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as empty,
+        bfc.CachingAllocator(device) as allocator,
+    ):
+        ptr = allocator.allocate_raw(7 << 20)
+        device.hold(5)
+        allocator.record_stream(ptr, 5)
+        allocator.deallocate_raw(ptr)
+        assert bfc.diff(empty, allocator).end.total.bytes == 7 << 20
+        device.finish(5)
+
+
+def test_a_stack_of_one_frame_has_its_line() -> None:
+    """Without a history, as with one."""
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as allocator:
+        before = allocator.snapshot()
+        allocator.record_history()
+        names = {"allocate": allocator.allocate_raw}
+        exec(compile("ptr = allocate(3 << 20)", "/home/me/train.py", "exec"), names)
+        snapshots = allocator.snapshot(), allocator.snapshot(history=False)
+        with_history, without = (bfc.diff(before, snapshot) for snapshot in snapshots)
+        (line,) = without.end.by_line
+        assert (line.bytes, [line.name]) == (
+            3 << 20,
+            [growth.name for growth in with_history.end.by_line],
+        )
+
+
+def test_a_device_is_chosen_of_the_file_that_has_several(tmp_path: Path) -> None:
+    path = tmp_path / "two.pickle"
+    block = {"size": 2 << 20, "requested_size": 1 << 20, "state": "active_allocated"}
+    segments = [
+        {"address": 1 << 40, "total_size": 2 << 20, "device": device, "blocks": [block]}
+        for device in (0, 1, -1)  # -1: the host
+    ]
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[], []]}, protocol=4))
+    one = RUNS / "gpu_decomfl.npz"
+    with pytest.raises(bfc.TraceError, match=r"holds the devices 0 and 1|holds the devices \[0, 1"):
+        bfc.diff(one, path)
+    assert bfc.diff(one, path, device=1).end.total.bytes_b == 1 << 20
+    with pytest.raises(ValueError, match="no devices to choose"):
+        bfc.diff(one, one, device=1)
+    with pytest.raises(bfc.TraceError, match="nothing of device -1"):
+        bfc.diff(one, path, device=-1)
+
+
+def test_odd_facts_about_segments_are_no_facts(tmp_path: Path) -> None:
+    odd: list[object] = [[], 0, 0, 0, 0]
+    meta = {"torch": {"segments": [], "segment_events": [odd]}}
+    path = tmp_path / "odd.npz"
+    bfc.Trace([0], [0], [512], meta=meta).save(path)
+    assert bfc.diff(path, path).end.total.bytes == 0
