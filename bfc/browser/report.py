@@ -87,9 +87,12 @@ def shown(run: Any, title: str = "") -> dict[str, Any]:
     title = title or snapshot.device
     if len(snapshot._history_columns()):
         try:
-            return data_of([(snapshot.device, trace_of_history(snapshot))], title=title)
+            trace = trace_of_history(snapshot)
+            data = data_of([(snapshot.device, trace)], title=title)
         except TraceError as error:
             return data_of_state(snapshot, title=title, remark=f"its history is left out: {error}")
+        data["runs"][0]["remarks"] += _left_out(snapshot, trace, data["rebuilt"])
+        return data
     return data_of_state(snapshot, title=title)
 
 
@@ -100,6 +103,18 @@ def _snapshot_of(run: Any) -> Snapshot:
             f"a report is of a trace, its file, or an allocator, not {type(run).__name__}"
         )
     return snapshot
+
+
+def _left_out(snapshot: Snapshot, trace: Trace, rebuilt: int) -> list[str]:
+    """A remark, if the trace has not all that the history has."""
+    made = sum(entry.action == "alloc" for entry in snapshot.history)
+    missing = made - int((trace.op[rebuilt:] == 0).sum())
+    if missing <= 0:
+        return []
+    return [
+        f"{missing} of the {made} allocations in its history are left out: PyTorch's format does "
+        "not hold memory that was stitched, or that sleeps. The real peak may be higher"
+    ]
 
 
 def trace_of_history(snapshot: Snapshot) -> Trace:

@@ -11,6 +11,7 @@ import pytest
 from report_recounts import frames_of, opened, random_trace, recount
 
 import bfc
+from bfc.browser.report import shown
 from bfc.snapshots.snapshot import Snapshot
 
 MIB = 1 << 20
@@ -215,3 +216,18 @@ def test_names_from_strangers_are_text(page: Path) -> None:
     assert found["live_at_peak"][0][2] == found["title"] == name
     assert name in found["texts"]
     assert "onerror" not in BLOCK.sub("", page.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("stitch", [False, True])
+def test_it_says_what_the_history_cannot_tell(stitch: bool) -> None:
+    """Entries about pages that were used at other addresses later do not fit PyTorch's format."""
+    device = bfc.SimulatedSubAllocator("256 MiB")
+    with bfc.CachingAllocator(device, stitch=stitch) as allocator:
+        allocator.record_history(context=None)
+        blocks = [allocator.allocate_raw(6 << 20) for _ in range(10)]
+        for block in blocks[::2]:
+            allocator.deallocate_raw(block)
+        allocator.allocate_raw(24 << 20)
+        (run,) = shown(allocator)["runs"]
+        said = [remark for remark in run["remarks"] if "left out: PyTorch's format" in remark]
+        assert len(said) == stitch
