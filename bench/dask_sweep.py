@@ -75,7 +75,7 @@ def two_workers() -> Iterator[tuple[Any, Executor, Executor]]:
     options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "processes": True}
     with (
         LocalCluster(
-            host="127.0.0.1", dashboard_address=None, silence_logs=logging.ERROR, **options
+            host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR, **options
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

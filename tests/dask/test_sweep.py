@@ -81,7 +81,14 @@ def test_a_worker_that_dies_in_the_middle_changes_nothing(client, local, eventua
     struck = threading.Event()
     assert bfc.advise(TRACE, SIZE, client.get_executor(), progress=strike) == local
     assert struck.is_set()
-    assert eventually(lambda: len(client.run(recipes.pid, on_error="ignore")) == 2)
+    assert eventually(lambda: has_workers(client, 2))
+
+
+def has_workers(client, count: int) -> bool:
+    try:
+        return len(client.run(recipes.pid, on_error="ignore")) == count
+    except Exception:  # one that is just ending or beginning is asked
+        return False
 
 
 def test_workers_with_another_version_are_refused(client) -> None:

@@ -17,7 +17,7 @@ def test_every_figure_is_there(
     monkeypatch.setattr(owners, "NUMBER", 50)
     owners.main()
     lines = capsys.readouterr().out.splitlines()
-    row = r"a raw pair, (bfc|caching)( +\d+\.\d / +\d+\.\d / +\d+\.\d){3} +-?\d+\.\d"
+    row = r"a raw pair, (bfc|caching)( +\d+\.\d / *\d+\.\d / *\d+\.\d){3} +-?\d+\.\d"
     assert [bool(re.fullmatch(row, line)) for line in lines[2:4]] == [True, True]
     assert [line.split(":")[0] for line in lines[4:]] == ["with owner", "with bfc.owner(...)"]
 
