@@ -225,7 +225,7 @@ cdef const char* fault_in_usage(Pool pool) noexcept nogil:
         reserved += recount.reserved
         if pool.pages == NULL and recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
             return b"I11: what PyTorch's counts say is reserved differs from a recount"
-    # a page counts where it was made, and may be used for the other kind
+    # a page counts in the range that it is used in, and a view may have pages of ranges of both kinds
     return unless(reserved == pool.usage.read(RESERVED_BYTES, BOTH_KINDS).current,
                   b"I11: what PyTorch's counts say is reserved differs from a recount of both kinds")
 
