@@ -111,10 +111,11 @@ def _left_out(snapshot: Snapshot, trace: Trace, rebuilt: int) -> list[str]:
     missing = made - int((trace.op[rebuilt:] == 0).sum())
     if missing <= 0:
         return []
-    return [
+    remark = (
         f"{missing} of the {made} allocations in its history are left out: PyTorch's format does "
         "not hold memory that was stitched, or that sleeps. The real peak may be higher"
-    ]
+    )
+    return [remark]
 
 
 def trace_of_history(snapshot: Snapshot) -> Trace:
