@@ -2,6 +2,7 @@
 `add_to(subparsers)` and `run(arguments)`. In order:
 
     policies.py            what names an allocator on the command line
+    runs.py                recorded runs that a command is given
     advise.py, devices.py, diff.py, replay.py
     anonymise.py, report.py
 """

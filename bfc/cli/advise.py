@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.pytorch.reader import some_numbers
+from bfc.cli.runs import option_named
 from bfc.study.advise import advise, read
 from bfc.study.cluster import connected
 from bfc.units import parse_bytes
@@ -104,15 +104,8 @@ def run(arguments: argparse.Namespace) -> bool:
 
 
 def _read(path: Path, device: int | None) -> bfc.Trace:
-    try:
+    with option_named(path):
         return read(path, device)
-    except bfc.TraceError as error:
-        if not error.devices:
-            raise
-        raise bfc.TraceError(
-            f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
-            "--snapshot-device"
-        ) from None
 
 
 class _Progress:

@@ -9,8 +9,8 @@ from typing import Any
 import bfc
 from bfc.browser.compared import data_of_diff
 from bfc.browser.render import render
+from bfc.cli.runs import option_named
 from bfc.files import replacing
-from bfc.pytorch.reader import some_numbers
 from bfc.study.advise import read
 from bfc.study.diff import compared, devices_of
 from bfc.study.growth import SHOWN
@@ -101,15 +101,8 @@ def run(arguments: argparse.Namespace) -> bool:
 
 
 def _read(path: Path, device: int | None) -> bfc.Trace:
-    try:
+    with option_named(path):
         return read(path, device, frames=True)
-    except bfc.TraceError as error:
-        if not error.devices:
-            raise
-        raise bfc.TraceError(
-            f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
-            "--snapshot-device"
-        ) from None
 
 
 def _positive(text: str) -> int:

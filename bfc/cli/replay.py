@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
 from bfc.cli.policies import device_maker, policies
-from bfc.pytorch.reader import some_numbers
+from bfc.cli.runs import option_named
 from bfc.study.counted import Counted
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure
 from bfc.units import format_bytes
@@ -217,15 +217,8 @@ def read_trace(path: Path, device: int | None, *, frames: bool = True) -> bfc.Tr
         return bfc.Trace.from_rmm_log(path)
     if not _is_snapshot(path):
         return bfc.Trace.load(path)
-    try:
+    with option_named(path):
         return bfc.Trace.from_torch(path, device=device, frames=frames)
-    except bfc.TraceError as error:
-        if not error.devices:
-            raise
-        raise bfc.TraceError(
-            f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
-            "--snapshot-device"
-        ) from None
 
 
 def named(paths: list[Path]) -> list[tuple[str, Path]]:
