@@ -59,8 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reports")
 
 
-#: The commands of the README's first block.
-COMMANDS = re.findall(r"^\$ (.+)$", (ROOT / "README.md").read_text().split("```")[1], re.MULTILINE)
+#: The commands of the README's block that ends in a report.
+BLOCK = next(text for text in (ROOT / "README.md").read_text().split("```") if "-o report.html" in text)
+COMMANDS = re.findall(r"^\$ (.+)$", BLOCK, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
