@@ -60,7 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: The commands of the README's block that ends in a report.
-BLOCK = next(text for text in (ROOT / "README.md").read_text().split("```") if "-o report.html" in text)
+BLOCK = next(
+    text for text in (ROOT / "README.md").read_text().split("```") if "-o report.html" in text
+)
 COMMANDS = re.findall(r"^\$ (.+)$", BLOCK, re.MULTILINE)
 
 
