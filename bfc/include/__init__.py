@@ -1,0 +1,26 @@
+"""Headers for others to compile with. In order:
+
+bfc_allocator.h            an allocator as a table of C functions
+bfc_torch_allocator.hpp    a c10::DeviceAllocator over it, for any back end of PyTorch
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def get_include() -> str:
+    """The folder of the headers that other packages compile with.
+
+    Returns
+    -------
+    str
+        A path, for `-I` and for `include_dirs`.
+
+    Examples
+    --------
+    >>> import os, bfc
+    >>> sorted(name for name in os.listdir(bfc.get_include()) if "torch" in name)
+    ['bfc_torch_allocator.hpp']
+    """
+    return str(Path(__file__).parent)

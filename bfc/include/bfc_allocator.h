@@ -1,0 +1,79 @@
+/* An allocator of bfc as a table of C functions, for callers that cannot use Python.
+ *
+ * Python makes the table: `bfc.integrations.torch_backend.capsule(pools)` returns it in a PyCapsule
+ * named BFC_ALLOCATOR_CAPSULE. It lives as long as the capsule, and longer if `retain` was called.
+ *
+ * Any thread may call any function, with the GIL or without. A request that a free block serves takes
+ * no GIL, and neither does an ordinary free. A call that needs Python takes the GIL, with no lock of bfc
+ * held: the caller must not hold a lock that a thread with the GIL may wait for.
+ *
+ * Functions that can fail write why into `why`, a text of at most `room` bytes that ends with a zero
+ * byte. No exception leaves them.
+ */
+#ifndef BFC_ALLOCATOR_H
+#define BFC_ALLOCATOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Raised when the meaning of what is here changes. New fields are added at the end, and `size` tells. */
+#define BFC_ALLOCATOR_VERSION 1
+#define BFC_ALLOCATOR_CAPSULE "bfc.allocator"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    BFC_OK = 0,
+    BFC_OUT_OF_MEMORY = 1,
+    BFC_NOT_LIVE = 2,       /* the address is not that of a live allocation */
+    BFC_FAILED = 3,         /* the device failed, an argument is wrong, or the pool is closed */
+} bfc_result;
+
+typedef struct {
+    int64_t current, peak, allocated, freed;
+} bfc_stat;
+
+/* PyTorch's counters, of all memory, of the small pool and of the large pool. */
+typedef struct {
+    bfc_stat allocation[3], segment[3], active[3], inactive_split[3];
+    bfc_stat allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3], requested_bytes[3];
+    bfc_stat oversize_allocations, oversize_segments;
+    int64_t num_alloc_retries, num_ooms, num_sync_all_streams, num_device_alloc, num_device_free, max_split_size;
+    int64_t invalid_frees;  /* of addresses that were not live, on any device */
+} bfc_device_stats;
+
+typedef struct bfc_allocator {
+    uint32_t version;       /* BFC_ALLOCATOR_VERSION */
+    uint32_t size;          /* of this structure, in bytes */
+    void *self;             /* the first argument of every function */
+
+    /* Allocates `nbytes` bytes on a device, for use on a stream: a handle as bfc takes it, 0 for the default one. */
+    bfc_result (*allocate)(void *self, int device, size_t nbytes, int64_t stream, void **ptr, char *why, size_t room);
+    /* Frees an allocation of any device. An address that is not live is counted, and a warning says so. While the
+     * interpreter exits, and in a forked child, it does nothing. */
+    bfc_result (*free)(void *self, void *ptr);
+    /* Another stream uses the memory: after the free it is reused only when that stream has finished. */
+    bfc_result (*record_stream)(void *self, void *ptr, int64_t stream, char *why, size_t room);
+    /* Copies between two allocations of one device, and waits until that is done. */
+    bfc_result (*copy)(void *self, void *to, const void *from, size_t nbytes, int64_t stream, char *why, size_t room);
+    /* Gives back to the driver what is free, on all devices. */
+    bfc_result (*empty)(void *self, char *why, size_t room);
+    bfc_result (*stats)(void *self, int device, bfc_device_stats *stats, char *why, size_t room);
+    bfc_result (*reset_accumulated_stats)(void *self, int device, char *why, size_t room);
+    bfc_result (*reset_peak_stats)(void *self, int device, char *why, size_t room);
+    /* The free and all bytes of a device, as far as its sub-allocator knows. */
+    bfc_result (*memory_info)(void *self, int device, size_t *free, size_t *total, char *why, size_t room);
+    /* Which device a live allocation is on; -1 for none. An address inside it will do. */
+    int (*device_of)(void *self, const void *ptr);
+
+    /* Keep the table, and its pools, beyond the capsule; and let go of them again. */
+    void (*retain)(void *self);
+    void (*release)(void *self);
+} bfc_allocator;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
