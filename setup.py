@@ -68,6 +68,8 @@ OPTIMISATION = {
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"
 HEADERS = "bfc/native"
+#: Headers that others compile with, too.
+PUBLIC_HEADERS = "bfc/include"
 
 DIRECTIVES = {
     "language_level": 3,
@@ -88,7 +90,8 @@ def headers_of(source: Path) -> set[str]:
     left = [source]
     while left:
         names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', left.pop().read_text())
-        found = {f"{HEADERS}/{name}" for name in names if (HERE / HEADERS / name).exists()}
+        places = (f"{folder}/{name}" for folder in (HEADERS, PUBLIC_HEADERS) for name in names)
+        found = {place for place in places if (HERE / place).exists()}
         left += [HERE / name for name in found - headers]
         headers |= found
     return headers
@@ -109,7 +112,7 @@ def extension(source: Path) -> Extension:
         f"bfc.{name}",
         [str(source.relative_to(HERE))],
         language="c++",
-        include_dirs=[HEADERS],
+        include_dirs=[HEADERS, PUBLIC_HEADERS],
         depends=sorted(depends),
         extra_compile_args=COMMON + CPP + OPTIMISATION[rule] + FLAGS,
         extra_link_args=LINK_FLAGS,

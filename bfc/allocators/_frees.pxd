@@ -76,8 +76,9 @@ cdef class Frees(Ledger):
     cdef Buffer own_buffer(self, Buffer buffer)
 
 
-cdef inline bint is_quiet(Frees self) noexcept:
-    """Whether nothing is put off that an allocation or a free would have to look at first."""
+cdef inline bint is_quiet(Frees self) noexcept nogil:
+    """Whether nothing is put off that an allocation or a free would have to look at first. Without the GIL the answer
+    may be that of a moment ago."""
     return not (self.must_look or self.orphans.some() or some_wait(self.fences) or self.strandings.get())
 
 cdef void report_unraisable(object error, object doing) noexcept

@@ -1,4 +1,9 @@
-"""Allocate and free for callers that must not take the GIL, such as PyTorch, which calls with its own mutex held."""
+"""Allocate and free for callers without the GIL.
+
+PyTorch's CUDA back end calls with its own mutex held, and must not take the GIL: `allocate_without_gil` and
+`free_without_gil` never do. Other callers may take it, and need it only where `hit_without_gil` and
+`free_at_once_without_gil` have answered False.
+"""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -9,6 +14,7 @@ from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._owners cimport NO_OWNER, owner_without_gil
 from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._frees cimport is_quiet
 
 cdef enum:
     POLLS = 100     # of 1 ms
@@ -113,3 +119,38 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
             allocator.strand(handle)
     allocator.lock.release()
     return True
+
+
+# -- what needs the pool alone ----------------------------------------------------------------------------------------
+
+cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
+    """Allocates where a free chunk serves the request. `stream` is one that runs its work in order."""
+    cdef Placement placed
+    cdef uint32_t owner
+    cdef cbool is_hit
+    if nbytes == 0 or not is_quiet(allocator):
+        return False
+    if stream != allocator.home_stream and (not allocator.by_stream or stream == allocator.default_stream_alias):
+        return False
+    owner = owner_without_gil()
+    allocator.acquire()
+    is_hit = not allocator.is_closed and allocator.pool.owned.knows(owner) and allocator.hit(nbytes, stream, &placed)
+    if is_hit:
+        if owner != NO_OWNER:
+            allocator.pool.set_owner(placed.handle, owner)
+        ptr[0] = placed.ptr
+    allocator.lock.release()
+    return is_hit
+
+
+cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept nogil:
+    """Frees memory that one stream alone has used."""
+    cdef cbool freed
+    if not is_quiet(allocator):
+        return False
+    allocator.acquire()
+    freed = not allocator.is_closed and allocator.pool.free_plain(ptr)
+    if freed:
+        allocator.frees.add(1)
+    allocator.lock.release()
+    return freed

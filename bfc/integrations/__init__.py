@@ -6,6 +6,8 @@ order:
 
     _shared.py, _numba_contexts.py
     _torch.pyx            calls from PyTorch that must not take the GIL
+    _torch_stats.py       PyTorch's statistics of either policy
+    _torch_table.pyx      the table of C functions that back ends of PyTorch compile against
     _core_resource.py
     cuda_core.py
     _emm.py
@@ -13,6 +15,7 @@ order:
     cupy.py, numba.py, nvtx.py, prometheus.py, pyopencl.py, rmm.py, torch.py
     _dask_page.py
     dask.py               the pools of a cluster
+    torch_opencl/         PyTorch's device "opencl"
 """
 
 from __future__ import annotations

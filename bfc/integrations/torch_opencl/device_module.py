@@ -1,0 +1,227 @@
+"""The module `torch.opencl`: PyTorch's functions of a device under the names that they have in
+`torch.cuda`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from bfc.integrations._torch_stats import memory_stats as _stats_of
+from bfc.integrations.torch_opencl.runtime import Runtime
+from bfc.policies._caching import CachingAllocator
+
+NAME = "opencl"
+Device = torch.device | int | str | None
+
+
+def make(runtime: Runtime, extension: ModuleType) -> ModuleType:
+    """The module for a runtime."""
+    module = ModuleType(f"torch.{NAME}", "PyTorch's device opencl, from bfc: see torch.cuda")
+    functions = DeviceFunctions(runtime, extension)
+    for name in dir(functions):
+        if not name.startswith("__"):
+            setattr(module, name, getattr(functions, name))
+    module.__dict__["memory"] = module
+    return module
+
+
+class DeviceFunctions:
+    """What `torch.opencl` has. Each function does what its namesake in `torch.cuda` does."""
+
+    def __init__(self, runtime: Runtime, extension: ModuleType) -> None:
+        self._runtime = runtime
+        self._extension = extension
+        self.Stream = torch.Stream
+        self.Event = torch.Event
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def is_available(self) -> bool:
+        return not self._is_in_bad_fork()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def _lazy_init(self) -> None:
+        if self._is_in_bad_fork():
+            raise RuntimeError(
+                "OpenCL was used before this process was forked, and does not work in the child: "
+                'start processes with multiprocessing\'s "spawn" or "forkserver"'
+            )
+
+    def _is_in_bad_fork(self) -> bool:
+        return bool(self._extension.is_child())
+
+    def device_count(self) -> int:
+        return self._runtime.table.devices
+
+    def current_device(self) -> int:
+        return int(self._extension.current_device())
+
+    def set_device(self, device: Device) -> None:
+        torch.accelerator.set_device_index(self._index(device))
+
+    @contextmanager
+    def device(self, device: Device) -> Iterator[None]:
+        before = self.current_device()
+        self.set_device(device)
+        try:
+            yield
+        finally:
+            self.set_device(before)
+
+    def get_device_name(self, device: Device = None) -> str:
+        return self._runtime.place(self._index(device)).source.name
+
+    def synchronize(self, device: Device = None) -> None:
+        self._runtime.finish(self._index(device))
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def _index(self, device: Device) -> int:
+        if device is None:
+            return self.current_device()
+        if not isinstance(device, int):
+            named = torch.device(device)
+            if named.type != NAME:
+                raise ValueError(f"torch.{NAME} is about devices of {NAME}, not {named}")
+            device = self.current_device() if named.index is None else named.index
+        if not 0 <= device < self.device_count():
+            raise ValueError(
+                f"there is no device {device}: there are {self.device_count()}, counted from 0"
+            )
+        return device
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    def current_stream(self, device: Device = None) -> torch.Stream:
+        return torch.accelerator.current_stream(torch.device(NAME, self._index(device)))
+
+    def set_stream(self, stream: torch.Stream) -> None:
+        torch.accelerator.set_stream(stream)
+
+    @contextmanager
+    def stream(self, stream: torch.Stream | None) -> Iterator[None]:
+        if stream is None:
+            yield
+            return
+        with stream:
+            yield
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def memory_stats(self, device: Device = None) -> dict[str, int]:
+        """The pool's counters, and how often an address was freed that was not live."""
+        found = dict(_stats_of(self._pool(device)))
+        found["invalid_frees"] = self._runtime.table.invalid_frees
+        return found
+
+    def memory_allocated(self, device: Device = None) -> int:
+        return self.memory_stats(device)["allocated_bytes.all.current"]
+
+    def max_memory_allocated(self, device: Device = None) -> int:
+        return self.memory_stats(device)["allocated_bytes.all.peak"]
+
+    def memory_reserved(self, device: Device = None) -> int:
+        return self.memory_stats(device)["reserved_bytes.all.current"]
+
+    def max_memory_reserved(self, device: Device = None) -> int:
+        return self.memory_stats(device)["reserved_bytes.all.peak"]
+
+    def reset_peak_memory_stats(self, device: Device = None) -> None:
+        self._pool(device).reset_peak_stats()
+
+    def reset_accumulated_memory_stats(self, device: Device = None) -> None:
+        self._pool(device).reset_accumulated_stats()
+
+    def mem_get_info(self, device: Device = None) -> tuple[int, int]:
+        return self._pool(device).sub_allocator.memory_info()
+
+    def empty_cache(self) -> None:
+        for place in self._runtime.opened():
+            place.pool.empty_cache()
+
+    def memory_summary(self, device: Device = None, abbreviated: bool = False) -> str:
+        from bfc.snapshots.summary import summary
+
+        pool = self._pool(device)
+        return summary(_stats_of(pool), str(pool.device), abbreviated)
+
+    def caching_allocator_alloc(
+        self, size: int, device: Device = None, stream: torch.Stream | int | None = None
+    ) -> int:
+        """Allocate bytes, and return their address."""
+        index = self._index(device)
+        if stream is None:
+            stream = self._extension.current_stream(index)
+        return int(self._extension.allocate(size, index, getattr(stream, "stream_id", stream)))
+
+    def caching_allocator_delete(self, mem_ptr: int) -> None:
+        """Free an address that `caching_allocator_alloc` returned, through `raw_deleter`."""
+        self._extension.free(mem_ptr)
+
+    def pool(self, device: Device = None) -> Any:
+        """The `bfc.Allocator` of a device, for all else that bfc has."""
+        return self._pool(device)
+
+    def _pool(self, device: Device) -> Any:
+        return self._runtime.place(self._index(device)).pool
+
+    # -- snapshots for PyTorch's viewer ------------------------------------------------------------
+
+    def _snapshot(self, device: Device = None) -> dict[str, Any]:
+        snapshot: dict[str, Any] = self._pool(device).snapshot().to_torch()
+        return snapshot
+
+    def memory_snapshot(self, device: Device = None) -> list[dict[str, Any]]:
+        segments: list[dict[str, Any]] = self._snapshot(device)["segments"]
+        return segments
+
+    def _dump_snapshot(self, filename: str | os.PathLike[str] = "dump_snapshot.pickle") -> None:
+        self._pool(None).snapshot().dump(filename)
+
+    def _record_memory_history(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "python",
+        max_entries: int | None = None,
+        device: Device = None,
+    ) -> None:
+        pool = self._pool(device)
+        if not isinstance(pool, CachingAllocator):
+            raise RuntimeError("a history is what policy='caching' records: policy='bfc' has none")
+        stacks = "python" if stacks == "all" else stacks  # frames of C++ are never recorded
+        pool.record_history(enabled, context=context, stacks=stacks, max_entries=max_entries)
+
+    # -- random numbers ----------------------------------------------------------------------------
+
+    @property
+    def default_generators(self) -> tuple[torch.Generator, ...]:
+        return tuple(self._extension.default_generator(i) for i in range(self.device_count()))
+
+    def manual_seed(self, seed: int) -> None:
+        self._generator(None).manual_seed(int(seed))
+
+    def manual_seed_all(self, seed: int) -> None:
+        for generator in self.default_generators:
+            generator.manual_seed(int(seed))
+
+    def initial_seed(self) -> int:
+        return self._generator(None).initial_seed()
+
+    def get_rng_state(self, device: Device = None) -> torch.Tensor:
+        return self._generator(device).get_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device: Device = None) -> None:
+        self._generator(device).set_state(new_state)
+
+    def _generator(self, device: Device) -> torch.Generator:
+        generator: torch.Generator = self._extension.default_generator(self._index(device))
+        return generator
