@@ -12,7 +12,7 @@ order:
     cuda_core.py
     _emm.py
     _numba_default.py     for processes that name us in NUMBA_CUDA_MEMORY_MANAGER
-    cupy.py, numba.py, nvtx.py, prometheus.py, pyopencl.py, rmm.py, torch.py
+    cupy.py, numba.py, nvtx.py, prometheus.py, pyopencl.py, rmm.py, torch.py, torch_backend.py
     _dask_page.py
     dask.py               the pools of a cluster
     torch_opencl/         PyTorch's device "opencl"

@@ -412,7 +412,7 @@ cdef bfc_result refuse(const char* text, char* why, size_t room) noexcept nogil:
 
 
 cdef bfc_result explain(error, char* why, size_t room) noexcept:
-    """Writes an error down for C, whose caller raises one of its own. A Ctrl-C is raised again, where Python goes on."""
+    """Writes an error down for C, whose caller raises one of its own. A Ctrl-C is raised again where Python goes on."""
     cdef bytes text
     cdef bfc_result result = BFC_FAILED
     try:

@@ -234,8 +234,8 @@ class Runtime:
     # -- pinned memory -----------------------------------------------------------------------------
 
     def pinned(self) -> PinnedAllocator:
-        """The pool of pinned memory. OpenCL pins nothing: it is the host's ordinary memory, which is
-        reused only when copies that were not waited for have finished."""
+        """The pool of pinned memory. OpenCL pins nothing: this is ordinary memory of the host. It
+        is reused only when copies that were not waited for have finished."""
         with self._lock:
             if self._pinned is None:
                 self._pinned = PinnedAllocator(HostSubAllocator())
