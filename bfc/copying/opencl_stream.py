@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,10 @@ LAYOUT: Any = np.dtype(
 )
 
 
+class CompilerRefusedError(DeviceUnavailableError):
+    """The compiler of a device builds no kernel of ours: copies of plain bytes still work."""
+
+
 class Context:
     """A context's kernels, and its queue for copies that name none."""
 
@@ -51,7 +56,7 @@ class Context:
         self.on_cpu = bool(device.type & cl.device_type.CPU)
         self.has_double = "cl_khr_fp64" in device.extensions.split()
         self._queue: Any = None
-        self._programs: dict[tuple[str, str], Any] = {}
+        self._programs: dict[Hashable, Any] = {}
 
     def queue(self) -> Any:
         with self.lock:
@@ -61,22 +66,32 @@ class Context:
 
     def kernel(self, source: str, to: str) -> Any:
         """A new kernel object, since its arguments are set in it."""
-        with self.lock:
-            if (source, to) not in self._programs:
-                text = kernels.text_of([(source, to)])
-                options = ["-DONE_AFTER_THE_OTHER"] if self.on_cpu else []
-                self._programs[source, to] = self._build(text, options)
-            program = self._programs[source, to]
+        pair = source, to
+        program = self.program(pair, lambda: kernels.text_of([pair]))
         return cl.Kernel(program, kernels.kernel_name(source, to))
 
+    def program(self, key: Hashable, text: Callable[[], str], *options: str) -> Any:
+        """The program of a key, built once. Raises CompilerRefusedError, and from then on without
+        another try."""
+        with self.lock:
+            if key not in self._programs:
+                self._programs[key] = self._build(text(), list(options))
+            found = self._programs[key]
+        if isinstance(found, cl.Error):
+            raise CompilerRefusedError(
+                f"the OpenCL compiler of {self.device.name} does not take our kernels; a newer "
+                f"driver may: {found}"
+            ) from found
+        return found
+
     def _build(self, text: str, options: list[str]) -> Any:
+        """A program, or the compiler's error."""
+        if self.on_cpu:
+            options.append("-DONE_AFTER_THE_OTHER")
         try:
             return cl.Program(self.context, text).build(options, [self.device])
         except cl.Error as error:
-            raise DeviceUnavailableError(
-                f"the OpenCL compiler of {self.device.name} does not take the copy kernel; a newer "
-                f"driver may: {error}"
-            ) from error
+            return error
 
 
 _contexts: OrderedDict[tuple[int, int], Context] = OrderedDict()

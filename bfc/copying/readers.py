@@ -90,6 +90,15 @@ def _refuse_gone(block: Buffer | None) -> None:
         )
 
 
+def _view(thing: Any) -> View | None:
+    """What another room of ours has already read."""
+    return thing if isinstance(thing, View) else None
+
+
+def _of_view(view: View, _thing: Any, _stream: int) -> View:
+    return view
+
+
 # -- the host --------------------------------------------------------------------------------------
 
 
@@ -369,6 +378,7 @@ class Protocol(NamedTuple):
 #: The first that an object supports is read: many arrays support several of the last four.
 PROTOCOLS = (
     Protocol(_buffer, _of_buffer),
+    Protocol(_view, _of_view),
     Protocol(_numpy, _of_numpy),
     Protocol(_cl_array, _of_cl_array),
     Protocol(_cl_memory, _of_cl_memory),
