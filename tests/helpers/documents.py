@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 from contextlib import redirect_stdout
@@ -9,16 +10,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def run_document(path: Path) -> None:
     """Runs the code of a document, and compares what it prints with the text below it. The README's
-    pieces stand alone: people copy one. Elsewhere they go on from each other."""
+    pieces stand alone: people copy one. Elsewhere they go on from each other. Pieces with PyTorch's
+    tensors on OpenCL run where there is a PyTorch: tests/torch_opencl has them."""
     names: dict[str, object] = {}
     blocks = BLOCK.findall(path.read_text())
     for (kind, code), (next_kind, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=False):
-        if kind != "python":
+        if kind != "python" or ("torch_opencl" in code and not HAS_TORCH):
             continue
         out = io.StringIO()
         names = {} if path.name == "README.md" else names
