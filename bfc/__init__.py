@@ -3,9 +3,9 @@
 Importing it calls no driver and no NumPy. What stands on a line below imports only from lines above
 it. In order:
 
-    native/, units.py, streams.py, devices.py     words, and structures in C++
+    native/, include/, units.py, streams.py, devices.py   words, and structures in C++
     interpreter/, errors.py
-    _core.pyx, files.py, drivers/                 the engine; all that calls a driver
+    _core.pyx, files.py, compiling.py, drivers/   the engine; all that calls a driver
     cuda.py, pytorch/, suballocators/             PyTorch's words; where regions come from
     snapshots/, buffers/
     allocators/                                   the machine that the policies share
@@ -51,6 +51,7 @@ from bfc.errors import (
     SubAllocatorError,
     TraceError,
 )
+from bfc.include import get_include
 from bfc.integrations import use
 from bfc.pinned import PinnedAllocator
 from bfc.policies._bfc import BFCAllocator
@@ -137,6 +138,7 @@ __all__ = [
     "copy",
     "cuda",
     "diff",
+    "get_include",
     "integrations",
     "opencl",
     "owner",

@@ -19,6 +19,9 @@ FILES = sorted(path for path in ROOT.rglob("*") if path.suffix in SUFFIXES)
 READ = [path for path in FILES if path.suffix in (".py", ".pyx", ".pxd")]
 FOLDERS = sorted({path.parent for path in FILES})
 
+#: The rooms of headers, whose lists have names with endings.
+OF_HEADERS = ("include", "native")
+
 #: What uses `bfc` as a user does.
 USERS = {"cli", "testing", "__main__"}
 
@@ -36,7 +39,7 @@ def file_name(path: Path) -> str:
 def numbered(folder: Path) -> dict[str, int]:
     """The floor of each entry of a folder, by its name without an ending."""
     return {
-        name.rstrip("/").split(".")[0] if folder.name != "native" else name: number
+        name.rstrip("/").split(".")[0] if folder.name not in OF_HEADERS else name: number
         for number, names in enumerate(floors_of(folder))
         for name in names
     }
@@ -48,7 +51,7 @@ FLOORS = {folder: numbered(folder) for folder in FOLDERS}
 def entries_of(folder: Path) -> set[str]:
     """What there is in a folder, by names without endings."""
     found = {
-        path.name if folder.name == "native" else path.stem
+        path.name if folder.name in OF_HEADERS else path.stem
         for path in folder.iterdir()
         if path in FOLDERS or path in FILES
     }
@@ -91,9 +94,14 @@ def path_of(dotted: str) -> Path:
     return ROOT.joinpath(*dotted.split(".")[1:])
 
 
+def header_of(name: str) -> Path:
+    folders = [ROOT / room for room in OF_HEADERS if (ROOT / room / name).exists()]
+    return (folders or [ROOT / "native"])[0] / name
+
+
 def imports_of(path: Path) -> list[Path]:
     """What a file imports of ours, and the headers that it includes, as paths without an ending."""
-    found = [ROOT / "native" / header for header in HEADER.findall(path.read_text())]
+    found = [header_of(name) for name in HEADER.findall(path.read_text())]
     if path.suffix in (".hpp", ".h"):
         return found
     found = [header for header in found if header.exists()]

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from bfc.compiling import cache, kept_in, needed
 from bfc.errors import DeviceUnavailableError
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "libcuda.so.1"
+WHAT = "the emulated CUDA driver"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-override-init")  # the macro of a call has defaults
 
 
-def cache() -> Path:
-    """Where compiled libraries are kept: `$BFC_CACHE_HOME`, else `$XDG_CACHE_HOME/bfc`, else
-    `~/.cache/bfc`."""
-    own = os.environ.get("BFC_CACHE_HOME")
-    if own:
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return Path(shared or Path.home() / ".cache") / "bfc"
-
-
 def compiler() -> list[str]:
     """The command that compiles C: `$CC`, or `cc`. Raises DeviceUnavailableError."""
-    command = shlex.split(os.environ.get("CC") or "cc")
-    found = shutil.which(command[0])
-    if found is None:
-        raise DeviceUnavailableError(
-            f"the emulated CUDA driver is compiled when first used, and there is no C compiler "
-            f"{command[0]!r}: install gcc or clang, or name one in CC"
-        )
-    return [found, *command[1:]]
+    return needed("CC", "cc", "C", WHAT)
 
 
 def path() -> Path:
@@ -82,17 +63,10 @@ def build() -> Path:
     target = path()
     if target.exists():
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / LIBRARY
-            _compile(made)
-            made.replace(target)
-    except OSError as error:
-        raise RuntimeError(
-            f"the emulated CUDA driver cannot be kept in {target.parent}: {error}; "
-            f"name a folder that can be written in BFC_CACHE_HOME"
-        ) from error
+    with kept_in(target.parent, WHAT) as folder:
+        made = folder / LIBRARY
+        _compile(made)
+        made.replace(target)
     return target
 
 
@@ -101,7 +75,7 @@ def _compile(made: Path) -> None:
     command = [*compiler(), *FLAGS, *WARNINGS, f"-Wl,-soname,{LIBRARY}", "-o", str(made), *sources]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the emulated CUDA driver does not compile:\n{done.stderr}")
+        raise RuntimeError(f"{WHAT} does not compile:\n{done.stderr}")
 
 
 def loaded_driver() -> Path | None:
