@@ -39,10 +39,11 @@ IN_SDIST = [
 ]
 #: What no wheel holds: installed, it would stand in site-packages beside other people's.
 ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
-GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!testing/).*\.(c|cpp)$")
+#: `extension.cpp` is compiled by whoever uses it.
+GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!testing/)(?!.*/extension\.cpp$).*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
-import sys, bfc
+import pathlib, sys, bfc
 assert "numpy" not in sys.modules
 allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
 with allocator.allocate("1 MiB") as buffer:
@@ -50,6 +51,7 @@ with allocator.allocate("1 MiB") as buffer:
 gpu = bfc.BFCAllocator(bfc.SimulatedSubAllocator("4 GiB"))
 assert bfc.Trace.load(sys.argv[1]).replay(gpu).failed == 0
 gpu.check()
+assert (pathlib.Path(bfc.get_include()) / "bfc_torch_allocator.hpp").is_file()
 """
 
 

@@ -121,7 +121,7 @@ def test_no_test_imports_another() -> None:
 def test_each_room_of_tests_is_one_of_the_package() -> None:
     tests = ROOT.parent / "tests"
     rooms = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
-    own = {"cuda", "opencl", "house", "peers", "dask"}
+    own = {"cuda", "opencl", "torch_opencl", "house", "peers", "dask"}
     assert sorted(room for room in rooms - own if not (ROOT / room).is_dir()) == []
 
 
