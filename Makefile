@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-dask test-browser test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
+.PHONY: help dev demo test test-gpu test-dask test-torch test-browser test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,6 +40,9 @@ test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's 
 
 test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on clusters of Dask: processes on this machine, with simulated and emulated devices
 	BFC_TEST_DASK=1 $(BIN)/python -m pytest -m "not peers and not browser" tests/dask
+
+test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB)
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest -m "not peers" tests/torch_opencl
 
 test-browser: $(VENV)/tests $(VENV)/built ## run the tests of the report's page in a headless Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest -m browser tests/browser
@@ -106,7 +109,7 @@ docs: $(VENV)/writers $(VENV)/built ## build the site in build/docs; what Sphinx
 	@echo build/docs/index.html
 
 clean: ## remove what was built; the virtual environments too
-	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-oldest
+	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-torch .venv-oldest
 	find bfc -name '*.so' -delete
 
 ci-long: ## what takes longer: threads, wheels for every Python, the oldest Cython, no network, random histories
@@ -158,6 +161,12 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	$(MAKE_VENV) .venv-cuda12
 	$(INSTALL) --group demo --group test 'cuda-bindings<13'
 	.venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	@touch $@
+
+.venv-torch/built: pyproject.toml .ci/constraints.txt | $(VENV)/built
+	$(MAKE_VENV) .venv-torch
+	$(INSTALL) --group build
+	$(INSTALL) --constraint .ci/constraints.txt --no-build-isolation --group torch --editable '.[torch-opencl]'
 	@touch $@
 
 # Other builds of the modules, perhaps by another environment's Cython, stand beside a copy of the package, and share all else with the checkout.
