@@ -12,15 +12,13 @@ import pytest
 from floors import PACKAGE as ROOT
 from floors import floors_of
 
-SUFFIXES = (".py", ".pyx", ".pxd", ".hpp", ".h", ".pyi")
+OF_C = (".hpp", ".h", ".cpp")
+SUFFIXES = (".py", ".pyx", ".pxd", ".pyi", *OF_C)
 LONGEST_FUNCTION, MOST_CODE_IN_A_FILE = 60, 750
 
 FILES = sorted(path for path in ROOT.rglob("*") if path.suffix in SUFFIXES)
 READ = [path for path in FILES if path.suffix in (".py", ".pyx", ".pxd")]
 FOLDERS = sorted({path.parent for path in FILES})
-
-#: The rooms of headers, whose lists have names with endings.
-OF_HEADERS = ("include", "native")
 
 #: What uses `bfc` as a user does.
 USERS = {"cli", "testing", "__main__"}
@@ -37,9 +35,9 @@ def file_name(path: Path) -> str:
 
 
 def numbered(folder: Path) -> dict[str, int]:
-    """The floor of each entry of a folder, by its name without an ending."""
+    """The floor of each entry of a folder, by its name: without an ending, but for C and C++."""
     return {
-        name.rstrip("/").split(".")[0] if folder.name not in OF_HEADERS else name: number
+        name if name.endswith(OF_C) else name.rstrip("/").split(".")[0]: number
         for number, names in enumerate(floors_of(folder))
         for name in names
     }
@@ -49,9 +47,9 @@ FLOORS = {folder: numbered(folder) for folder in FOLDERS}
 
 
 def entries_of(folder: Path) -> set[str]:
-    """What there is in a folder, by names without endings."""
+    """What there is in a folder, by the same names."""
     found = {
-        path.name if folder.name in OF_HEADERS else path.stem
+        path.name if path.suffix in OF_C else path.stem
         for path in folder.iterdir()
         if path in FOLDERS or path in FILES
     }
@@ -94,15 +92,17 @@ def path_of(dotted: str) -> Path:
     return ROOT.joinpath(*dotted.split(".")[1:])
 
 
-def header_of(name: str) -> Path:
-    folders = [ROOT / room for room in OF_HEADERS if (ROOT / room / name).exists()]
-    return (folders or [ROOT / "native"])[0] / name
+def header_of(name: str, path: Path) -> Path:
+    """The header of ours that a file includes. Who includes the room's own names it alone."""
+    places = [path.parent / name, ROOT / "include" / name]
+    return next((place for place in places if place.exists()), ROOT / "native" / name)
 
 
 def imports_of(path: Path) -> list[Path]:
-    """What a file imports of ours, and the headers that it includes, as paths without an ending."""
-    found = [header_of(name) for name in HEADER.findall(path.read_text())]
-    if path.suffix in (".hpp", ".h"):
+    """What a file imports of ours, and the headers that it includes, as paths without an
+    ending, but for C and C++."""
+    found = [header_of(name, path) for name in HEADER.findall(path.read_text())]
+    if path.suffix in OF_C:
         return found
     found = [header for header in found if header.exists()]
     for line in code_lines(path.read_text()):
@@ -117,7 +117,7 @@ def is_below(target: Path, source: Path) -> bool:
 
     The `__init__` of a folder stands above all in it, and who imports the folder imports that.
     """
-    source = source if source.suffix in (".hpp", ".h") else source.with_suffix("")
+    source = source if source.suffix in OF_C else source.with_suffix("")
     source = source.parent if source.name == "__init__" else source
     if source == target or source in target.parents:
         return True
