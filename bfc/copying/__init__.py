@@ -6,6 +6,7 @@ Importing this loads no NumPy and no driver; the first copy does. In order:
     host.py             copies on the host, by NumPy
     waiting.py          keeps objects until a stream has finished with them
     kernels.py          the source of the kernel
+    arithmetic.py       the source of kernels that compute
     view.py             a `View`: items in some memory
     readers.py          the protocols that lead to memory: `view_of`
     copy_stream.py      what the engine asks of a stream

@@ -9,7 +9,7 @@ import pytest
 from copy_cases import DTYPES, PAIRS, switched
 
 import bfc
-from bfc.copying import cuda_stream, kernels
+from bfc.copying import arithmetic, cuda_stream, kernels
 from bfc.drivers.cuda import nvrtc as compiler
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
@@ -42,6 +42,16 @@ def test_nvrtc_compiles_every_conversion_for_the_newest_device():
     newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
     text = kernels.HEADER + "".join(map(switched, kernels.CODES))
     assert compiler.compiled(text, newest).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("in_single", [False, True])
+def test_nvrtc_compiles_the_kernels_that_compute(in_single):
+    image = compiler.compiled_for(arithmetic.text_of(in_single=in_single), "compute_75")
+    names = ["sum", "sum_of_parts", "product"]
+    for operation in arithmetic.OPERATIONS:
+        names += [f"{operation}_run", f"{operation}_strided"]
+    for name in names:
+        assert f".entry {name}(".encode() in image
 
 
 def test_a_device_newer_than_nvrtc_gets_text_that_its_driver_finishes():
