@@ -44,8 +44,6 @@ SHIM = Path(__file__).with_name("torch_host_shim.cpp")
 # What of c10 the header names and never calls stays unresolved.
 FLAGS = ("-std=c++20", "-O2", "-no-pie", "-Wl,--unresolved-symbols=ignore-in-object-files")
 INCLUDE = "torch/include/"
-#: Of the wheel's headers, the ones that the policy includes.
-KEPT = (HEADER, "c10/", "torch/headeronly/")
 
 FIGURES = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
 FIELDS = ("current", "peak", "allocated", "freed")
@@ -101,8 +99,14 @@ def build(version: str, cache: Path | None = None) -> Path:
     if not made.exists():
         if shutil.which(compiler()[0]) is None:
             raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
-        _compile(keep(root / f"torch_headers-{version}", version, _place), made)
+        _compile(headers(version, root), made)
     return made
+
+
+def headers(version: str, cache: Path | None = None) -> Path:
+    """The folder of PyTorch's headers, with `include` and `licences` in it; downloads them once."""
+    root = (cache or default_cache()).resolve()
+    return keep(root / f"torch_include-{version}", version, _place)
 
 
 def _fingerprint() -> str:
@@ -115,7 +119,7 @@ def _fingerprint() -> str:
 def _place(name: str) -> str | None:
     """Where a file of the wheel is kept. The licences are."""
     header = name.removeprefix(INCLUDE)
-    if header != name and header.startswith(KEPT):
+    if header != name:
         return f"include/{header}"
     folder, _, rest = name.partition("/")
     if folder.endswith(".dist-info") and "license" in rest.lower():

@@ -1,0 +1,31 @@
+"""The extension for tensors on OpenCL compiles against the headers of other versions of PyTorch than
+the one that `make test-torch` runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+
+import pytest
+
+import bfc
+from bench.peers.torch_host import VERSIONS, headers
+from bfc.compiling import needed
+from bfc.integrations.torch_opencl import building
+
+pytestmark = pytest.mark.peers
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_extension_compiles(version: str, tmp_path) -> None:
+    folder = headers(version) / "include"
+    includes = (folder, folder / "torch/csrc/api/include", sysconfig.get_path("include"))
+    flags = [flag for flag in building.FLAGS if flag != "-shared"]
+    command = [
+        *(*needed("CXX", "c++", "C++", "the extension"), *flags, "-c"),
+        *(f"-DTORCH_EXTENSION_NAME={building.NAME}", f"-I{bfc.get_include()}"),
+        *(word for include in includes for word in ("-isystem", str(include))),
+        *(str(building.SOURCE), "-o", str(tmp_path / "extension.o")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
