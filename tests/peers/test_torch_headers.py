@@ -1,5 +1,5 @@
-"""The extension for tensors on OpenCL compiles against the headers of other versions of PyTorch than
-the one that `make test-torch` runs."""
+"""The extension for tensors on OpenCL compiles against the headers of other versions of PyTorch
+than the one that `make test-torch` runs."""
 
 from __future__ import annotations
 
