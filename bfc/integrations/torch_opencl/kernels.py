@@ -66,8 +66,10 @@ class Kernels:
 
         self.known = opencl_stream.context_of(source.context, source.cl_device)
         self.on_cpu = self.known.on_cpu
+        self.most_on_cpu = 2 * int(source.cl_device.max_compute_units)
         self.is_refused = False
         self._kernels: dict[str, Any] = {}
+        self._enqueue = _opencl.load().enqueue_nd_range_kernel
         try:
             self._program = self.known.program(
                 "arithmetic", lambda: arithmetic.text_of(in_single=not self.known.has_double)
@@ -76,28 +78,23 @@ class Kernels:
             note_refusal(error)
             self.is_refused = True
 
-    def get(self, name: str) -> Any:
-        found = self._kernels.get(name)
-        if found is None:
-            cl = _opencl.load()
-            found = cl.Kernel(self._program, name)
-            sizes = ARGUMENTS[name.rpartition("_")[2]]
-            found.set_arg_types([size and f"V{size}" for size in sizes])
-            self._kernels[name] = found
+    def _make(self, name: str) -> Any:
+        found = self._kernels[name] = _opencl.load().Kernel(self._program, name)
+        sizes = ARGUMENTS[name.rpartition("_")[2]]
+        found.set_arg_types([size and f"V{size}" for size in sizes])
         return found
 
     def launch(self, queue: Any, name: str, items: int, work: int, *arguments: Any) -> None:
         """`work` is how much an item costs, as a number of floats."""
-        cl = _opencl.load()
-        kernel = self.get(name)
+        kernel = self._kernels.get(name) or self._make(name)
         if self.on_cpu:
-            most = min(items, 2 * self.known.device.max_compute_units)
+            most = min(items, self.most_on_cpu)
             groups, threads = max(1, min(most, items * work // CPU_GRAIN)), 1
         else:
             groups, threads = min(-(-items // GPU_THREADS), GPU_GROUPS), GPU_THREADS
         with _opencl.in_words():
             kernel.set_args(*arguments)
-            cl.enqueue_nd_range_kernel(queue, kernel, (groups * threads,), (threads,))
+            self._enqueue(queue, kernel, (groups * threads,), (threads,))
 
 
 class _OfThread(threading.local):
@@ -354,7 +351,7 @@ def _parts_of(kernels: Kernels, outputs: int, inputs: int) -> int:
     """Into how many parts each sum is cut, so that few large ones occupy the device."""
     threads, grain = GPU_THREADS * GPU_GROUPS, GPU_GRAIN
     if kernels.on_cpu:
-        threads, grain = 2 * kernels.known.device.max_compute_units, CPU_GRAIN
+        threads, grain = kernels.most_on_cpu, CPU_GRAIN
     return max(1, min(threads // outputs, inputs // grain))
 
 
