@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import re
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -12,6 +15,21 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run_in_a_process(path: Path, first: str = "pass") -> subprocess.CompletedProcess[str]:
+    """Runs the code of a document in a new process, after some code of the test's."""
+    code = (
+        f"{first}\nimport documents, pathlib; documents.run_document(pathlib.Path({str(path)!r}))"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "tests" / "helpers"),
+        "CI": "true",  # where Hypothesis has no deadlines
+    }
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
 
 
 def run_document(path: Path) -> None:

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pocl
 import pytest
-from documents import BLOCK, DOCUMENTS, ROOT
+from documents import BLOCK, DOCUMENTS, ROOT, run_in_a_process
 from own_interpreter import run as run_alone
 
 import bfc
 from bfc import testing
 from bfc.testing import cuda_emulator as emulator
 
-#: That of Dask runs where distributed is installed: tests/dask has it.
-RUN = [path for path in DOCUMENTS if path.name != "dask.md"]
+#: These run where distributed and torch are installed: tests/dask and tests/torch_opencl have them.
+RUN_ELSEWHERE = ("dask.md", "tensors-on-opencl.md")
+RUN = [path for path in DOCUMENTS if path.name not in RUN_ELSEWHERE]
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: str(path.relative_to(ROOT)))
@@ -34,16 +35,7 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
     if "pyopencl" in path.read_text() and not pocl.devices():
         pytest.skip(str(bfc.opencl.is_available()))
     driver = "pass" if os.environ.get("BFC_TEST_GPU") == "1" else emulator.preamble()
-    run = f"import documents, pathlib; documents.run_document(pathlib.Path({str(path)!r}))"
-    script = f"{driver}\nimport pocl; pocl.devices()\n{run}"
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "tests" / "helpers"),
-        "CI": "true",  # where Hypothesis has no deadlines
-    }
-    command = [sys.executable, "-c", script]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
-    )
+    ran = run_in_a_process(path, f"{driver}\nimport pocl; pocl.devices()")
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

@@ -67,11 +67,12 @@ def enable(
     Raises
     ------
     DeviceUnavailableError
-        If PyTorch is missing or older than 2.11, if there is no OpenCL device, or if the extension
-        cannot be compiled: without a compiler or ninja, for example.
+        If PyTorch is missing or older than 2.11, if there is no OpenCL device, or no C++ compiler
+        where the extension was not compiled yet.
     RuntimeError
         If it was enabled with other arguments, or another package has taken PyTorch's place for
-        further devices. A process can have one.
+        further devices: a process can have one. Also if the extension does not compile, or cannot
+        be kept in the user's cache.
     ValueError, SettingsError
         If an argument is wrong.
 
