@@ -140,6 +140,8 @@ class DeviceAllocator:
         Use shared virtual memory.
     devices : sequence of pyopencl.Device or pyopencl.Context, optional
         None is every device that there is.
+    profiling : bool, optional
+        Let the pools' own queues note when each command starts and ends.
     **options : object
         Other arguments of `bfc.CachingAllocator` or `bfc.BFCAllocator`, the same for each device.
 
@@ -177,6 +179,7 @@ class DeviceAllocator:
         settings: str = "",
         svm: bool = False,
         devices: Sequence[Any] | None = None,
+        profiling: bool = False,
         **options: Any,
     ) -> None:
         if not isinstance(policy, str) or policy not in _POLICIES:
@@ -187,6 +190,7 @@ class DeviceAllocator:
             options["settings"] = settings
         self.policy = policy
         self._svm = svm
+        self._profiling = profiling
         self._options = options
         self._given = None if devices is None else _contexts_of(devices)
         self._places: list[_Place] | None = None
@@ -270,7 +274,12 @@ class DeviceAllocator:
                 if self._closed:
                     raise ClosedError("this allocator is closed")
                 if place.pool is None:
-                    source = OpenCLSubAllocator(place.context, svm=self._svm, index=place.ordinal)
+                    source = OpenCLSubAllocator(
+                        place.context,
+                        svm=self._svm,
+                        index=place.ordinal,
+                        profiling=self._profiling,
+                    )
                     source.device = Device("opencl", place.ordinal)
                     place.pool = _POLICIES[self.policy](source, **self._options)
         return place.pool

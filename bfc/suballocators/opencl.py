@@ -69,6 +69,8 @@ class OpenCLSubAllocator(SubAllocator):
     capacity : int or str, optional
         How many bytes can be live at once, as a number or a text such as "4 GiB". None is what the
         device has.
+    profiling : bool, optional
+        Let its own queue note when each command starts and ends (`Event.profile`).
 
     Attributes
     ----------
@@ -119,6 +121,7 @@ class OpenCLSubAllocator(SubAllocator):
         svm: bool = False,
         index: SupportsIndex = 0,
         capacity: SupportsIndex | str | None = None,
+        profiling: bool = False,
     ) -> None:
         cl = _opencl.load()
         if context is None:
@@ -144,7 +147,8 @@ class OpenCLSubAllocator(SubAllocator):
                 )
         self.total_bytes = total if capacity is None else parse_bytes(capacity)
         with _opencl.in_words("clCreateCommandQueue"):
-            self.queue = cl.CommandQueue(context, self.cl_device)
+            properties = cl.command_queue_properties.PROFILING_ENABLE if profiling else 0
+            self.queue = cl.CommandQueue(context, self.cl_device, properties)
         self._queues = _queues.Queues(context, self.queue)
         self._home = _opencl.Home()
         self.default_stream_alias = self._queues.own.handle

@@ -134,7 +134,9 @@ def _start(
 ) -> ModuleType:
     from bfc.integrations.torch_opencl import building
 
-    pools = DeviceAllocator(policy, settings=settings, devices=devices, memory_limit=memory)
+    pools = DeviceAllocator(
+        policy, settings=settings, devices=devices, profiling=True, memory_limit=memory
+    )
     torch = building.supported_torch()
     taken = torch._C._get_privateuse1_backend_name()
     if taken not in ("privateuseone", NAME):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from bfc.integrations.torch_opencl.runtime import Runtime
 from bfc.policies._caching import CachingAllocator
 
 NAME = "opencl"
-Device = torch.device | int | str | None
+Device: TypeAlias = "torch.device | int | str | None"
 
 
 def make(runtime: Runtime, extension: ModuleType) -> ModuleType:

@@ -73,10 +73,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
     // An event is a `Mark` of the runtime: a new one each time that it is recorded.
 
-    void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
         py::gil_scoped_acquire gil;
-        const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
-        py::object mark = ask("record", index_of(stream.device()), stream.id(), timed);
+        py::object mark = ask("record", index_of(stream.device()), stream.id());
         Py_XDECREF(static_cast<PyObject*>(*event));
         *event = mark.release().ptr();
     }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: as with CUDA.
 STREAMS = 32
 #: How long `Stream.query` waits for a marker on a queue that may be idle.
-PATIENCE_SECONDS = 200e-6
+PATIENCE_SECONDS = 2e-3
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,8 +35,7 @@ class Mark:
     """A place in a queue: what an event has recorded."""
 
     device: int
-    event: Any
-    timed: Any  # the event that says when the queue came there; None where nobody asked
+    event: Any  # whose queue notes times
 
 
 class DevicePlace:
@@ -52,7 +51,6 @@ class DevicePlace:
         self._queues: dict[int, Any] = {0: self.source.queue}
         self._made: list[int] = []
         self._given = 0
-        self._clock: Any = None
         self._lock = ForkSafeLock()
 
     def queue(self) -> Any:
@@ -80,7 +78,8 @@ class DevicePlace:
     def _make_queue(self) -> int:
         cl = _opencl.load()
         with _opencl.in_words("clCreateCommandQueue"):
-            queue = cl.CommandQueue(self.source.context, self.source.cl_device)
+            timed = cl.command_queue_properties.PROFILING_ENABLE
+            queue = cl.CommandQueue(self.source.context, self.source.cl_device, timed)
         handle = int(queue.int_ptr)
         self._queues[handle] = queue
         self._table.note_ordered(self.index, handle)
@@ -91,23 +90,6 @@ class DevicePlace:
         with _opencl.in_words("clFinish"):
             for queue in list(self._queues.values()):
                 queue.finish()
-
-    def clock_mark(self, event: Any) -> Any:
-        """A marker that ends with an event, on a queue that notes times."""
-        cl = _opencl.load()
-        with self._lock:
-            if self._clock is None:
-                properties = cl.command_queue_properties
-                wanted = properties.PROFILING_ENABLE
-                if (
-                    self.source.cl_device.queue_properties
-                    & properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-                ):
-                    wanted |= properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-                self._clock = cl.CommandQueue(self.source.context, self.source.cl_device, wanted)
-        mark = cl.enqueue_marker(self._clock, wait_for=[event])
-        self._clock.flush()
-        return mark
 
 
 class Runtime:
@@ -155,7 +137,7 @@ class Runtime:
     def is_idle(self, device: int, stream: int) -> bool:
         """Whether a queue has nothing left to do. OpenCL has no such question: a marker is queued,
         which ends at once where nothing is before it."""
-        mark = self.record(device, stream, False)
+        mark = self.record(device, stream)
         deadline = time.perf_counter() + PATIENCE_SECONDS
         while not self.is_done(mark):
             if time.perf_counter() > deadline:
@@ -171,13 +153,12 @@ class Runtime:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def record(self, device: int, stream: int, timed: bool) -> Mark:
-        place = self.place(device)
-        queue = place.queue_of(stream)
+    def record(self, device: int, stream: int) -> Mark:
+        queue = self.place(device).queue_of(stream)
         with _opencl.in_words("clEnqueueMarker"):
             event = _opencl.load().enqueue_marker(queue)
             queue.flush()  # a command that is not submitted never finishes
-            return Mark(device, event, place.clock_mark(event) if timed else None)
+            return Mark(device, event)
 
     def block(self, mark: Mark, device: int, stream: int) -> None:
         """Lets a stream wait for a mark. Where that is of another device, the host waits."""
@@ -192,12 +173,11 @@ class Runtime:
     def is_done(self, mark: Mark) -> bool:
         cl = _opencl.load()
         with _opencl.in_words("clGetEventInfo"):
-            last = mark.event if mark.timed is None else mark.timed
-            return bool(last.command_execution_status <= cl.command_execution_status.COMPLETE)
+            return bool(mark.event.command_execution_status <= cl.command_execution_status.COMPLETE)
 
     def wait(self, mark: Mark) -> None:
         with _opencl.in_words("clWaitForEvents"):
-            (mark.event if mark.timed is None else mark.timed).wait()
+            mark.event.wait()
 
     def elapsed(self, first: Mark, second: Mark) -> float:
         """The milliseconds between two marks of one device."""
@@ -207,7 +187,7 @@ class Runtime:
                 f"whose clocks differ"
             )
         with _opencl.in_words("clGetEventProfilingInfo"):
-            return float(second.timed.profile.end - first.timed.profile.end) * 1e-6
+            return float(second.event.profile.end - first.event.profile.end) * 1e-6
 
     # -- copies and kernels ------------------------------------------------------------------------
 
