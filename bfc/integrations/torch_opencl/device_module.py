@@ -141,7 +141,8 @@ class DeviceFunctions:
         self._pool(device).reset_accumulated_stats()
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
-        return self._pool(device).sub_allocator.memory_info()
+        info: tuple[int, int] = self._pool(device).sub_allocator.memory_info()
+        return info
 
     def empty_cache(self) -> None:
         for place in self._runtime.opened():
@@ -214,7 +215,7 @@ class DeviceFunctions:
             generator.manual_seed(int(seed))
 
     def initial_seed(self) -> int:
-        return self._generator(None).initial_seed()
+        return int(self._generator(None).initial_seed())
 
     def get_rng_state(self, device: Device = None) -> torch.Tensor:
         return self._generator(device).get_state()
