@@ -13,8 +13,8 @@ from bfc.interpreter._exit cimport exiting
 from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._owners cimport NO_OWNER, owner_without_gil
-from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.allocators._frees cimport is_quiet
+from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef enum:
     POLLS = 100     # of 1 ms

@@ -15,10 +15,11 @@ class Table:
     Raises
     ------
     ValueError
-        If that are none, or more than 64.
+        If there are none, or more than 64.
     """
 
-    devices: int
+    @property
+    def devices(self) -> int: ...
     def __init__(self, open_pool: Callable[[int], Allocator], devices: int) -> None: ...
     @property
     def invalid_frees(self) -> int:

@@ -14,16 +14,16 @@ from libcpp cimport bool as cbool
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._forks cimport call_in_child
-from bfc.allocators._allocator cimport Allocator
-from bfc.allocators._frees cimport report_unraisable
-from bfc.allocators._lock cimport Shown
-from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_without_gil
-from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.buffers._owners cimport follow_scopes
+from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._lock cimport Shown
+from bfc.allocators._frees cimport report_unraisable
+from bfc.allocators._allocator cimport Allocator
+from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_without_gil
 
 from bfc.errors import InvalidPointerError
 from bfc.integrations._torch_stats import memory_stats
-from bfc.pytorch.words import FIELDS, GROUPS
+from bfc.pytorch.words import FIELDS as _FIELDS, GROUPS as _GROUPS
 from bfc.suballocators.base import checked_memory_info
 
 cdef extern from "wait.hpp" namespace "bfc" nogil:
@@ -99,7 +99,7 @@ cdef class Table:
     Raises
     ------
     ValueError
-        If that are none, or more than 64.
+        If there are none, or more than 64.
     """
 
     cdef bfc_allocator functions
@@ -250,8 +250,9 @@ cdef bfc_result free_with_gil(Table self, uint64_t address) noexcept with gil:
                 return BFC_OK
             except InvalidPointerError:
                 continue
-        if any([pool.closed for pool in self.kept.values()]):
-            return BFC_OK       # its memory went back when it was closed
+        for pool in self.kept.values():
+            if pool.closed:
+                return BFC_OK   # its memory went back when it was closed
         self.invalid.add(1)
         warnings.warn(f"{address:#x} was freed, and is not live: it was freed before, or is another allocator's. "
                       f"Nothing has changed; memory_stats()[\"invalid_frees\"] counts it", RuntimeWarning, stacklevel=1)
@@ -301,11 +302,13 @@ cdef bfc_result stats(Table self, int device, bfc_device_stats* out, char* why, 
 
 
 cdef int fill_stats(dict found, bfc_device_stats* out) except -1:
-    """Fills the groups, which lie one behind the other in the order of GROUPS, then the single counters."""
+    """Fills the groups, which lie one behind the other in the order of _GROUPS, then the single counters."""
     cdef int64_t* place = &out.allocation[0].current
-    keys = [f"{group}.{kind}" for group in GROUPS for kind in ("all", "small_pool", "large_pool")]
+    keys = []
+    for group in _GROUPS:
+        keys += f"{group}.all", f"{group}.small_pool", f"{group}.large_pool"
     for key in (*keys, "oversize_allocations", "oversize_segments"):
-        for field in FIELDS:
+        for field in _FIELDS:
             place[0] = found.get(f"{key}.{field}", 0)
             place += 1
     out.num_alloc_retries = found.get("num_alloc_retries", 0)

@@ -7,7 +7,9 @@ fallback to the CPU, which `fallbacks()` counts.
 The extension is compiled against the PyTorch that is installed, when `enable` is first called. In
 order:
 
-    runtime.hpp, guard.hpp, hooks.hpp, operators.hpp
+    runtime.hpp
+    guard.hpp, hooks.hpp
+    operators.hpp
     extension.cpp
     building.py         compiles it, once
     places.py           where tensors have their memory
