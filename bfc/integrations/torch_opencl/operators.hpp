@@ -203,8 +203,12 @@ inline at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool n
     return to;
 }
 
+// An out= that gets another size also gets the strides that the operator chose on the host.
 inline at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
-    if (to.sizes() != self.sizes()) to.resize_(self.sizes());
+    if (to.sizes() != self.sizes()) {
+        to.unsafeGetTensorImpl()->set_sizes_and_strides(self.sizes(), self.strides());
+        reserve(*to.unsafeGetTensorImpl());
+    }
     return copy_from(self, to, false);
 }
 
