@@ -1,4 +1,4 @@
-"""Copies between tensors of the host and of OpenCL devices: `_copy_from` and its kin.
+"""Copies between tensors of the host and of OpenCL devices: what `_copy_from` does.
 
 All bytes move by `bfc.copy`. It also casts on a device, where that gives the bits that PyTorch's
 CPU gives; all other casts are PyTorch's own, on the host.
@@ -70,21 +70,6 @@ def copy(
     except OutOfMemoryError as error:
         raise torch.OutOfMemoryError(str(error)) from error
     return to
-
-
-def copy_and_resize(
-    to: torch.Tensor, source: torch.Tensor, place_of: Callable[[int], Place]
-) -> torch.Tensor:
-    """Copies after `to` got the source's shape."""
-    if to.shape != source.shape:
-        to.resize_(source.shape)
-    return copy(to, source, False, place_of)
-
-
-def item(tensor: torch.Tensor, place: Place) -> bool | int | float | complex:
-    """The only item of a tensor, as a number of Python. Waits for the current stream."""
-    found: bool | int | float | complex = _read(tensor, place).item()
-    return found
 
 
 # -- the paths -------------------------------------------------------------------------------------
