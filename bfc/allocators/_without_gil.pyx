@@ -128,8 +128,8 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     cdef Placement placed
     cdef uint32_t owner
     cdef cbool is_hit
-    if nbytes == 0 or not is_quiet(allocator):
-        return False
+    if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not is_quiet(allocator):
+        return False    # so many bytes would be rounded up to 0
     if stream != allocator.home_stream and (not allocator.by_stream or stream == allocator.default_stream_alias):
         return False
     owner = owner_without_gil()

@@ -7,6 +7,13 @@ from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.words import FIELDS, GROUPS
 
 _KINDS = ("all", "small_pool", "large_pool")
+_GROUPS = (
+    *(f"{group}.{kind}" for group in GROUPS for kind in _KINDS),
+    "oversize_allocations",
+    "oversize_segments",
+)
+#: The keys of all groups of counters, in the order of `bfc_device_stats`.
+STATS = tuple(f"{group}.{field}" for group in _GROUPS for field in FIELDS)
 
 
 def memory_stats(pool: Allocator) -> dict[str, int]:

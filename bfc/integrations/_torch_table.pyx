@@ -3,17 +3,19 @@
 A hit and an ordinary free take no GIL. Everything else does, with no lock held.
 """
 
-import signal
 import warnings
 
+from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_SetInterrupt
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from libcpp cimport bool as cbool
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._forks cimport call_in_child
+from bfc._core cimport NO_CHUNK, ChunkHandle
 from bfc.buffers._owners cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport Shown
@@ -22,12 +24,39 @@ from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_without_gil
 
 from bfc.errors import InvalidPointerError
-from bfc.integrations._torch_stats import memory_stats
-from bfc.pytorch.words import FIELDS as _FIELDS, GROUPS as _GROUPS
+from bfc.integrations._torch_stats import STATS as _STATS, memory_stats
 from bfc.suballocators.base import checked_memory_info
+
+cdef extern from "debug.h":
+    const int BFC_DEBUG
 
 cdef extern from "wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
+
+cdef extern from *:
+    """
+    /* Callers cannot be unwound, and up to 3.13 Python unwinds a thread that asks for the GIL while the interpreter
+     * shuts down: see wait.hpp. Each place of the table has a function of its own, which stops the thread there. */
+    template <int place, class Result, class... Arguments>
+    auto bfc_stopping(Result (*function)(Arguments...)) {
+        static Result (*calls)(Arguments...);
+        calls = function;
+        return +[](Arguments... arguments) noexcept -> Result {
+            try {
+                return calls(arguments...);
+            } catch (...) {
+                bfc::stop_here();
+            }
+        };
+    }
+    #define BFC_SET(place, function) (place) = bfc_stopping<__COUNTER__>(function)
+    """
+    void set_function "BFC_SET"(...) noexcept
+
+cdef extern from "<atomic>" namespace "std" nogil:
+    cdef cppclass atomic[T]:
+        T load()
+        void store(T value)
 
 cdef extern from "bfc_allocator.h" nogil:
     const uint32_t BFC_ALLOCATOR_VERSION
@@ -105,12 +134,13 @@ cdef class Table:
     cdef bfc_allocator functions
     cdef object open_pool
     cdef readonly int devices
-    cdef void* pools[DEVICES]           # borrowed from `kept`; NULL: not open yet
+    cdef atomic[void*] pools[DEVICES]   # borrowed from `kept`; NULL: not open yet
     cdef dict kept
     cdef uint64_t forks_before          # it was made
-    cdef Shown[int64_t] invalid
+    cdef Shown[bint] survives_no_fork   # a pool that was opened has memory of a device
+    cdef Shown[int64_t] invalid         # changed with the GIL
     cdef int64_t ordered[DEVICES][ORDERED]
-    cdef Shown[int] ordered_count[DEVICES]
+    cdef atomic[int] ordered_count[DEVICES]
 
     def __cinit__(self, open_pool, int devices):
         if not 0 < devices <= DEVICES:
@@ -119,7 +149,6 @@ cdef class Table:
         self.devices = devices
         self.kept = {}
         self.forks_before = forks
-        memset(self.pools, 0, sizeof(self.pools))
         self.functions = functions_of(self)
         follow_scopes()
 
@@ -153,42 +182,65 @@ cdef class Table:
         stream : int
             The stream's handle. It must live as long as the table.
         """
-        cdef int count = self.ordered_count[device].get()
+        self.check_device(device)
+        cdef int count = self.ordered_count[device].load()
         if count < ORDERED:
             self.ordered[device][count] = stream
-            self.ordered_count[device].set(count + 1)
+            self.ordered_count[device].store(count + 1)     # not before: others read it meanwhile
 
     cdef cbool is_ordered(self, int device, int64_t stream) noexcept nogil:
         cdef int place
-        if stream == 0 or not (<Allocator>self.pools[device]).may_be_unordered:
+        if stream == 0 or not (<Allocator>self.pools[device].load()).may_be_unordered:
             return True
-        for place in range(self.ordered_count[device].get()):
+        for place in range(self.ordered_count[device].load()):
             if self.ordered[device][place] == stream:
                 return True
         return False
 
-    cdef cbool is_lost(self) noexcept nogil:
-        """Whether this is a forked child of the process that used the device."""
-        return forks != self.forks_before and not self.is_of_host()
-
-    cdef cbool is_of_host(self) noexcept nogil:
-        cdef int device
-        for device in range(self.devices):
-            if self.pools[device] != NULL and (<Allocator>self.pools[device]).home_stream != HOST_STREAM:
-                return False
+    cdef cbool hit(self, int device, size_t nbytes, int64_t stream, uint64_t* address) noexcept nogil:
+        """Serves a request that needs no GIL. False for all else, and then nothing has changed."""
+        if not 0 <= device < self.devices or self.pools[device].load() == NULL or not self.is_ordered(device, stream):
+            return False
+        cdef void* pool = self.pools[device].load()
+        if not hit_without_gil(<Allocator>pool, nbytes, on(<Allocator>pool, stream), address):
+            return False
+        if BFC_DEBUG >= 2:
+            check_books_of(<Allocator>pool)
         return True
 
-    cdef Allocator pool_of(self, int device):
+    cdef cbool is_lost(self) noexcept nogil:
+        """Whether this is a forked child of the process that used the device."""
+        return forks != self.forks_before and self.survives_no_fork.get()
+
+    cdef int refuse_if_lost(self) except -1:
+        if self.is_lost():
+            raise RuntimeError(FORKED.decode())
+        return 0
+
+    cdef int check_device(self, int device) except -1:
         if not 0 <= device < self.devices:
             raise ValueError(f"there is no device {device}: this back end has {self.devices}")
+        return 0
+
+    cdef Allocator pool_of(self, int device):
+        """The pool of a device, for calls that leave the device alone."""
+        self.check_device(device)
         found = self.kept.get(device)
         if found is None:
-            found = self.kept.setdefault(device, self.open_pool(device))
+            found = self.open_pool(device)
             if not isinstance(found, Allocator):
-                del self.kept[device]
                 raise TypeError(f"device {device} needs an allocator of bfc, not {type(found).__name__}")
-            self.pools[device] = <void*>found
+            found = self.kept.setdefault(device, found)     # another thread may have been first
+            if found.device.kind not in ("cpu", "simulated"):
+                self.survives_no_fork.set(True)
+            self.pools[device].store(<void*>found)
         return found
+
+    cdef Allocator usable_pool_of(self, int device):
+        """The same for calls that use the device, which a forked child cannot."""
+        pool = self.pool_of(device)
+        self.refuse_if_lost()
+        return pool
 
     def device_at(self, address):
         """The number of the device whose pool an address lies in; -1 for others' memory."""
@@ -203,9 +255,7 @@ cdef bfc_result allocate(Table self, int device, size_t nbytes, int64_t stream, 
     ptr[0] = NULL
     if self.is_lost():
         return refuse(FORKED, why, room)
-    if (0 <= device < self.devices and self.pools[device] != NULL and self.is_ordered(device, stream)
-            and hit_without_gil(<Allocator>self.pools[device], nbytes, on(<Allocator>self.pools[device], stream),
-                                &address)):
+    if self.hit(device, nbytes, stream, &address):
         ptr[0] = <void*>address
         return BFC_OK
     if exiting or is_finalizing():
@@ -221,7 +271,7 @@ cdef uint64_t on(Allocator pool, int64_t stream) noexcept nogil:
 cdef bfc_result allocate_with_gil(Table self, int device, size_t nbytes, int64_t stream, void** ptr,
                                   char* why, size_t room) noexcept with gil:
     try:
-        ptr[0] = <void*><uintptr_t>self.pool_of(device).allocate_raw(nbytes, <uint64_t>stream)
+        ptr[0] = <void*><uintptr_t>self.usable_pool_of(device).allocate_raw(nbytes, <uint64_t>stream)
     except BaseException as error:
         return explain(error, why, room)
     return BFC_OK
@@ -229,10 +279,14 @@ cdef bfc_result allocate_with_gil(Table self, int device, size_t nbytes, int64_t
 
 cdef bfc_result free(Table self, void* ptr) noexcept nogil:
     cdef int device
+    cdef void* pool
     if ptr == NULL or exiting or self.is_lost():
         return BFC_OK
     for device in range(self.devices):
-        if self.pools[device] != NULL and free_at_once_without_gil(<Allocator>self.pools[device], <uint64_t>ptr):
+        pool = self.pools[device].load()
+        if pool != NULL and free_at_once_without_gil(<Allocator>pool, <uint64_t>ptr):
+            if BFC_DEBUG >= 2:
+                check_books_of(<Allocator>pool)
             return BFC_OK
     if is_finalizing():
         return BFC_OK
@@ -240,30 +294,83 @@ cdef bfc_result free(Table self, void* ptr) noexcept nogil:
 
 
 cdef bfc_result free_with_gil(Table self, uint64_t address) noexcept with gil:
+    """Keeps the exception that may be raised at the moment: tensors go while one is."""
+    cdef PyObject* kind
+    cdef PyObject* error
+    cdef PyObject* trace
+    PyErr_Fetch(&kind, &error, &trace)
+    cdef bfc_result result = free_anywhere(self, address)
+    PyErr_Restore(kind, error, trace)
+    return result
+
+
+cdef bfc_result free_anywhere(Table self, uint64_t address) noexcept:
     """Frees what other streams have used, or what something else is to be told of."""
+    cdef Allocator pool
+    cdef cbool one_is_closed = False
+    cdef int device
+    for device in range(self.devices):
+        if self.pools[device].load() == NULL:
+            continue
+        pool = <Allocator>self.pools[device].load()
+        if pool.is_closed:
+            one_is_closed = True
+        elif free_for_good(pool, address):
+            return BFC_OK
+    if one_is_closed:
+        return BFC_OK       # its memory went back when it was closed
+    self.invalid.add(1)
     try:
-        for pool in list(self.kept.values()):
-            if pool.closed:
-                continue
-            try:
-                pool.deallocate_raw(address)
-                return BFC_OK
-            except InvalidPointerError:
-                continue
-        for pool in self.kept.values():
-            if pool.closed:
-                return BFC_OK   # its memory went back when it was closed
-        self.invalid.add(1)
         warnings.warn(f"{address:#x} was freed, and is not live: it was freed before, or is another allocator's. "
                       f"Nothing has changed; memory_stats()[\"invalid_frees\"] counts it", RuntimeWarning, stacklevel=1)
-        return BFC_NOT_LIVE
     except BaseException as error:
+        report(error)
+    return BFC_NOT_LIVE
+
+
+cdef cbool free_for_good(Allocator pool, uint64_t address) noexcept:
+    """Frees for a caller that does not ask again: what fails is left to a later call. Whether a live allocation starts
+    at the address."""
+    pool.acquire()
+    cdef ChunkHandle handle = pool.pool.handle_of(address)
+    cdef int64_t allocation_id = pool.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+    pool.lock.release()
+    if handle == NO_CHUNK:
+        return False
+    try:
+        if pool.must_look:
+            pool.freeing(allocation_id)
+    except BaseException as error:
+        report(error)
+    try:
+        interrupt = pool.undo(handle, allocation_id)
+        if interrupt is not None:
+            report(interrupt)
+    except BaseException as error:
+        report(error)
+    return True
+
+
+cdef void report(error) noexcept:
+    """Reports an error that has no caller. A Ctrl-C is raised again where Python goes on."""
+    if isinstance(error, KeyboardInterrupt):
+        PyErr_SetInterrupt()
+    else:
         report_unraisable(error, "a free without the GIL")
-        return BFC_FAILED
+
+
+cdef void check_books_of(Allocator pool) noexcept with gil:
+    """What a debug build does behind each change."""
+    try:
+        if not is_finalizing() and pool.pool.check_is_due():
+            pool.check_books()
+    except BaseException as error:
+        report(error)
 
 
 cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, size_t room) noexcept with gil:
     try:
+        self.refuse_if_lost()
         pool_at(self, <uint64_t>ptr).record_stream(<uint64_t>ptr, <uint64_t>stream)
     except BaseException as error:
         return explain(error, why, room)
@@ -273,6 +380,7 @@ cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, 
 cdef bfc_result copy(Table self, void* to, const void* start, size_t nbytes, int64_t stream,
                      char* why, size_t room) noexcept with gil:
     try:
+        self.refuse_if_lost()
         if nbytes:
             source = pool_at(self, <uint64_t>to).sub_allocator
             source.copy(<uint64_t>to, <uint64_t>start, nbytes, <uint64_t>stream)
@@ -283,12 +391,17 @@ cdef bfc_result copy(Table self, void* to, const void* start, size_t nbytes, int
 
 
 cdef bfc_result empty(Table self, char* why, size_t room) noexcept with gil:
+    cdef bfc_result result = BFC_OK
     try:
+        self.refuse_if_lost()
         for pool in list(self.kept.values()):
-            pool.empty_cache()
+            try:
+                pool.empty_cache()
+            except BaseException as error:      # the others are emptied all the same
+                result = explain(error, why, room)
     except BaseException as error:
         return explain(error, why, room)
-    return BFC_OK
+    return result
 
 
 cdef bfc_result stats(Table self, int device, bfc_device_stats* out, char* why, size_t room) noexcept with gil:
@@ -302,15 +415,11 @@ cdef bfc_result stats(Table self, int device, bfc_device_stats* out, char* why, 
 
 
 cdef int fill_stats(dict found, bfc_device_stats* out) except -1:
-    """Fills the groups, which lie one behind the other in the order of _GROUPS, then the single counters."""
+    """Fills the groups, which lie one behind the other in the order of _STATS, then the single counters."""
     cdef int64_t* place = &out.allocation[0].current
-    keys = []
-    for group in _GROUPS:
-        keys += f"{group}.all", f"{group}.small_pool", f"{group}.large_pool"
-    for key in (*keys, "oversize_allocations", "oversize_segments"):
-        for field in _FIELDS:
-            place[0] = found.get(f"{key}.{field}", 0)
-            place += 1
+    for key in _STATS:
+        place[0] = found.get(key, 0)
+        place += 1
     out.num_alloc_retries = found.get("num_alloc_retries", 0)
     out.num_ooms = found.get("num_ooms", 0)
     out.num_sync_all_streams = found.get("num_sync_all_streams", 0)
@@ -339,7 +448,7 @@ cdef bfc_result reset_peaks(Table self, int device, char* why, size_t room) noex
 cdef bfc_result memory_info(Table self, int device, size_t* free_bytes, size_t* total,
                             char* why, size_t room) noexcept with gil:
     try:
-        source = self.pool_of(device).sub_allocator
+        source = self.usable_pool_of(device).sub_allocator
         free_bytes[0], total[0] = checked_memory_info(source.memory_info(), source)
     except BaseException as error:
         return explain(error, why, room)
@@ -348,8 +457,10 @@ cdef bfc_result memory_info(Table self, int device, size_t* free_bytes, size_t* 
 
 cdef int device_of(Table self, const void* ptr) noexcept nogil:
     cdef int device
+    cdef void* pool
     for device in range(self.devices):
-        if self.pools[device] != NULL and lies_in(<Allocator>self.pools[device], <uint64_t>ptr):
+        pool = self.pools[device].load()
+        if pool != NULL and lies_in(<Allocator>pool, <uint64_t>ptr):
             return device
     return -1
 
@@ -387,18 +498,18 @@ cdef bfc_allocator functions_of(Table self) noexcept:
     table.version = BFC_ALLOCATOR_VERSION
     table.size = sizeof(bfc_allocator)
     table.self = <void*>self
-    table.allocate = <bfc_result (*)(void*, int, size_t, int64_t, void**, char*, size_t) noexcept>allocate
-    table.free = <bfc_result (*)(void*, void*) noexcept>free
-    table.record_stream = <bfc_result (*)(void*, void*, int64_t, char*, size_t) noexcept>record_stream
-    table.copy = <bfc_result (*)(void*, void*, const void*, size_t, int64_t, char*, size_t) noexcept>copy
-    table.empty = <bfc_result (*)(void*, char*, size_t) noexcept>empty
-    table.stats = <bfc_result (*)(void*, int, bfc_device_stats*, char*, size_t) noexcept>stats
-    table.reset_accumulated_stats = <bfc_result (*)(void*, int, char*, size_t) noexcept>reset_accumulated
-    table.reset_peak_stats = <bfc_result (*)(void*, int, char*, size_t) noexcept>reset_peaks
-    table.memory_info = <bfc_result (*)(void*, int, size_t*, size_t*, char*, size_t) noexcept>memory_info
-    table.device_of = <int (*)(void*, const void*) noexcept>device_of
-    table.retain = <void (*)(void*) noexcept>retain
-    table.release = <void (*)(void*) noexcept>release
+    set_function(table.allocate, <bfc_result (*)(void*, int, size_t, int64_t, void**, char*, size_t) noexcept>allocate)
+    set_function(table.free, <bfc_result (*)(void*, void*) noexcept>free)
+    set_function(table.record_stream, <bfc_result (*)(void*, void*, int64_t, char*, size_t) noexcept>record_stream)
+    set_function(table.copy, <bfc_result (*)(void*, void*, const void*, size_t, int64_t, char*, size_t) noexcept>copy)
+    set_function(table.empty, <bfc_result (*)(void*, char*, size_t) noexcept>empty)
+    set_function(table.stats, <bfc_result (*)(void*, int, bfc_device_stats*, char*, size_t) noexcept>stats)
+    set_function(table.reset_accumulated_stats, <bfc_result (*)(void*, int, char*, size_t) noexcept>reset_accumulated)
+    set_function(table.reset_peak_stats, <bfc_result (*)(void*, int, char*, size_t) noexcept>reset_peaks)
+    set_function(table.memory_info, <bfc_result (*)(void*, int, size_t*, size_t*, char*, size_t) noexcept>memory_info)
+    set_function(table.device_of, <int (*)(void*, const void*) noexcept>device_of)
+    set_function(table.retain, <void (*)(void*) noexcept>retain)
+    set_function(table.release, <void (*)(void*) noexcept>release)
     return table
 
 
@@ -418,17 +529,20 @@ cdef bfc_result explain(error, char* why, size_t room) noexcept:
     """Writes an error down for C, whose caller raises one of its own. A Ctrl-C is raised again where Python goes on."""
     cdef bytes text
     cdef bfc_result result = BFC_FAILED
+    cdef bint interrupted = isinstance(error, KeyboardInterrupt)
+    if isinstance(error, MemoryError):
+        result = BFC_OUT_OF_MEMORY
+    elif isinstance(error, InvalidPointerError):
+        result = BFC_NOT_LIVE
     try:
-        if isinstance(error, MemoryError):
-            result = BFC_OUT_OF_MEMORY
-        elif isinstance(error, InvalidPointerError):
-            result = BFC_NOT_LIVE
-        elif isinstance(error, KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        said = str(error) or type(error).__name__
-        text = said.encode("utf-8", "replace")[:room - 1].decode("utf-8", "ignore").encode("utf-8")
-        memcpy(why, <char*>text, len(text))
-        why[len(text)] = 0
-    except BaseException:
+        said = str(error) or ("the host has no memory" if result == BFC_OUT_OF_MEMORY else type(error).__name__)
+        text = said.encode("utf-8", "replace")
+        if room and <size_t>len(text) >= room:      # no half of a character at its end
+            text = text[:room - 1].decode("utf-8", "ignore").encode()
+        refuse(text, why, room)
+    except BaseException as another:
+        interrupted |= isinstance(another, KeyboardInterrupt)
         refuse("bfc: the host has no memory to say what failed", why, room)
+    if interrupted:     # not before: Python would raise it here
+        PyErr_SetInterrupt()
     return result

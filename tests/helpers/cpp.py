@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,14 @@ def compiled(source: Path, program: Path, options: list[str]) -> subprocess.Comp
     return subprocess.run(
         [*command, str(source), "-o", str(program)], capture_output=True, text=True, check=False
     )
+
+
+def built_library(source: Path, folder: Path) -> Path:
+    """A library for ctypes, made from a source that knows the headers of Python and of bfc."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler: set CXX, or install g++ or clang++")
+    library = folder / f"{source.stem}.so"
+    headers = [f"-I{bfc.get_include()}", f"-I{sysconfig.get_path('include')}"]
+    done = compiled(source, library, [*WARNINGS, *headers, "-shared", "-fPIC", "-pthread"])
+    assert done.returncode == 0, done.stderr
+    return library
