@@ -31,6 +31,9 @@ inline bool is_finalizing() noexcept {
 #endif
 }
 
+// Python's own answer is yes for every thread once the interpreter is gone.
+inline bool holds_gil() noexcept { return Py_IsInitialized() && !is_finalizing() && PyGILState_Check(); }
+
 // Takes the GIL, for callers that may hold it already.
 inline PyGILState_STATE ensure_gil() noexcept {
     try {
@@ -56,7 +59,7 @@ inline void acquire_with_gil(Lock& lock) noexcept {
 // Other Python threads run while one waits. The GIL is never waited for with the lock held: see lock.hpp.
 inline void acquire(Lock& lock) noexcept {
     if (lock.try_acquire()) return;
-    if (PyGILState_Check())
+    if (holds_gil())
         acquire_with_gil(lock);
     else
         lock.wait_and_acquire();
@@ -65,7 +68,7 @@ inline void acquire(Lock& lock) noexcept {
 // Releases a lock that the caller holds if others wait for it, and takes it again.
 inline void give_way(Lock& lock) noexcept {
     if (!lock.is_wanted()) return;
-    if (!PyGILState_Check()) {
+    if (!holds_gil()) {
         lock.give_way();
         return;
     }

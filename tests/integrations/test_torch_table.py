@@ -473,3 +473,24 @@ in_child(child)()
 used.free(used.allocate(1000))
 """
     )
+@pytest.mark.parametrize("policy", ["bfc", "caching"])
+@pytest.mark.parametrize("most", [1 << 12, 1 << 22])
+def test_threads_may_go_on_as_the_interpreter_ends(harness: Path, policy: str, most: int) -> None:
+    """One that asks for the GIL then must not be unwound, which a destructor cannot be."""
+    options = ", allow_growth=True" if policy == "bfc" else ""
+    name = "BFCAllocator" if policy == "bfc" else "CachingAllocator"
+    for _ in range(5):
+        run(
+            IN_A_PROCESS
+            + f"""
+pools = [bfc.{name}(bfc.HostSubAllocator("64 MiB"){options}) for _ in range(2)]
+table = Table(*pools)
+table.call("retain")
+if {policy == "caching"}:
+    pools[0].record_history(max_entries=100)
+library = ctypes.CDLL({str(harness)!r})
+library.harness_never_ends(table.address, 4, ctypes.c_size_t({most}))
+while library.harness_rounds() < 1000:
+    time.sleep(0.001)
+"""
+        )
