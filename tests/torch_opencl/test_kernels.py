@@ -317,6 +317,8 @@ def test_the_operators_run_on_the_device(opencl: torch.device) -> None:
     results = [
         (there + other, a + b),
         (there.add(other, alpha=2), a.add(b, alpha=2)),
+        (there - other, a - b),
+        (1 - there, 1 - a),
         (there * 0.5, a * 0.5),
         (there / other, a / b),
         (there.relu(), a.relu()),

@@ -1,7 +1,7 @@
 """PyTorch's device "opencl": tensors whose memory comes from pools of bfc.
 
 Memory, copies, streams and statistics are real. Most computation runs on the host: kernels serve
-fill_, add, mul, div, relu, sum and mm of float32, and everything else goes through PyTorch's
+fill_, add, sub, mul, div, relu, sum and mm of float32, and everything else goes through PyTorch's
 fallback to the CPU, which `fallbacks()` counts.
 
 The extension is compiled against the PyTorch that is installed, when `enable` is first called. In

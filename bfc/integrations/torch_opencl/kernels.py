@@ -1,4 +1,4 @@
-"""Kernels for tensors of float32 on an OpenCL device: fill, add, mul, div, relu, sum and mm.
+"""Kernels for tensors of float32 on an OpenCL device: fill, add, sub, mul, div, relu, sum and mm.
 
 Each function writes into a tensor that has the right shape already. It returns False, with nothing
 done, for what it does not serve: then the operator runs on the host. That is other dtypes, a neg

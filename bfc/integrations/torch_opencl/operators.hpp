@@ -239,6 +239,11 @@ inline at::Tensor& add_out(const at::Tensor& self, const at::Tensor& other, cons
     return on_host<at::_ops::add_out>::call(self, other, alpha, out);
 }
 
+inline at::Tensor& sub_out(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha, at::Tensor& out) {
+    if (!alpha.isComplex() && compute("sub", out, self, other, alpha.toDouble())) return out;
+    return on_host<at::_ops::sub_out>::call(self, other, alpha, out);
+}
+
 inline at::Tensor& mul_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
     return compute("mul", out, self, other) ? out : on_host<at::_ops::mul_out>::call(self, other, out);
 }
@@ -313,6 +318,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("fill_.Scalar", fill);
     m.impl("zero_", zero);
     m.impl("add.out", add_out);
+    m.impl("sub.out", sub_out);
     m.impl("mul.out", mul_out);
     m.impl("div.out", div_out);
     m.impl("relu", relu);
