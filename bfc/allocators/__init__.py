@@ -10,6 +10,7 @@ _invariants.pyx    what must hold of a pool, recounted
 _lock.pxd          the lock around a pool
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
 _ledger.pyx        a pool behind a lock, and what can be read from it
+_users.pyx         which streams use memory
 _fences.pyx        marks in the queues of streams, and what waits behind them
 _frees.pyx         the way back: at once, from finalisers, behind fences
 _tags.pyx          which tag an allocation belongs to, and which tags sleep

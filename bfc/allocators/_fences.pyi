@@ -1,8 +1,4 @@
-from typing import Final
-
-from bfc.devices import Fence
-
-OVER: Final[Fence]
+from bfc.allocators._users import Users
 
 class Late:
     """A chunk that was freed, and how many fences it still waits for."""
@@ -10,5 +6,5 @@ class Late:
 class Waiting:
     """One of these fences, in the queue of its stream."""
 
-class Fences:
+class Fences(Users):
     """Which streams use memory, and what was freed and waits for them."""

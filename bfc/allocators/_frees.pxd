@@ -81,5 +81,4 @@ cdef inline bint is_quiet(Frees self) noexcept nogil:
     may be that of a moment ago."""
     return not (self.must_look or self.orphans.some() or some_wait(self.fences) or self.strandings.get())
 
-cdef void report_unraisable(object error, object doing) noexcept
 cdef int report_faults(list faults) except -1

@@ -6,7 +6,6 @@
 """
 
 cimport cython
-from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
@@ -17,6 +16,7 @@ from bfc._core cimport (
 from bfc.buffers._arguments cimport address_from, addresses_from, small_int
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._users cimport report_unraisable
 from bfc.allocators._fences cimport Fences, Waiting, some_use, some_wait
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -27,12 +27,6 @@ cdef extern from "debug.h":
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tries again"
-
-
-cdef void report_unraisable(object error, object doing) noexcept:
-    """Reports an error that cannot be raised to a caller, as Python does for errors in finalisers."""
-    PyErr_SetObject(type(error), error)
-    PyErr_WriteUnraisable(doing)
 
 
 cdef int report_faults(list faults) except -1:
@@ -385,14 +379,9 @@ cdef class Frees(Ledger):
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
         """A consumer's stream may be destroyed once it has let go of the memory, long before the memory's free. Where
         it was destroyed earlier, the whole device is waited for."""
-        try:
-            self.fences.mark_user(allocation_id, stream)
-        except BaseException as error:
-            if not self.drain():
-                self.fences.uses(allocation_id, stream, None)
-                report_unraisable(error, PUT_OFF)
-            elif not isinstance(error, Exception):
-                report_unraisable(error, PUT_OFF)
+        error = self.fences.try_to_mark(allocation_id, stream)
+        if error is not None:
+            self.fences.could_not_mark(allocation_id, stream, error, self.drain(), PUT_OFF)
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""

@@ -19,7 +19,7 @@ from bfc._core cimport ChunkHandle
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
-from bfc.allocators._frees cimport report_unraisable
+from bfc.allocators._users cimport report_unraisable
 from bfc.pinned._source cimport Range
 from bfc.pinned._books cimport LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, bucket_of, increase
 from bfc.pinned._events cimport Events, some_use
@@ -893,14 +893,9 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
         """Asks for a fence on a consumer's stream now, as the stream may be destroyed after the consumer has dropped
         the memory. If that fails, waits for the whole device."""
-        try:
-            self.events.mark_user(allocation_id, stream)
-        except BaseException as error:
-            if not self.drain():
-                self.events.uses(allocation_id, self.sub_allocator, stream, None)
-                report_unraisable(error, _PUT_OFF)
-            elif not isinstance(error, Exception):
-                report_unraisable(error, _PUT_OFF)
+        error = self.events.try_to_mark(allocation_id, stream)
+        if error is not None:
+            self.events.could_not_mark(allocation_id, stream, error, self.drain(), _PUT_OFF)
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""
