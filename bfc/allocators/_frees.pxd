@@ -22,9 +22,6 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
         void miss()
         cbool take(vector[T]& items)
 
-cdef enum:
-    BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
-
 
 cdef class Frees(Ledger):
     cdef Shown[uint64_t] frees          # counts frees; who waits for memory watches it
@@ -44,9 +41,6 @@ cdef class Frees(Ledger):
 
     cdef int freeing(self, int64_t allocation_id) except -1     # only where `must_look` is set, and without the lock
     cdef int free_address(self, uint64_t address) except -1
-    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
-    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
-                           size_t i) noexcept
     cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef void mark_left(self, ChunkHandle handle) noexcept nogil
     cdef void strand(self, ChunkHandle handle) noexcept nogil
