@@ -6,7 +6,6 @@ tables.py        stacks, frames and owners, each once
 views.py         sums over many allocations
 segments.py      what the device has handed out, and what keeps it
 runs.py          one run over time: as it was recorded, or replayed
-state.py         an allocator at one moment
 data.py          all that a page shows
 perfetto.py      the same runs for Perfetto
 compared.py      two runs, and what grew

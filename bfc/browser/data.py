@@ -104,13 +104,13 @@ from bfc.browser import segments
 from bfc.browser.lives import Lives, live_bytes, lives_of
 from bfc.browser.packed import packed
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
-from bfc.browser.state import trace_of
 from bfc.browser.tables import CUT, Tables, shortened
 from bfc.browser.views import owners_over_time, view_of
 from bfc.errors import TraceError
 from bfc.policies._caching import CachingAllocator
 from bfc.study.counted import Counted, CountedSimulated
 from bfc.study.experiment import Policy
+from bfc.study.living import trace_of_live
 from bfc.trace import Trace
 from bfc.units import format_bytes
 
@@ -307,7 +307,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
     >>> found["kind"], found["peak_live"] >> 20, found["peak_reserved"] >> 20
     ('state', 3, 20)
     """
-    trace, addresses, streams = trace_of(snapshot)
+    trace, addresses, streams = trace_of_live(snapshot)
     subject = _subject(snapshot.device, trace)
     subject = replace(subject, peak=len(trace) - 1, looked_at=len(trace) - 1)
     held = segments.of_snapshot(snapshot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from bfc.browser.data import data_of, data_of_state
 from bfc.browser.render import render
 from bfc.errors import TraceError
 from bfc.files import replacing
-from bfc.pytorch.writer import content
 from bfc.snapshots.snapshot import Snapshot
-from bfc.study.advise import read
+from bfc.study.living import trace_of_history
+from bfc.study.recordings import read
 from bfc.trace import Trace
 
 
@@ -116,14 +115,3 @@ def _left_out(snapshot: Snapshot, trace: Trace, rebuilt: int) -> list[str]:
         "not hold memory that was stitched, or that sleeps. The real peak may be higher"
     )
     return [remark]
-
-
-def trace_of_history(snapshot: Snapshot) -> Trace:
-    """The run that the history of a snapshot recorded."""
-    written = content(
-        snapshot.device,
-        snapshot._region_columns(),
-        snapshot._history_columns(),
-        snapshot.settings,
-    )
-    return Trace.from_torch(io.BytesIO(written))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
 from bfc.cli.runs import option_named
-from bfc.study.advise import advise, read
+from bfc.study.advise import advise
 from bfc.study.cluster import connected
+from bfc.study.recordings import read
 from bfc.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_to(subparsers: Any) -> None:
         "run_",
         metavar="RUN",
         type=Path,
-        help="a memory snapshot of PyTorch, an .npz trace, or a log of RMM (.csv)",
+        help="an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name",
     )
     add(
         "--device",

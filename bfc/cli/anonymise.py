@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bfc.cli.replay import PICKLES, read_trace
+from bfc.cli.runs import read_trace
 from bfc.pytorch.stripped import strip
+from bfc.study.recordings import PICKLES, has_devices
 
 EPILOG = """\
 OUT has the events (allocations, frees, releases of what is cached: sizes and streams), the numbers
@@ -36,8 +37,7 @@ def add_to(subparsers: Any) -> None:
         "source",
         metavar="IN",
         type=Path,
-        help=f"an .npz trace, a memory snapshot of PyTorch ({', '.join(PICKLES)}) or a log of RMM "
-        "(.csv)",
+        help="an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name",
     )
     add("target", metavar="OUT", type=Path, help="the file to write: .npz, or .pickle")
     add(
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> bool:
     """Writes OUT, and says what is in it."""
     source: Path = arguments.source
     target: Path = arguments.target
-    is_snapshot, device = source.suffix.lower() in PICKLES, arguments.snapshot_device
+    is_snapshot, device = has_devices(source), arguments.snapshot_device
     becomes_snapshot = target.suffix.lower() in PICKLES
     if device is not None and (not is_snapshot or becomes_snapshot):
         raise ValueError(

@@ -11,9 +11,9 @@ from bfc.browser.compared import data_of_diff
 from bfc.browser.render import render
 from bfc.cli.runs import option_named
 from bfc.files import replacing
-from bfc.study.advise import read
 from bfc.study.diff import compared, devices_of
 from bfc.study.growth import SHOWN
+from bfc.study.recordings import read
 from bfc.units import parse_bytes
 
 EPILOG = """\
@@ -53,7 +53,7 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    what = "a memory snapshot of PyTorch, an .npz trace, or a log of RMM (.csv)"
+    what = "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name"
     add("first", metavar="A", type=Path, help=f"the first run: {what}")
     add("second", metavar="B", type=Path, help="the second run")
     add("--json", action="store_true", help="print JSON instead of tables")

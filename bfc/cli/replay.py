@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,18 +14,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
 from bfc.cli.policies import device_maker, policies
-from bfc.cli.runs import option_named
+from bfc.cli.runs import FILES, files, named, read_trace
 from bfc.study.counted import Counted
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure
+from bfc.study.recordings import PICKLES, has_devices
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 LONG_TRACE = 1_000_000
-PICKLES = (".pickle", ".pkl")
-LOGS = (".csv",)
-TRACES = (".npz", *PICKLES, *LOGS)
 HEADINGS = (
     "trace",
     "events",
@@ -92,8 +89,7 @@ def add_to(subparsers: Any) -> None:
         nargs="+",
         metavar="TRACE",
         type=Path,
-        help="an .npz trace, a memory snapshot of PyTorch (.pickle, .pkl), a log of RMM (.csv), or "
-        "a folder of them",
+        help=FILES,
     )
     add(
         "--policy",
@@ -155,7 +151,7 @@ def run(arguments: argparse.Namespace) -> bool:
     make_device = device_maker(arguments.device)
     listed = _policies_on(arguments, make_device)
     paths = list(files(arguments.traces))
-    if arguments.snapshot_device is not None and not any(map(_is_snapshot, paths)):
+    if arguments.snapshot_device is not None and not any(map(has_devices, paths)):
         raise ValueError(
             f"--snapshot-device {arguments.snapshot_device}: it is an option for memory snapshots "
             f"of PyTorch ({', '.join(PICKLES)}), and no TRACE is one"
@@ -194,38 +190,6 @@ def _policies_on(arguments: argparse.Namespace, make_device: Callable[[], Counte
     for policy in listed:
         policy.make_allocator(make_device()).close()
     return listed
-
-
-def files(paths: list[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.suffix.lower() in TRACES)
-            if not inside:
-                raise ValueError(f"{path}: no {', '.join(TRACES)} file in this folder")
-            yield from inside
-        else:
-            yield path
-
-
-def _is_snapshot(path: Path) -> bool:
-    return path.suffix.lower() in PICKLES
-
-
-def read_trace(path: Path, device: int | None, *, frames: bool = True) -> bfc.Trace:
-    """The trace of a file, by the ending of its name."""
-    if path.suffix.lower() in LOGS:
-        return bfc.Trace.from_rmm_log(path)
-    if not _is_snapshot(path):
-        return bfc.Trace.load(path)
-    with option_named(path):
-        return bfc.Trace.from_torch(path, device=device, frames=frames)
-
-
-def named(paths: list[Path]) -> list[tuple[str, Path]]:
-    """Each path, and its name in the table: the stem, or the whole path if two have the same
-    stem."""
-    stems = Counter(path.stem for path in paths)
-    return [(path.stem if stems[path.stem] == 1 else str(path), path) for path in paths]
 
 
 def _bar(name: str, events: int) -> tqdm[NoReturn] | None:

@@ -10,7 +10,8 @@ from bfc.browser.data import data_of
 from bfc.browser.perfetto import write_perfetto
 from bfc.browser.report import write
 from bfc.cli.policies import device_maker, policies
-from bfc.cli.replay import add_options_of_allocators, files, named, read_trace, whole
+from bfc.cli.replay import add_options_of_allocators, whole
+from bfc.cli.runs import FILES, files, named, read_trace
 
 EPILOG = """\
 The page is one file. It asks the network for nothing, and any current browser opens it. It shows
@@ -40,8 +41,7 @@ def add_to(subparsers: Any) -> None:
         nargs="+",
         metavar="RUN",
         type=Path,
-        help="an .npz trace, a memory snapshot of PyTorch (.pickle, .pkl), a log of RMM (.csv), or "
-        "a folder of them",
+        help=FILES,
     )
     add("-o", "--output", required=True, metavar="HTML", type=Path, help="the file to write")
     add(

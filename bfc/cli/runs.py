@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from bfc.errors import TraceError
 from bfc.pytorch.reader import some_numbers
+from bfc.study.recordings import ENDINGS, has_devices, read
+from bfc.trace import Trace
+
+#: What the arguments of a command are.
+FILES = (
+    "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name; or a folder of "
+    f"them, of which the files {', '.join(ENDINGS)} are taken"
+)
 
 
 @contextlib.contextmanager
@@ -23,3 +32,28 @@ def option_named(path: Path) -> Iterator[None]:
             f"{path}: it holds the devices {some_numbers(error.devices)}: choose one with "
             "--snapshot-device"
         ) from None
+
+
+def files(paths: list[Path]) -> Iterator[Path]:
+    """The files of the arguments of a command, each of which is one or a folder."""
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
+            if not inside:
+                raise ValueError(f"{path}: no {', '.join(ENDINGS)} file in this folder")
+            yield from inside
+        else:
+            yield path
+
+
+def read_trace(path: Path, device: int | None, *, frames: bool = True) -> Trace:
+    """The trace of a file, of this device if it may hold several."""
+    with option_named(path):
+        return read(path, device if has_devices(path) else None, frames=frames)
+
+
+def named(paths: list[Path]) -> list[tuple[str, Path]]:
+    """Each path, and its name in a table: the stem, or the whole path if two have the same
+    stem."""
+    stems = Counter(path.stem for path in paths)
+    return [(path.stem if stems[path.stem] == 1 else str(path), path) for path in paths]

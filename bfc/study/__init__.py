@@ -5,6 +5,8 @@ such figures, and a program that looks for the best settings compares them. In o
     experiment.py    one trace under several policies
     points.py        allocators to try, as text, and one replay
     recorded.py      what a recording says of its own run
+    recordings.py    files of recorded runs, told by their content
+    living.py        what a snapshot of an allocator knows, as a trace
     cluster.py       workers of Dask
     workers.py       replays in other processes
     search.py        the settings that fit on least

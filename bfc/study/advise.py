@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace as with_
 from typing import TYPE_CHECKING, SupportsIndex
 
-from bfc.errors import TraceError
 from bfc.study import points, recorded
 from bfc.study.advice import Advice, AdviceRow
 from bfc.study.points import Point
 from bfc.study.recorded import Recorded
+from bfc.study.recordings import read
 from bfc.trace import Trace
 from bfc.units import parse_bytes
 
@@ -123,71 +123,6 @@ def advise(
         grid = points.grid() if thorough else ()
         search.search(points.ours(), grid, recorded.known_to(proof))
         return _advice(search, proof, replays, len(whole), refused)
-
-
-def read(path: str | os.PathLike[str], device: int | None = None, *, frames: bool = False) -> Trace:
-    """The trace in a file: an `.npz` archive, a memory snapshot of PyTorch, or a log of RMM.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file. A log of RMM is told by its ending `.csv`, the others by their first bytes.
-    device : int, optional
-        The device; needed if a snapshot holds the history of several.
-    frames : bool, optional
-        Read the stacks of a snapshot, too.
-
-    Returns
-    -------
-    Trace
-        Its events.
-
-    Raises
-    ------
-    TraceError
-        If it is neither.
-    OSError
-        If it cannot be read.
-    """
-    kind = _kind(path)
-    if kind == SNAPSHOT:
-        return Trace.from_torch(path, device=device, frames=frames)
-    if device is not None:
-        raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
-    return Trace.load(path) if kind == ARCHIVE else Trace.from_rmm_log(path)
-
-
-def has_devices(path: str | os.PathLike[str]) -> bool:
-    """Whether a file may hold the histories of several devices, so that one can be chosen.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        As for `read`.
-
-    Returns
-    -------
-    bool
-        True for a snapshot of PyTorch.
-    """
-    return _kind(path) == SNAPSHOT
-
-
-ARCHIVE, LOG, SNAPSHOT = "archive", "log", "snapshot"
-
-
-def _kind(path: str | os.PathLike[str]) -> str:
-    """What a file is, by its first bytes and its name."""
-    from bfc.files import open_regular
-
-    try:
-        with open_regular(path) as file:
-            is_archive = file.read(2) == b"PK"
-    except TraceError as error:
-        raise TraceError(f"{os.fspath(path)}: {error}") from None
-    if is_archive:
-        return ARCHIVE
-    return LOG if os.fspath(path).lower().endswith(".csv") else SNAPSHOT
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:

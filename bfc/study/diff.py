@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.snapshots.snapshot import Snapshot
 from bfc.study import recorded
-from bfc.study.advise import has_devices, read
 from bfc.study.growth import Diff, Growth, MomentGrowth, ordered
 from bfc.study.lines import Lines, common_names, users_files
+from bfc.study.living import trace_of
+from bfc.study.recordings import has_devices, read
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -152,47 +151,6 @@ def _run_of(source: Run, device: int | None, default: str) -> tuple[str, Trace]:
         return os.fspath(source), read(source, device, frames=True)
     raise TypeError(
         f"a run is a Trace, a path, an Allocator or a Snapshot, not {type(source).__name__}"
-    )
-
-
-def trace_of(snapshot: Snapshot) -> Trace:
-    """A snapshot as a run: its history if it has one, else what is live, as allocations.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-        Of an allocator of bfc.
-
-    Returns
-    -------
-    Trace
-        With owners and stacks, as far as the snapshot has them. Without a history, the allocations
-        stand in the order of their numbers.
-    """
-    if len(snapshot._history_columns()):
-        file = io.BytesIO(pickle.dumps(snapshot.to_torch(), protocol=4))
-        return Trace.from_torch(file)
-    live = snapshot.live_chunks()
-    live.sort(key=lambda chunk: chunk.allocation_id)
-    owners: dict[str, int] = {"": 0}
-    frames: dict[Any, int] = {}
-    stacks: dict[tuple[int, int] | None, int] = {None: 0}  # the empty one stands first
-    stack = []
-    for chunk in live:
-        at = 0
-        for frame in reversed(chunk.frames):
-            number = frames.setdefault(frame, len(frames))
-            at = stacks.setdefault((at, number), len(stacks))
-        stack.append(at)
-    return Trace(
-        [0] * len(live),
-        range(len(live)),
-        [chunk.requested_size for chunk in live],
-        owner=[owners.setdefault(chunk.owner, len(owners)) for chunk in live],
-        owners=owners,
-        stack=stack,
-        frames=frames,
-        stacks=[row or (0, 0) for row in stacks],
     )
 
 

@@ -167,7 +167,7 @@ def test_real_memory_holds_a_trace(capsys):
     ("arguments", "fault"),
     [
         (["nowhere.npz"], "nowhere.npz"),
-        ([__file__], "it is not an .npz archive"),
+        ([__file__], "it is not a recorded run"),
         (["/dev/null"], "it is a device"),
         ([SMALL, "--device", "tpu"], "--device tpu"),
         ([SMALL, "--device", "simulated"], "--device simulated"),

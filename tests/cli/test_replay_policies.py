@@ -343,7 +343,6 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
             ["--policy", EXPANDABLE, "--device", "opencl"],
             ["expandable segments need a source that maps memory: OpenCL has no calls"],
         ),
-        (["--snapshot-device", "0"], ["--snapshot-device 0: ", "no TRACE is one"]),
     ],
 )
 def test_what_is_wrong_with_a_policy_is_said_before_anything_is_read(capsys, arguments, faults):

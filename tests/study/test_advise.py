@@ -21,8 +21,9 @@ import pytest
 
 import bfc
 from bfc.study import recorded, workers
-from bfc.study.advise import prove, read
+from bfc.study.advise import prove
 from bfc.study.counted import CountedSimulated
+from bfc.study.recordings import read
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOT = Path(__file__).parents[2]

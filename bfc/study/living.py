@@ -1,9 +1,11 @@
-"""An allocator at one moment, as a trace that allocates what it holds."""
+"""What a snapshot of an allocator knows, as a trace: its history, or what it holds."""
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
+from bfc.pytorch.writer import content
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -37,7 +39,52 @@ class StackTable:
         return [(parent, max(frame - 1, 0)) for parent, frame in self.rows]
 
 
-def trace_of(snapshot: Snapshot) -> tuple[Trace, NDArray[np.uint64], list[int]]:
+def trace_of(snapshot: Snapshot) -> Trace:
+    """A snapshot as a run: its history if it has one, else what is live, as allocations.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Of an allocator of bfc.
+
+    Returns
+    -------
+    Trace
+        With owners and stacks, as far as the snapshot has them.
+    """
+    if len(snapshot._history_columns()):
+        return trace_of_history(snapshot)
+    return trace_of_live(snapshot)[0]
+
+
+def trace_of_history(snapshot: Snapshot) -> Trace:
+    """The run that the history of a snapshot recorded.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        One with a history.
+
+    Returns
+    -------
+    Trace
+        Its events, with owners and stacks.
+
+    Raises
+    ------
+    TraceError
+        If the history cannot be written in PyTorch's format and read back.
+    """
+    written = content(
+        snapshot.device,
+        snapshot._region_columns(),
+        snapshot._history_columns(),
+        snapshot.settings,
+    )
+    return Trace.from_torch(io.BytesIO(written))
+
+
+def trace_of_live(snapshot: Snapshot) -> tuple[Trace, NDArray[np.uint64], list[int]]:
     """The blocks of a snapshot as allocations, in the order in which they were made.
 
     Parameters

@@ -1,0 +1,108 @@
+"""Files of recorded runs: which kind one is, by its content, and its trace."""
+
+from __future__ import annotations
+
+import os
+
+from bfc.errors import TraceError
+from bfc.files import open_regular
+from bfc.trace import Trace
+from bfc.trace.rmm_log import COLUMNS
+
+ARCHIVE, LOG, SNAPSHOT = "archive", "log", "snapshot"
+#: What a file's name says of it. A command writes such names, and takes files so named from a
+#: folder.
+PICKLES = (".pickle", ".pkl")
+ENDINGS = {".npz": ARCHIVE, ".csv": LOG, **dict.fromkeys(PICKLES, SNAPSHOT)}
+
+_HEAD = 4096
+
+
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """What a file is: `ARCHIVE`, `LOG` or `SNAPSHOT`.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file.
+
+    Returns
+    -------
+    str
+        By the file's first bytes. If they belong to none of the three, by the ending of its name,
+        so that whoever reads the file says what is wrong with it.
+
+    Raises
+    ------
+    TraceError
+        If it is not a regular file, or neither its content nor its name is that of a run.
+    OSError
+        If it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            head = file.read(_HEAD)
+    except TraceError as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    if head[:2] == b"PK":
+        return ARCHIVE
+    if head[:1] == b"\x80":
+        return SNAPSHOT
+    first = head.partition(b"\n")[0].decode("utf-8-sig", "replace")
+    if {name.strip() for name in first.split(",")}.issuperset(COLUMNS[1:]):
+        return LOG
+    named = ENDINGS.get(os.path.splitext(path)[1].lower())
+    if named is None:
+        raise TraceError(
+            f"{os.fspath(path)}: it is not a recorded run: an .npz trace, a memory snapshot of "
+            "PyTorch (a pickle) or a log of RMM (a table in CSV)"
+        )
+    return named
+
+
+def read(path: str | os.PathLike[str], device: int | None = None, *, frames: bool = False) -> Trace:
+    """The trace in a file: an `.npz` archive, a memory snapshot of PyTorch, or a log of RMM.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file. What it is, is told by its content.
+    device : int, optional
+        The device; needed if a snapshot holds the history of several.
+    frames : bool, optional
+        Read the stacks of a snapshot, too.
+
+    Returns
+    -------
+    Trace
+        Its events.
+
+    Raises
+    ------
+    TraceError
+        If it is neither.
+    OSError
+        If it cannot be read.
+    """
+    kind = kind_of(path)
+    if kind == SNAPSHOT:
+        return Trace.from_torch(path, device=device, frames=frames)
+    if device is not None:
+        raise ValueError(f"{os.fspath(path)}: a trace has no devices to choose from")
+    return Trace.load(path) if kind == ARCHIVE else Trace.from_rmm_log(path)
+
+
+def has_devices(path: str | os.PathLike[str]) -> bool:
+    """Whether a file may hold the histories of several devices, so that one can be chosen.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        As for `read`.
+
+    Returns
+    -------
+    bool
+        True for a snapshot of PyTorch.
+    """
+    return kind_of(path) == SNAPSHOT
