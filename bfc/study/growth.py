@@ -205,7 +205,7 @@ class Diff:
         Parameters
         ----------
         most : int, optional
-            The rows of each list at most, those that changed most; None is all.
+            As in `MomentGrowth.as_dict`.
 
         Returns
         -------
