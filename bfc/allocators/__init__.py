@@ -1,4 +1,4 @@
-"""The machine that both policies share: a pool behind a lock, on a source. In order:
+"""The machine that both policies share: a pool behind a lock, on a sub-allocator. In order:
 
 _timestamps.pyx    frees that are merged once a frontier has passed them
 _extending.pyx     allocations that grow in place

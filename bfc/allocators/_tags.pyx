@@ -385,8 +385,8 @@ cdef class Tagged(Frees):
 cdef object no_mapping(Tagged allocator):
     return SettingsError(f"only memory that is mapped can sleep, and {allocator!r} maps none",
                          key="expandable_segments", allowed="True", where="sleep()",
-                         hint="bfc.CachingAllocator(source, settings='expandable_segments:True'), or "
-                              "bfc.BFCAllocator(source, virtual_memory=True)")
+                         hint="bfc.CachingAllocator(sub_allocator, settings='expandable_segments:True'), or "
+                              "bfc.BFCAllocator(sub_allocator, virtual_memory=True)")
 
 
 cdef bint some_sleep(list tags) noexcept:

@@ -3,5 +3,5 @@
 stubs.py        signatures of compiled classes
 _exit.pyx       whether the interpreter is about to go away
 _forks.pyx      what happens in a forked child; a lock that outlives a fork
-_signals.pyx    signals' handlers, put off while a source has memory in its hands
+_signals.pyx    signals' handlers, put off while a sub-allocator is called
 """

@@ -1,8 +1,8 @@
-"""C++ headers: structures and locks on the hottest paths, each behind a narrow door.
+"""C++ headers: structures and locks on the hottest paths, each with few functions.
 
 Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In order:
 
-    debug.h           assertions, at three prices
+    debug.h           assertions: none, cheap ones, or all
     memory.hpp        hints to the system about memory that is touched soon
     nothrow.hpp       containers that answer False where the host has no memory
     lock.hpp          the lock of an allocator

@@ -53,8 +53,8 @@ cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil
 cdef int check_mapping(sub_allocator) except -1:
     possible = sub_allocator.supports_virtual_memory
     if not possible:
-        raise SettingsError(f"expandable segments need a source that maps memory: {possible}",
-                            key="expandable_segments", given="True", allowed="False with this source",
+        raise SettingsError(f"expandable segments need a sub-allocator that maps memory: {possible}",
+                            key="expandable_segments", given="True", allowed="False with this sub-allocator",
                             hint="max_split_size_mb or garbage_collection_threshold, against fragmentation")
     return 0
 

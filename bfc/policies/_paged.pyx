@@ -42,7 +42,7 @@ cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str ups
         raise ValueError(f"strict places as {upstream} does, which stitches nothing: leave strict or {option} out")
     possible = getattr(sub_allocator, "supports_virtual_memory", True)
     if not possible:
-        raise ValueError(f"{option} needs a source that maps memory: {possible}")
+        raise ValueError(f"{option} needs a sub-allocator that maps memory: {possible}")
     return 0
 
 

@@ -4,7 +4,7 @@ Nothing here knows an allocator of ours. In order:
 
     words.py               its names of actions, states and counters
     sizes.py               the sizes of its policy in bytes
-    grammar.py             the text that settings are written in
+    grammar.py             how the text of settings is read
     settings.py            the settings of the caching policy
     pinned_settings.py     those of the allocator of pinned memory
     _entries.pyx           which entries of a history its viewer can follow, and their dicts
@@ -17,5 +17,5 @@ Nothing here knows an allocator of ours. In order:
     layout.py              requests that lay out what was live before a recording begins
     releases.py            which segments went because the cache was emptied
     reader.py              what PyTorch recorded, as a trace
-    stripped.py            a snapshot without what names somebody
+    stripped.py            a snapshot without names of programs and persons
 """

@@ -1,7 +1,7 @@
 """Experiments with recorded runs: what one run needs under several policies. `bfc replay` prints
 such figures, and a program that looks for the best settings compares them. In order:
 
-    counted.py       sources that count the calls made to them
+    counted.py       sub-allocators that count the calls made to them
     experiment.py    one trace under several policies
     points.py        allocators to try, as text, and one replay
     recorded.py      what a recording says of its own run

@@ -253,8 +253,9 @@ def advised(row: AdviceRow) -> str:
     if row.is_pytorch:
         return f"{VARIABLE}={row.settings}" if row.settings else "PyTorch's defaults"
     if row.policy == "caching+stitch":
-        return "bfc.CachingAllocator(source, stitch=True)"
+        return "bfc.CachingAllocator(sub_allocator, stitch=True)"
     name, _, value = row.settings.partition("=")
     if row.policy == "bfc":
-        return f"bfc.BFCAllocator(source{', allow_growth=True' if name else ''})"
-    return f"bfc.BFCAllocator(source, virtual_memory=True{f', {name}={value!r}' if name else ''})"
+        return f"bfc.BFCAllocator(sub_allocator{', allow_growth=True' if name else ''})"
+    option = f", {name}={value!r}" if name else ""
+    return f"bfc.BFCAllocator(sub_allocator, virtual_memory=True{option})"

@@ -1,8 +1,8 @@
-"""Where regions come from: one file for each source. In order:
+"""Where regions come from: one file for each kind of memory. In order:
 
 base.py           the contract
-_contract.pyx     the call of a source in Python, and whether its answer is a block
-virtual.py        the books of a source that maps memory
+_contract.pyx     the call of a sub-allocator in Python, and whether its answer is a block
+virtual.py        which pages of a sub-allocator are mapped where
 host_pages.py     host memory that is mapped
 cuda_pages.py     memory of a CUDA device that is mapped
 simulated.py, host.py, cuda.py, opencl.py

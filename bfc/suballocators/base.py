@@ -89,7 +89,7 @@ class SubAllocator(ABC):
     thread_streams: frozenset[int] = frozenset()
     native: object | None = None
     supports_virtual_memory: Availability = Availability(
-        False, "this source gives whole blocks: it has no reserve, create and map"
+        False, "this sub-allocator gives whole blocks: it has no reserve, create and map"
     )
     mapping_granularity: int = 0
 

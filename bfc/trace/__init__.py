@@ -2,10 +2,10 @@
 
 tables.py             frames, owners and stacks
 rmm_log.py            RMM's log in CSV
-anonymous.py          what of a recording names nobody
+anonymous.py          the parts of a recording that name no person or program
 _occupancy.pyx        which addresses a trace used when
 timeline.py           a replay over time: figures, and a map of addresses
-trace.py
+trace.py              traces: made, checked, saved, loaded, replayed
 """
 
 from bfc.trace.tables import FrameTable

@@ -291,7 +291,7 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
         ),
         (
             ["--policy", STITCHED, "--device", "opencl"],
-            ["virtual_memory needs a source that maps memory: OpenCL has no calls"],
+            ["virtual_memory needs a sub-allocator that maps memory: OpenCL has no calls"],
         ),
         (
             ["--policy", "caching:stitch,page_size=3MiB"],
@@ -305,7 +305,7 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
         (["--policy", "caching:stitched"], ["there is no setting 'stitched'"]),
         (
             ["--policy", "caching:stitch", "--device", "opencl"],
-            ["stitch needs a source that maps memory: OpenCL has no calls"],
+            ["stitch needs a sub-allocator that maps memory: OpenCL has no calls"],
         ),
         (
             ["--policy", STITCHED, "--policy", "caching:stitch", "--strict"],
@@ -341,7 +341,7 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
         ),
         (
             ["--policy", EXPANDABLE, "--device", "opencl"],
-            ["expandable segments need a source that maps memory: OpenCL has no calls"],
+            ["expandable segments need a sub-allocator that maps memory: OpenCL has no calls"],
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_expandable_segments_cannot_be_turned_on_later() -> None:
 
 
 def test_a_source_without_mapping_is_refused_with_its_own_words() -> None:
-    with pytest.raises(ValueError, match="stitch needs a source that maps memory"):
+    with pytest.raises(ValueError, match="stitch needs a sub-allocator that maps memory"):
         bfc.CachingAllocator(IntegerSource(1 << 30), stitch=True)
 
 
