@@ -328,3 +328,15 @@ def test_the_operators_run_on_the_device(opencl: torch.device) -> None:
     assert torch_opencl.fallbacks() == before
     assert all(are_same(found, wanted) for found, wanted in results)
     assert all(torch.allclose(found.cpu(), wanted, atol=1e-6) for found, wanted in sums)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_what_is_filled_is_the_cpus(dtype: torch.dtype, opencl: torch.device) -> None:
+    before = torch_opencl.fallbacks()
+    for value in (0, 1, 3, 0.5, True, 2**53 + 1 if dtype == torch.int64 else 2):
+        here = torch.empty(3, 4, dtype=dtype)
+        there = torch.empty(3, 4, dtype=dtype, device=opencl)
+        assert are_same(there.fill_(value), here.fill_(value)), value
+        assert are_same(there.t()[1:].zero_(), here.t()[1:].zero_())
+        assert are_same(there, here)
+    assert torch_opencl.fallbacks() == before

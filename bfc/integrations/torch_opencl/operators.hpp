@@ -282,10 +282,14 @@ inline at::Tensor& mm_out(const at::Tensor& self, const at::Tensor& other, at::T
     return on_host<at::_ops::mm_out>::call(self, other, out);
 }
 
+// Below this, every whole number is a double.
+constexpr double kExact = 9007199254740992;
+
 // Never on the host: what the kernel does not serve is a copy of one number to all places.
 inline at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
     if (self.numel() == 0) return self;
-    if (is_float(self) && !value.isComplex() && ask_for<bool>("fill", self, value.toDouble())) return self;
+    const bool is_exact = value.isFloatingPoint() || (!value.isComplex() && std::abs(value.toDouble()) < kExact);
+    if (is_exact && ask_for<bool>("fill", self, value.toDouble())) return self;
     const at::Tensor number = at::scalar_tensor(value, at::TensorOptions().dtype(self.scalar_type()));
     copy_from(number.expand(self.sizes()), self, false);
     return self;
