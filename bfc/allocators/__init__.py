@@ -6,16 +6,12 @@ _ranges.pyx        regions of reserved addresses, part of which have no memory
 _pages.pyx         pages that have several addresses
 _page_use.pyx      which pages are used through which addresses, and how much of each
 _columns.pyx       what a snapshot copies
-_reading.pyx       facts about a pool, in the words of statistics and messages
 _invariants.pyx    what must hold of a pool, recounted
-_tracemalloc.pyx   Python's tracemalloc, told of allocations
 _lock.pxd          the lock around a pool
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
 _ledger.pyx        a pool behind a lock, and what can be read from it
-_users.pyx         which streams use memory
 _fences.pyx        marks in the queues of streams, and what waits behind them
 _frees.pyx         the way back: at once, from finalisers, behind fences
-_many.pyx          frees of many addresses in one call
 _tags.pyx          which tag an allocation belongs to, and which tags sleep
 _allocator.pyx     the way in: hits, misses, regions
 _without_gil.pyx   for callers that must not take the GIL

@@ -13,21 +13,20 @@ from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport run_handlers
-from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, USED_ELSEWHERE, Chunk
-from bfc.buffers._arguments cimport addresses_from, alignment_from, size_from, sizes_from, small_int
+from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, Tracing
+from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.buffers._owners cimport owner_here, owners_used
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
-from bfc.allocators._tracemalloc cimport domain_from, set_domain, tell_tracemalloc
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
 from bfc.allocators._fences cimport some_wait
-from bfc.allocators._frees cimport is_quiet
-from bfc.allocators._many cimport BETWEEN_OTHERS, free_many
+from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
 from bfc.allocators._tags cimport TAG_POOLS, Tagged
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
@@ -46,6 +45,15 @@ cdef extern from "wait.hpp" namespace "bfc" nogil:
 
 cdef extern from "Python.h":
     PyObject* PyLong_FromUnsignedLongLong(unsigned long long number)    # NULL where there is no memory
+
+cdef extern from *:
+    """
+    // Headers of Python up to 3.12 declare them as functions of C++. Here they have other names, and Python's symbols.
+    extern "C" int bfc_track(unsigned domain, uintptr_t ptr, size_t size) __asm__("PyTraceMalloc_Track");
+    extern "C" int bfc_untrack(unsigned domain, uintptr_t ptr) __asm__("PyTraceMalloc_Untrack");
+    """
+    int track "bfc_track"(unsigned int domain, uintptr_t ptr, size_t size) noexcept nogil   # with the GIL
+    int untrack "bfc_untrack"(unsigned int domain, uintptr_t ptr) noexcept nogil
 
 _RETRY_POLL_SECONDS = 0.001
 
@@ -424,9 +432,12 @@ cdef class Allocator(Tagged):
 
     cdef void trace_allocation(self, Placement* placed) noexcept:
         """Tells Python's tracemalloc of an allocation. If the host has no memory for that, it does not hear of it."""
+        cdef Chunk* chunk
         self.acquire()
         if self.is_live_locked(placed.handle, placed.allocation_id):
-            tell_tracemalloc(self.pool, placed.handle)
+            chunk = &self.pool.chunks[placed.handle]
+            chunk.state |= TRACED
+            self.pool.owned.tracing.tell(self.pool.owned.tracing.domain, chunk.ptr, chunk.size)
         self.lock.release()
 
     @property
@@ -475,9 +486,20 @@ cdef class Allocator(Tagged):
         >>> [statistic.size for statistic in snapshot.statistics("lineno")]
         [3145728]
         """
-        cdef uint32_t number = domain_from(domain)
+        cdef uint32_t number = 0
+        cdef size_t i
+        if domain is not None:
+            if not isinstance(domain, int):
+                raise TypeError(f"a domain is an int or None, not {type(domain).__name__}")
+            if not 0 < domain < 1 << 32:
+                raise ValueError(f"a domain is a number from 1 to 2**32 - 1, not {domain}: 0 is Python's own memory")
+            number = domain
         self.acquire()
-        set_domain(self.pool, number)
+        for i in range(self.pool.chunk_count):
+            if self.pool.chunks[i].state & TRACED:
+                self.pool.owned.tracing.forget(self.pool.owned.tracing.domain, self.pool.chunks[i].ptr)
+                self.pool.chunks[i].state &= ~<uint32_t>TRACED
+        self.pool.owned.tracing = Tracing(number, track, untrack)
         self.lock.release()
         self.must_look = self.has_more_to_do()
 
@@ -630,8 +652,6 @@ cdef class Allocator(Tagged):
         cdef uint64_t changes = self.source.changes.get() - request.asking.changes
         return waits or (request.blocked and not is_inside) or changes != seen
 
-    # -- many in one call ----------------------------------------------------------------------------------------------
-
     def allocate_many(self, sizes, stream=None):
         """Make one allocation for each size: all of them, or none.
 
@@ -725,43 +745,6 @@ cdef class Allocator(Tagged):
                 self.give_way()
         self.lock.release()
         return i
-
-    def deallocate_many(self, ptrs):
-        """Free the allocations at many addresses.
-
-        Parameters
-        ----------
-        ptrs : iterable of int
-            Addresses that `allocate_raw` or `allocate_many` returned. An array of 64-bit ints goes
-            fastest. 0 does nothing.
-
-        Raises
-        ------
-        InvalidPointerError
-            If no live allocation starts at one of them, or one appears twice. None is freed then.
-        TypeError
-            If one of them is not an int. None is freed then.
-        BufferError
-            If another object holds a view of the memory of one of them. None is freed then.
-        SubAllocatorError
-            If another stream has used the memory of one of them, and the device fails when it is asked
-            about it. That one and those after it are still live.
-
-        Notes
-        -----
-        Cost: about 20 ns an address of an array, half of `deallocate_raw` from Python.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
-        >>> allocator.deallocate_many(allocator.allocate_many([256, 512, 1024]))
-        """
-        cdef vector[uint64_t] addresses
-        addresses_from(ptrs, &addresses)
-        free_many(self, addresses)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
 
     cdef bint drain(self) noexcept:
         cdef int result = -1

@@ -4,7 +4,6 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from bfc._core cimport ChunkHandle
-from bfc.allocators._users cimport Users
 
 
 @cython.final
@@ -25,15 +24,23 @@ cdef class Waiting:
 
 
 @cython.final
-cdef class Fences(Users):
+cdef class Fences:
+    """Guarded by the GIL. It asks the source for fences, and never calls an allocator."""
+
+    cdef object source                  # the sub-allocator
     cdef bint asks_later                # a fence is first asked at the next allocation, not at the free
+    cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
+    cdef dict marked                    # allocation id -> [(stream, fence)], for streams that may be gone at the free
     cdef dict queues                    # stream -> deque of Waiting
     cdef object stuck                   # deque of (stream, fence, Late): what the device failed for
     cdef uint64_t era_seen              # that the queues know of: see `era`
 
     cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1
+    cdef int forget(self, allocation_id) except -1
+    cdef int clear(self) except -1
 
     cdef int mark_users(self, int64_t allocation_id) except -1
+    cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1
     cdef list fences_on(self, streams)
     cdef list unfinished(self, int64_t allocation_id)
 
@@ -57,3 +64,5 @@ cdef inline bint some_use(Fences fences) noexcept:
 cdef inline bint some_wait(Fences fences) noexcept nogil:
     """Whether anything that was freed waits for a stream."""
     return PyDict_GET_SIZE(fences.queues) > 0
+
+cdef int drop_done(list fences) except -1

@@ -1,4 +1,8 @@
-from bfc.allocators._users import Users
+from typing import Final
+
+from bfc.devices import Fence
+
+OVER: Final[Fence]
 
 class Late:
     """A chunk that was freed, and how many fences it still waits for."""
@@ -6,5 +10,5 @@ class Late:
 class Waiting:
     """One of these fences, in the queue of its stream."""
 
-class Fences(Users):
+class Fences:
     """Which streams use memory, and what was freed and waits for them."""

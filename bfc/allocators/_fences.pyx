@@ -9,14 +9,36 @@ from collections import deque
 cimport cython
 
 from bfc.interpreter._forks cimport era, survivor
-from bfc.allocators._users cimport Users, drop_done
-
-from bfc.allocators._users import OVER as _OVER
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 _POLL_SECONDS = 0.001
+
+
+class _Over:
+    """The fence of a stream that had nothing queued."""
+
+    def done(self):
+        return True
+
+    def wait(self):
+        pass
+
+
+OVER = _Over()
+
+
+cdef int drop_done(list fences) except -1:
+    """Drops the first ones that are done: memory that is handed out again and again must not collect them. Another
+    thread may do the same meanwhile."""
+    while fences:
+        oldest = fences[0]
+        if not oldest[1].done():
+            return 0
+        if fences and fences[0] is oldest:
+            del fences[0]
+    return 0
 
 
 @cython.final
@@ -34,10 +56,12 @@ cdef class Waiting:
 # In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
 @cython.final
 @cython.no_gc_clear
-cdef class Fences(Users):
+cdef class Fences:
     """Which streams use memory, and what was freed and waits for them."""
 
     def __cinit__(self):
+        self.users = {}
+        self.marked = {}
         self.queues = {}
         self.stuck = deque()    # removing its items needs no memory
         self.era_seen = era()
@@ -49,11 +73,15 @@ cdef class Fences(Users):
         self.users.setdefault(allocation_id, {})[stream] = passed
         return 0
 
-    cdef int keep_user(self, int64_t allocation_id, uint64_t stream) except -1:
-        return self.uses(allocation_id, stream, None)
+    cdef int forget(self, allocation_id) except -1:
+        self.users.pop(allocation_id, None)
+        self.marked.pop(allocation_id, None)
+        return 0
 
     cdef int clear(self) except -1:
-        Users.clear(self)
+        """Forgets all uses and waiting frees: the allocator has closed, and its memory has gone back."""
+        self.users.clear()
+        self.marked.clear()
         self.queues.clear()
         self.stuck.clear()
         return 0
@@ -69,6 +97,7 @@ cdef class Fences(Users):
         return 0
 
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
+        """The same for one stream, which has let go of the memory."""
         if self.source.asynchronous:
             self.marked.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
             drop_done(self.marked[allocation_id])
@@ -93,7 +122,7 @@ cdef class Fences(Users):
             marked = {stream for stream, _fence in fences}
             for stream in sorted(streams):
                 if stream not in marked:
-                    fences.append((stream, _OVER))
+                    fences.append((stream, OVER))
             return fences
         unfinished = []
         for entry in fences:

@@ -22,6 +22,9 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
         void miss()
         cbool take(vector[T]& items)
 
+cdef enum:
+    BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
+
 
 cdef class Frees(Ledger):
     cdef Shown[uint64_t] frees          # counts frees; who waits for memory watches it
@@ -41,6 +44,9 @@ cdef class Frees(Ledger):
 
     cdef int freeing(self, int64_t allocation_id) except -1     # only where `must_look` is set, and without the lock
     cdef int free_address(self, uint64_t address) except -1
+    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
+    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                           size_t i) noexcept
     cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef void mark_left(self, ChunkHandle handle) noexcept nogil
     cdef void strand(self, ChunkHandle handle) noexcept nogil
@@ -75,4 +81,5 @@ cdef inline bint is_quiet(Frees self) noexcept nogil:
     may be that of a moment ago."""
     return not (self.must_look or self.orphans.some() or some_wait(self.fences) or self.strandings.get())
 
+cdef void report_unraisable(object error, object doing) noexcept
 cdef int report_faults(list faults) except -1

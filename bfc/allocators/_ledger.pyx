@@ -2,14 +2,18 @@
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
+from cython.operator cimport dereference as deref
+from libcpp.map cimport map as cmap
 
-from bfc._core cimport HISTORY_SNAPSHOT, NO_CHUNK, Chunk, ChunkHandle, Counters, Lane, Pool
+from bfc._core cimport (
+    HISTORY_SNAPSHOT, IN_USE, NO_CHUNK, STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, Lane, Pool,
+    Region,
+)
 from bfc.buffers._arguments cimport address_from, stream_from
-from bfc.buffers._owners cimport owner_names
+from bfc.buffers._owners cimport name_of_owner, owner_names
 from bfc.allocators._pages cimport Pages
 from bfc.allocators._page_use cimport PageUse, count_use
 from bfc.allocators._columns cimport bytes_of_chunks, bytes_of_pages, bytes_of_regions, copy_columns
-from bfc.allocators._reading cimport bytes_by_name, chunk_around, count_bookkeeping, what_is_at
 from bfc.allocators._invariants cimport first_fault
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._source cimport Source
@@ -19,12 +23,52 @@ from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _sna
 from bfc.streams import is_queue as _is_queue
 
 
+def _by_falling_bytes(item):
+    return -item[1], item[0]
+
+
 cdef int refuse_queue(stream, device) except -1:
     """Refuses an OpenCL queue where a CUDA stream is needed: the driver would take its address for a stream."""
     if device.kind.startswith("cuda") and _is_queue(stream):
         raise TypeError(f"memory on {device} takes CUDA streams, not a {type(stream).__name__}: pass a CUDA stream "
                         f"as stream= (a bfc.use_stream around the call may have set this one)")
     return 0
+
+
+cdef object bytes_by_name(uint64_t in_use, vector[uint64_t]& owned):
+    """Bytes in use by owner, the largest first. `owned`: by the owner's number."""
+    cdef uint64_t left = in_use
+    cdef size_t i
+    cdef list found = []
+    for i in range(owned.size()):
+        if owned[i]:
+            left -= owned[i]
+            found.append((name_of_owner(<uint32_t>i), owned[i]))
+    if left:
+        found.append(("", left))
+    found.sort(key=_by_falling_bytes)
+    return _snapshot.OwnerBytes(found)
+
+
+cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil:
+    """The bytes of host memory that a pool keeps: records ever used, the table of starts, the bins. Needs the lock."""
+    cdef uint64_t total = pool.chunk_count * sizeof(Chunk) + pool.starts.bytes()
+    cdef BinSet bin_set
+    for bin_set in pool.bin_sets:
+        total += bin_set.bins.bytes() + (bin_set.window.bytes() if bin_set.window != NULL else 0)
+    return total
+
+
+cdef ChunkHandle chunk_around(Pool pool, uint64_t ptr) noexcept nogil:
+    """The chunk, free or not, that `ptr` lies in, or NO_CHUNK: a walk along its region, for messages. Needs the lock.
+    """
+    cdef cmap[uint64_t, Region].iterator found = pool.regions.upper_bound(ptr)
+    if found == pool.regions.end() or ptr < deref(found).second.ptr:
+        return NO_CHUNK
+    cdef ChunkHandle handle = deref(found).second.first
+    while ptr >= pool.chunks[handle].ptr + pool.chunks[handle].size:
+        handle = pool.chunks[handle].next
+    return handle
 
 
 # In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
@@ -455,11 +499,20 @@ cdef class Ledger(Owner):
 
     cdef int raise_invalid_pointer(self, uint64_t address) except -1:
         cdef Chunk chunk
-        cdef const Chunk* found = NULL
         self.acquire()
         cdef ChunkHandle handle = chunk_around(self.pool, address)
         if handle != NO_CHUNK:
             chunk = self.pool.chunks[handle]
-            found = &chunk
         self.lock.release()
-        raise InvalidPointerError(f"{address:#x} {what_is_at(address, found)}")
+        if handle == NO_CHUNK:
+            text = "lies in no region of this allocator: it was allocated elsewhere, or its region was given back"
+        elif chunk.state & STATE == IN_USE:
+            text = (f"lies {address - chunk.ptr} bytes inside the allocation at {chunk.ptr:#x} "
+                    f"({chunk.requested_size} bytes): pass the address that allocate_raw returned")
+        elif chunk.state & STATE == UNMAPPED:
+            text = "lies in reserved addresses that have no memory: it was freed, and given back to the device"
+        elif chunk.state & STATE == WAITING:
+            text = "is freed already, and waits for another stream to finish with it"
+        else:
+            text = "lies in free memory: it is freed already, or was never handed out"
+        raise InvalidPointerError(f"{address:#x} {text}")

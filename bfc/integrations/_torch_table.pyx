@@ -19,7 +19,7 @@ from bfc._core cimport NO_CHUNK, ChunkHandle
 from bfc.buffers._owners cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport Shown
-from bfc.allocators._users cimport report_unraisable
+from bfc.allocators._frees cimport report_unraisable
 from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_without_gil
 

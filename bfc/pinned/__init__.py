@@ -1,8 +1,6 @@
 """Pinned host memory: the allocator, and look-ups by address. In order:
 
-sources.py        which sub-allocator is used where none is named
 _source.pyx       where the blocks come from
-_reserve.pyx      one large block that smaller ones are cut from
 _books.pyx        blocks, stacks and statistics, in integers
 _events.pyx       which streams use blocks, and what waits for them
 _allocator.pyx    PyTorch's policy for pinned memory

@@ -19,20 +19,26 @@ from bfc._core cimport ChunkHandle
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
-from bfc.allocators._users cimport report_unraisable
+from bfc.allocators._frees cimport report_unraisable
 from bfc.pinned._source cimport Range
-from bfc.pinned._reserve cimport Reserve
 from bfc.pinned._books cimport LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, bucket_of, increase
 from bfc.pinned._events cimport Events, some_use
 
+from bfc import cuda
 from bfc.allocators._frees import VIEWED as _VIEWED
+from bfc.drivers.cuda._driver import device_in_use
 from bfc.errors import (
     ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
 )
 from bfc.pinned._events import PUT_OFF as _PUT_OFF
-from bfc.pinned.sources import source_for
 from bfc.pytorch.pinned_settings import PinnedSettings
+from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
+
+cdef enum:
+    PIECE = 4096                # of the reserve
 
 #: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
 _open = {}
@@ -56,6 +62,23 @@ def open_allocators():
 
 def _checked(settings, now):
     return settings if isinstance(settings, PinnedSettings) else now.apply(settings)
+
+
+def _source_of(sub_allocator):
+    """(source, why there is no better one, or "")"""
+    if sub_allocator is None:
+        usable = cuda.is_available()
+        if usable:
+            return CUDASubAllocator(device_in_use(), kind="pinned"), ""
+        return HostSubAllocator(), str(usable)
+    if not isinstance(sub_allocator, SubAllocator):
+        raise TypeError(f"the first argument is a sub-allocator, such as bfc.CUDASubAllocator(kind=\"pinned\"), or "
+                        f"None, not {type(sub_allocator).__name__}")
+    kind = sub_allocator.device.kind
+    if not sub_allocator.host_accessible and kind != "simulated":
+        raise ValueError(f"a PinnedAllocator needs memory of the host, and that of {sub_allocator!r} is not: take "
+                         f"bfc.CUDASubAllocator(kind=\"pinned\") or bfc.HostSubAllocator()")
+    return sub_allocator, ""
 
 
 # The garbage collector must not clear the reference to the source before the blocks have gone back to it.
@@ -119,18 +142,18 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef int64_t buffers            # that own a block
 
     cdef Events events              # which streams use blocks, and what waits for them
-    cdef Reserve reserve
+    cdef Range reserve              # 0 bytes: there is none yet
+    cdef uint64_t reserve_used
 
     def __cinit__(self, *args, **kwargs):
         self.events = Events()
-        self.reserve = Reserve(self.source)
         self.is_closed = True
 
     def __init__(self, sub_allocator=None, settings=""):
         if self.sub_allocator is not None:
             raise RuntimeError("an allocator is set up once: make another")
         checked = _checked(settings, PinnedSettings())
-        source, self.no_cuda = source_for(sub_allocator)
+        source, self.no_cuda = _source_of(sub_allocator)
         if not self.no_cuda:
             self.require_registering(source, checked)
         self.apply(checked)
@@ -382,20 +405,43 @@ cdef class PinnedAllocator(PinnedBooks):
         return handle
 
     cdef bint ask(self, uint64_t size, Range* block) except -1:
-        """Takes memory from the reserve, or asks the source. Returns whether there was room."""
-        wanted = self.applied.pinned_reserve_segment_size
+        """Takes memory from the reserve, or asks the source. Returns whether there was room. A piece of the reserve is
+        marked by 0 bytes received."""
+        if self.applied.pinned_reserve_segment_size and self.take_piece(size, block):
+            return True
+        return self.ask_source(size, block)
+
+    cdef bint ask_source(self, uint64_t size, Range* block) except -1:
         threads = self.applied.pinned_num_register_threads if self.applied.pinned_use_cuda_host_register else None
-        if wanted:
-            if self.reserve.is_missing() and not self.reserve.take(wanted, threads):
-                raise OutOfMemoryError(size, self.active_bytes.current, self.allocated_bytes.current,
-                                       self.sub_allocator.total_bytes, self.largest_cached(),
-                                       refused=f"{self.sub_allocator!r}, asked for a reserve of {format_bytes(wanted)}",
-                                       advice=("a smaller pinned_reserve_segment_size_mb",))
-            if self.is_closed:
-                raise ClosedError("this allocator was closed while it asked for memory")
-            if self.reserve.cut(size, block):
-                return True
         return self.source.ask(size, threads, block)
+
+    cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
+        """Cuts the next piece from the reserve, which is taken from the source at the first allocation. Returns whether
+        as much was left."""
+        if self.reserve.nbytes == 0:
+            self.take_reserve(size)
+        if size > self.reserve.nbytes - self.reserve_used:
+            return False
+        piece.ptr = self.reserve.ptr + self.reserve_used
+        piece.nbytes = 0
+        self.reserve_used = min(self.reserve.nbytes, self.reserve_used + (size + PIECE - 1) // PIECE * PIECE)
+        return True
+
+    cdef int take_reserve(self, uint64_t size) except -1:
+        cdef Range whole
+        wanted = self.applied.pinned_reserve_segment_size
+        if not self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1), &whole):
+            raise OutOfMemoryError(size, self.active_bytes.current, self.allocated_bytes.current,
+                                   self.sub_allocator.total_bytes, self.largest_cached(),
+                                   refused=f"{self.sub_allocator!r}, asked for a reserve of {format_bytes(wanted)}",
+                                   advice=("a smaller pinned_reserve_segment_size_mb",))
+        if self.reserve.nbytes == 0 and not self.is_closed:
+            self.reserve = whole
+        else:                   # another thread was faster
+            self.source.give_back_block(whole)
+        if self.is_closed:
+            raise ClosedError("this allocator was closed while it asked for memory")
+        return 0
 
     cdef uint32_t add(self, Range block, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
         """A new live block."""
@@ -759,7 +805,9 @@ cdef class PinnedAllocator(PinnedBooks):
             self.abandon(<uint32_t>handle)
         for handle in range(self.stacks.size()):
             self.stacks[handle] = NO_BLOCK
-        self.reserve.close()
+        if self.reserve.nbytes:
+            self.source.leave(self.reserve)
+        self.reserve.nbytes = 0
         self.source.offer_unreturned_again()
         self.events.clear()
         _open.pop(id(self), None)
@@ -845,9 +893,14 @@ cdef class PinnedAllocator(PinnedBooks):
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
         """Asks for a fence on a consumer's stream now, as the stream may be destroyed after the consumer has dropped
         the memory. If that fails, waits for the whole device."""
-        error = self.events.try_to_mark(allocation_id, stream)
-        if error is not None:
-            self.events.could_not_mark(allocation_id, stream, error, self.drain(), _PUT_OFF)
+        try:
+            self.events.mark_user(allocation_id, stream)
+        except BaseException as error:
+            if not self.drain():
+                self.events.uses(allocation_id, self.sub_allocator, stream, None)
+                report_unraisable(error, _PUT_OFF)
+            elif not isinstance(error, Exception):
+                report_unraisable(error, _PUT_OFF)
 
     cdef bint drain(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""

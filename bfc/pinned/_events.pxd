@@ -3,8 +3,6 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from bfc.allocators._users cimport Users
-
 
 @cython.final
 cdef class Waiting:
@@ -15,7 +13,12 @@ cdef class Waiting:
 
 
 @cython.final
-cdef class Events(Users):       # whose `users` are by (source, stream), since a stream may be another device's
+cdef class Events:
+    """Guarded by the GIL. It asks sub-allocators for fences, and never calls an allocator."""
+
+    cdef object source              # the allocator's sub-allocator
+    cdef dict users                 # allocation id -> {(source, stream): what the user passed, kept alive}
+    cdef dict marked                # allocation id -> [(stream, fence)], asked for before the free
     cdef object queue               # deque of Waiting, the oldest first
     cdef object stuck               # deque of Waiting: what a fence failed for
     cdef unsigned long asked_by     # the thread that asks the queue's fences; 0: nobody
@@ -25,6 +28,9 @@ cdef class Events(Users):       # whose `users` are by (source, stream), since a
     cdef object number_of(self, stream, source)
 
     cdef int uses(self, int64_t allocation_id, source, number, passed) except -1
+    cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1
+    cdef int forget(self, key) except -1
+    cdef int clear(self) except -1
 
     cdef list waiting_for(self, key, uint32_t handle)
     cdef int enqueue(self, list entries) except -1

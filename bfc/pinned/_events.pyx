@@ -11,10 +11,11 @@ from collections import deque
 cimport cython
 
 from bfc.interpreter._forks cimport era, survivor
-from bfc.allocators._users cimport Users, drop_done, report_unraisable
+from bfc.allocators._fences cimport drop_done
+from bfc.allocators._frees cimport report_unraisable
 from bfc.pinned._books cimport NO_BLOCK
 
-from bfc.allocators._users import OVER as _OVER
+from bfc.allocators._fences import OVER as _OVER
 from bfc.drivers.opencl import queues as _queues
 from bfc.streams import stream_handle
 
@@ -36,10 +37,12 @@ cdef class Waiting:
 # In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
 @cython.final
 @cython.no_gc_clear
-cdef class Events(Users):
+cdef class Events:
     """Which streams use pinned memory, and the one queue of marks that freed blocks wait behind."""
 
     def __cinit__(self):
+        self.users = {}
+        self.marked = {}
         self.queue = deque()
         self.stuck = deque()    # whose items leave it without a call for memory
 
@@ -65,17 +68,22 @@ cdef class Events(Users):
         return 0
 
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
+        """Marks a stream now that has let go of the memory: it may be destroyed before the memory's free."""
         if self.source.asynchronous:
             fence = self.source.fence(stream) or _OVER
             self.marked.setdefault(allocation_id, []).append((stream, fence))
             drop_done(self.marked[allocation_id])
         return 0
 
-    cdef int keep_user(self, int64_t allocation_id, uint64_t stream) except -1:
-        return self.uses(allocation_id, self.source, stream, None)
+    cdef int forget(self, key) except -1:
+        self.users.pop(key, None)
+        self.marked.pop(key, None)
+        return 0
 
     cdef int clear(self) except -1:
-        Users.clear(self)
+        """Nothing has memory to come back to: the allocator has closed."""
+        self.users.clear()
+        self.marked.clear()
         self.queue.clear()
         self.stuck.clear()
         return 0

@@ -15,11 +15,11 @@ from bfc._core cimport (
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._fences cimport Waiting, some_wait
-from bfc.allocators._frees cimport Frees, report_faults
+from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
 from bfc.policies._recorder cimport Recorder, new_history
-from bfc.policies._observers cimport Observers, memory_info_of
+from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred, some_deferred
 from bfc.policies._private_pools cimport (
     PoolId, PrivatePools, default_pool, id_of,
@@ -37,6 +37,7 @@ from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wa
 
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
+from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
@@ -891,7 +892,12 @@ cdef class CachingAllocator(PagedAllocator):
     cdef int was_refused(self, Request* request) except -1:
         if request.refused:
             return 0
-        device_free, total = memory_info_of(self.sub_allocator)
+        try:
+            answer = self.sub_allocator.memory_info()
+        except Exception as error:      # the request is refused all the same
+            report_unraisable(error, self.sub_allocator)
+            answer = 0, self.sub_allocator.total_bytes
+        device_free, total = checked_memory_info(answer, self.sub_allocator)
         self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane, request.owner)
         return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)

@@ -16,7 +16,7 @@ from bfc.interpreter._signals cimport defer_handlers, resume_handlers
 from bfc._core cimport Pool
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source, add_up
-from bfc.allocators._users cimport report_unraisable
+from bfc.allocators._frees cimport report_unraisable
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 from bfc.units import format_bytes

@@ -4,9 +4,6 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 
-cdef tuple memory_info_of(sub_allocator)
-
-
 @cython.final
 cdef class Observers:
     cdef list callbacks             # guarded by the GIL, as all of this

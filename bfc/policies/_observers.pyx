@@ -4,20 +4,7 @@ import threading
 
 cimport cython
 
-from bfc.allocators._users cimport report_unraisable
-
-from bfc.suballocators.base import checked_memory_info
-
-
-cdef tuple memory_info_of(sub_allocator):
-    """What is free and all that there is, in bytes, for the report of a refusal. Where the device fails to say, that is
-    reported by the way, and nothing is free."""
-    try:
-        answer = sub_allocator.memory_info()
-    except Exception as error:
-        report_unraisable(error, sub_allocator)
-        answer = 0, sub_allocator.total_bytes
-    return checked_memory_info(answer, sub_allocator)
+from bfc.allocators._frees cimport report_unraisable
 
 
 cdef int attach(list attached, function, str kind) except -1:
