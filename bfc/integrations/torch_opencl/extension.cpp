@@ -5,6 +5,7 @@
 #include "guard.hpp"
 #include "hooks.hpp"
 #include "operators.hpp"
+#include "recurrent.hpp"
 
 namespace bfc_opencl {
 

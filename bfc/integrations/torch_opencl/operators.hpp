@@ -58,16 +58,15 @@ inline void count_fallback(const std::string& name) {
     fallbacks().calls[name]++;
 }
 
-// Operators that take an index, a mask or sizes on the host beside tensors of a device, as CUDA's do.
-inline bool takes_tensors_of_the_host(const std::string& name) {
-    return name.find("index") != std::string::npos || name.find("pad_packed") != std::string::npos;
-}
+// Lengths of sequences lie on the host, whatever device the sequences are on.
+inline bool takes_lengths(const std::string& name) { return name.find("pad_packed") != std::string::npos; }
 
-// The one device that the tensors of a call are on. Numbers on the host, tensors without dimensions, go with any.
+// The one device that the tensors of a call are on. Numbers on the host, tensors without dimensions, go with any, and
+// so do indices: the lists in which a tensor may be missing.
 inline c10::Device device_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
     Maybe<c10::Device> found;
     const auto look = [&](const at::Tensor& tensor) {
-        if (!tensor.defined() || (tensor.is_cpu() && (tensor.dim() == 0 || takes_tensors_of_the_host(name)))) return;
+        if (!tensor.defined() || (tensor.is_cpu() && (tensor.dim() == 0 || takes_lengths(name)))) return;
         TORCH_CHECK(!found || *found == tensor.device(), name, " has tensors on ", *found, " and on ", tensor.device(),
                     ": move one of them with .to(...) first");
         found = tensor.device();
@@ -75,8 +74,6 @@ inline c10::Device device_of(const std::string& name, c10::ArrayRef<c10::IValue>
     for (const c10::IValue& argument : arguments) {
         if (argument.isTensor()) look(argument.toTensor());
         else if (argument.isTensorList()) for (const auto& tensor : argument.toTensorVector()) look(tensor);
-        else if (argument.isOptionalTensorList())
-            for (const Maybe<at::Tensor> tensor : argument.toOptionalTensorList()) if (tensor) look(*tensor);
     }
     return found.value_or(c10::Device(kType, current_device));
 }
@@ -92,9 +89,12 @@ inline void give_host_generators(const c10::FunctionSchema& schema, c10::Device 
     for (size_t place = 0; place < count; place++) {
         if (!is_generator(schema.arguments()[place])) continue;
         c10::IValue& argument = torch::jit::peek(*stack, place, count);
-        const auto index = device.type() == kType ? device.index() : current_device;
-        const at::Generator given = argument.isNone() ? default_generator(index) : argument.toGenerator();
-        if (given.device().type() == kType) argument = given.get<Generator>()->host();
+        const bool is_ours = device.type() == kType;
+        const at::Generator given = argument.isNone() ? default_generator(is_ours ? device.index() : current_device)
+                                                      : argument.toGenerator();
+        if (given.device().type() != kType) continue;
+        TORCH_CHECK(is_ours, schema.name(), " has a generator of ", given.device(), " and tensors on ", device);
+        argument = given.get<Generator>()->host();
     }
 }
 
@@ -117,6 +117,7 @@ inline at::Tensor to_host(const at::Tensor& tensor) { return tensor.defined() ? 
 inline at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const Maybe<at::Tensor>& bias, Sizes stride,
                               Sizes padding, Sizes dilation, bool transposed, Sizes output_padding, int64_t groups) {
     count_fallback("aten::convolution_overrideable");
+    device_of("aten::convolution", {input, weight, bias});
     const Maybe<at::Tensor> host_bias = bias ? Maybe<at::Tensor>(to_host(*bias)) : std::nullopt;
     return at::convolution(input.cpu(), weight.cpu(), host_bias, stride, padding, dilation, transposed, output_padding,
                            groups).to(input.device());
