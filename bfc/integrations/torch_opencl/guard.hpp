@@ -21,10 +21,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
 
     void setDevice(c10::Device device) const override {
-        TORCH_CHECK(device.index() >= 0 && device.index() < device_count,
-                    "there is no device ", device, ": bfc.integrations.torch_opencl.enable() has found ",
-                    static_cast<int>(device_count), ", counted from 0");
-        current_device = device.index();
+        TORCH_CHECK(device.index() >= 0, "which device? ", device, " is none");
+        current_device = static_cast<c10::DeviceIndex>(index_of(device));
     }
 
     void uncheckedSetDevice(c10::Device device) const noexcept override {
@@ -103,7 +101,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
 
 private:
-    static int index_of(c10::Device device) { return device.index() < 0 ? current_device : device.index(); }
+    static int index_of(c10::Device device) {
+        TORCH_CHECK(device.index() < device_count, "there is no device ", device,
+                    ": bfc.integrations.torch_opencl.enable() has found ", static_cast<int>(device_count),
+                    ", counted from 0");
+        return device.index() < 0 ? current_device : device.index();
+    }
 
     static c10::Stream stream(c10::Device device, c10::StreamId id) {
         const auto index = static_cast<c10::DeviceIndex>(index_of(device));

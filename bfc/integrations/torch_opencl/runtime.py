@@ -55,7 +55,7 @@ class DevicePlace:
 
     def queue(self) -> Any:
         """The pyopencl.CommandQueue of this thread's current stream."""
-        return self._queues[self._extension.current_stream(self.index)]
+        return self.queue_of(self._extension.current_stream(self.index))
 
     def queue_of(self, stream: int) -> Any:
         """The pyopencl.CommandQueue of a stream, by its id. Raises ValueError for others' ids."""
