@@ -331,6 +331,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("sum.IntList_out", sum_out);
     m.impl("mm.out", mm_out);
 
+    // PyTorch makes these two of their out= variants, which warn of an out that they resize themselves.
+    m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+
     m.impl("convolution_overrideable", convolution);
     m.impl("convolution_backward_overrideable", convolution_backward);
 }
