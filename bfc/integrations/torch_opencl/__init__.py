@@ -150,6 +150,7 @@ def _start(
         import bfc.opencl
 
         raise DeviceUnavailableError(str(bfc.opencl.is_available()))
+    pools.allocator(0)  # which refuses a wrong argument, before PyTorch is changed for good
     extension = building.load()
 
     from bfc.integrations.torch_opencl import device_module
