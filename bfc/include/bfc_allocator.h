@@ -65,7 +65,7 @@ typedef struct bfc_allocator {
     bfc_result (*reset_peak_stats)(void *self, int device, char *why, size_t room);
     /* The free and all bytes of a device, as far as its sub-allocator knows. */
     bfc_result (*memory_info)(void *self, int device, size_t *free, size_t *total, char *why, size_t room);
-    /* Which device a live allocation is on; -1 for none. An address inside it will do. */
+    /* The device whose pool an address lies in, whether in a live allocation or not; -1 for memory of others. */
     int (*device_of)(void *self, const void *ptr);
 
     /* Keep the table, and its pools, beyond the capsule; and let go of them again. */

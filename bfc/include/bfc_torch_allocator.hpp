@@ -141,7 +141,7 @@ public:
         return info;
     }
 
-    // Which device a live allocation is on; -1 for memory of others.
+    // The device whose pool an address lies in; -1 for memory of others.
     static int device_of(const void* ptr) {
         const bfc_allocator& bfc = served();
         return bfc.device_of(bfc.self, ptr);

@@ -21,7 +21,8 @@ def capsule(pools: Sequence[Allocator]) -> object:
     Parameters
     ----------
     pools : sequence of Allocator
-        One for each device of the back end, in the order of their numbers. They are kept alive.
+        One for each device of the back end, in the order of their numbers. They are kept alive. No
+        two may have the same addresses, as those over simulated devices do.
 
     Returns
     -------

@@ -412,6 +412,10 @@ def meddle(table: Table, device: int, pool: Any) -> None:
     table.record_stream(ptr, 7)
     table.free(ptr)
     if hasattr(pool, "record_history"):
+        pool.set_settings("roundup_power2_divisions:4")
+        with bfc.use_mem_pool(bfc.MemPool(pool)):
+            table.free(table.allocate(3000, 0, device))
+        pool.set_settings("")
         pool.record_history()
         table.free(table.allocate(1000, 0, device))
         pool.history()
