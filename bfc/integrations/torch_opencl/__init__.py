@@ -10,6 +10,7 @@ order:
     runtime.hpp
     guard.hpp, hooks.hpp
     operators.hpp
+    recurrent.hpp
     extension.cpp
     building.py         compiles it, once
     places.py           where tensors have their memory
