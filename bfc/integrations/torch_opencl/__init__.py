@@ -21,6 +21,8 @@ order:
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["enable", "fallbacks"]
 
 NAME = "opencl"
+#: What a thread of PyTorch's needs to end what it does.
+A_MOMENT_SECONDS = 0.05
 _lock = ForkSafeLock()
 _extension: ModuleType | None = None
 _enabled_with: tuple[Any, ...] = ()
@@ -162,4 +166,12 @@ def _start(
     extension.start(runtime, runtime.table.capsule(), pools.device_count())
     torch._register_device_module(NAME, device_module.make(runtime, extension))
     torch.utils.generate_methods_for_privateuse1_backend()
+    atexit.register(_let_autograd_end)
     return extension
+
+
+def _let_autograd_end() -> None:
+    """Lets go of the GIL for a moment. PyTorch's thread for the device may still drop what
+    `backward()` has used. If it asks for the GIL while the interpreter shuts down, Python unwinds
+    it, up to 3.13, and that aborts the process."""
+    time.sleep(A_MOMENT_SECONDS)
