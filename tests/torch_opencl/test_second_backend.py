@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "how-to" / "pytorch.md"
 HELPERS = ROOT / "tests" / "helpers"
 
 SETUP = f"""
-import contextlib, ctypes, gc, os, sys, threading, types, warnings
+import atexit, contextlib, ctypes, gc, os, sys, threading, time, types, warnings
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from bfc.integrations.torch_opencl import building
 sys.path.insert(0, {str(HELPERS)!r})
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "Set seed")   # it has no generator of its own
+atexit.register(time.sleep, 0.05)   # PyTorch's thread for backward() must end before: see enable
 backend = building.load(Path({str(SOURCE)!r}))
 torch.utils.rename_privateuse1_backend("second")
 module = types.ModuleType("torch.second")
