@@ -27,6 +27,13 @@ def test_statistics_are_the_pools_key_by_key(opencl: torch.device) -> None:
     pool.check()
 
 
+def test_emptying_the_cache_gives_back_what_no_tensor_has(opencl: torch.device) -> None:
+    torch.empty(64 * MIB, dtype=torch.uint8, device=opencl)
+    before = torch.opencl.memory_reserved()
+    torch.opencl.empty_cache()
+    assert torch.opencl.memory_reserved() <= before - 64 * MIB
+
+
 def test_peaks_fall_to_what_is_in_use(opencl: torch.device) -> None:
     torch.empty(8 * MIB, dtype=torch.uint8, device=opencl)
     assert torch.accelerator.max_memory_allocated() >= 8 * MIB

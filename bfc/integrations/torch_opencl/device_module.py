@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from bfc.drivers.opencl import platform as _opencl
 from bfc.integrations._torch_stats import memory_stats as _stats_of
 from bfc.integrations.torch_opencl.runtime import Runtime
 from bfc.policies._caching import CachingAllocator
@@ -48,11 +49,7 @@ class DeviceFunctions:
         return True
 
     def _lazy_init(self) -> None:
-        if self._is_in_bad_fork():
-            raise RuntimeError(
-                "OpenCL was used before this process was forked, and does not work in the child: "
-                'start processes with multiprocessing\'s "spawn" or "forkserver"'
-            )
+        _opencl.refuse_child()
 
     def _is_in_bad_fork(self) -> bool:
         return bool(self._extension.is_child())
@@ -145,8 +142,7 @@ class DeviceFunctions:
         return info
 
     def empty_cache(self) -> None:
-        for place in self._runtime.opened():
-            place.pool.empty_cache()
+        torch.accelerator.empty_cache()
 
     def memory_summary(self, device: Device = None, abbreviated: bool = False) -> str:
         from bfc.snapshots.summary import summary

@@ -9,7 +9,6 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
-#include <ATen/ops/_copy_from_ops.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/as_strided_native.h>

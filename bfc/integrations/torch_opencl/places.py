@@ -64,7 +64,7 @@ def span_of(tensor: torch.Tensor) -> int:
     return int(1 + sum((count - 1) * step for count, step in pairs))
 
 
-def view_of(tensor: torch.Tensor, place: Place | None, dtype: np.dtype[Any] | None = None) -> View:
+def view_of(tensor: torch.Tensor, place: Place | None) -> View:
     """The items of a tensor as they lie in memory, without its conj and neg bits. The place is None
     for a tensor on the host."""
     size = tensor.element_size()
@@ -72,7 +72,7 @@ def view_of(tensor: torch.Tensor, place: Place | None, dtype: np.dtype[Any] | No
         "cpu" if place is None else "opencl",
         0,
         tensor.data_ptr(),
-        dtype or numpy_dtype(tensor.dtype),
+        numpy_dtype(tensor.dtype),
         tuple(tensor.shape),
         tuple([step * size for step in tensor.stride()]),
     )

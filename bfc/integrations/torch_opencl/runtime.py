@@ -122,10 +122,6 @@ class Runtime:
                 found = self._places[device]
         return found
 
-    def opened(self) -> list[DevicePlace]:
-        """The devices that were used."""
-        return list(self._places.values())
-
     # -- streams -----------------------------------------------------------------------------------
 
     def new_stream(self, device: int) -> int:
