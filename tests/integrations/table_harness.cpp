@@ -62,6 +62,21 @@ int64_t harness_hammer(const bfc_allocator* table, int threads, int64_t rounds, 
     return overwritten;
 }
 
+// Pairs of an allocation and its free in a thread of C, which is waited for. How many failed. The caller may hold the
+// GIL: then the thread never gets it.
+int64_t harness_pairs_elsewhere(const bfc_allocator* table, int64_t pairs, size_t nbytes, int64_t stream) {
+    int64_t failed = 0;
+    std::thread([&] {
+        char why[256];
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            void* ptr = nullptr;
+            failed += table->allocate(table->self, 0, nbytes, stream, &ptr, why, sizeof why) != BFC_OK;
+            failed += table->free(table->self, ptr) != BFC_OK;
+        }
+    }).join();
+    return failed;
+}
+
 // Threads that go on for as long as the process lives.
 void harness_never_ends(const bfc_allocator* table, int threads, size_t most) {
     for (int i = 0; i < threads; ++i)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pocl
 import pytest
 import torch_table
 import waiting
@@ -77,6 +78,51 @@ def test_a_hit_on_the_default_stream_is_served_at_once(make: Make) -> None:
     for _ in range(10):
         table.free(table.allocate(1000))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("policy", ["bfc", "caching"])
+def test_a_hit_and_its_free_take_no_gil(harness: Path, policy: str) -> None:
+    """Another thread makes them while this one holds the GIL and waits: it would wait for ever."""
+    name = "BFCAllocator" if policy == "bfc" else "CachingAllocator"
+    run(
+        IN_A_PROCESS
+        + f"""
+pool = bfc.{name}(bfc.HostSubAllocator("64 MiB"))
+table = Table(pool)
+table.free(table.allocate(1000))
+library = ctypes.PyDLL({str(harness)!r})    # which holds the GIL, unlike CDLL
+assert library.harness_pairs_elsewhere(table.address, 1000, ctypes.c_size_t(1000), 0) == 0
+pool.check()
+"""
+    )
+
+
+@pytest.mark.skipif(not pocl.devices(), reason=str(bfc.opencl.is_available()))
+@pytest.mark.parametrize("on", ["the default stream", "a stream"])
+def test_a_hit_on_opencl_takes_no_gil(harness: Path, on: str) -> None:
+    """Also on a queue that was noted to be in order."""
+    run(
+        IN_A_PROCESS
+        + f"""
+import pocl
+pocl.start()
+import pyopencl as cl
+import torch_table
+from bfc.integrations import _torch_table
+source = bfc.OpenCLSubAllocator(capacity="64 MiB")
+pool = bfc.CachingAllocator(source)
+queue = cl.CommandQueue(source.context)
+stream = queue.int_ptr if {on == "a stream"} else 0
+table = _torch_table.Table(lambda device: pool, 1)
+table.note_ordered(0, queue.int_ptr)
+capsule = table.capsule()
+address = ctypes.c_void_p(ctypes.addressof(torch_table.at(capsule)))
+arguments = address, ctypes.c_int64(1000), ctypes.c_size_t(1000), ctypes.c_int64(stream)
+assert ctypes.CDLL({str(harness)!r}).harness_pairs_elsewhere(*arguments) == 0
+assert ctypes.PyDLL({str(harness)!r}).harness_pairs_elsewhere(*arguments) == 0
+pool.check()
+"""
+    )
 
 
 def test_there_are_as_many_devices_as_pools() -> None:
