@@ -44,6 +44,3 @@ class Table:
         stream : int
             The stream's handle. It must live as long as the table.
         """
-
-    def device_at(self, address: int) -> int:
-        """The number of the device whose pool an address lies in; -1 for others' memory."""

@@ -242,10 +242,6 @@ cdef class Table:
         self.refuse_if_lost()
         return pool
 
-    def device_at(self, address):
-        """The number of the device whose pool an address lies in; -1 for others' memory."""
-        return device_of(self, <void*><uintptr_t>address)
-
 
 # -- the functions: a borrowed reference cannot be used as an object without the GIL, but it can be passed as one ------
 
