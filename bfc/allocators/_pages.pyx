@@ -117,7 +117,11 @@ cdef class Pages:
         return page
 
     cdef void forget_page(self, uint32_t page) noexcept nogil:
-        """Of a page that is mapped nowhere."""
+        """Takes a page that is in no view out of its slot, if it has one, and out of the books."""
+        cdef PageRecord* record = &self.records[page]   # a loop over records[page].slots would copy them
+        cdef Slot slot
+        for slot in record.slots:
+            self.pool.bin_sets[slot.set].window.set_page(slot.number, NO_PAGE)
         self.records[page] = PageRecord()
         self.count -= 1
         self.all_known_below = min(self.all_known_below, page)

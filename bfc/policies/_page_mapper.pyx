@@ -272,7 +272,6 @@ cdef class PageMapper(Sleeper):
         while entered > 0 and not done:
             entered -= 1
             number = window.page_at(first + entered)
-            window.set_page(first + entered, NO_PAGE)
             self.pages.forget_page(number)
             self.made[number] = None
         self.lock.release()
@@ -326,8 +325,6 @@ cdef class PageMapper(Sleeper):
             acquire_lock(self.lock[0])
             window = self.pool.bin_sets[stretch.bin_set].window
             page = window.page_at(window.slot_at(ptr) + i)
-            if page != NO_PAGE and not is_mapped:
-                window.set_page(window.slot_at(ptr) + i, NO_PAGE)
             self.lock.release()
             if page != NO_PAGE and not is_mapped:
                 self.drop_page(page, None)
@@ -339,7 +336,7 @@ cdef class PageMapper(Sleeper):
             self.settle(stretch, handle)
 
     cdef void drop_page(self, uint32_t number, Faults faults) noexcept:
-        """Releases a page that is mapped nowhere."""
+        """Releases a page that has been unmapped."""
         cdef Page page = self.made[number]
         self.made[number] = None
         acquire_lock(self.lock[0])
@@ -638,7 +635,6 @@ cdef class PageMapper(Sleeper):
                 acquire_lock(self.lock[0])
                 window = self.pool.bin_sets[run.set].window
                 page = window.page_at(run.first + i)
-                window.set_page(run.first + i, NO_PAGE)
                 self.lock.release()
                 self.drop_page(page, faults)
         self.settle(stretch, handle)
