@@ -72,7 +72,6 @@ public:
     BFC_HOT void insert(uint64_t size, uint64_t address, uint32_t handle) {
         const int number = bin_of(size);
         Bin& bin = bins_[number];
-        ++count_;
         if (bin.count++ > 0) return insert_another(bin, size, address, handle);
         bin.size = size;
         bin.address = address;
@@ -86,7 +85,6 @@ public:
         Bin& bin = bins_[number];
         BFC_ASSERT(bin.count > 0, "a chunk is taken out of an empty bin");
         if (bin.address == address) return pop_first(number);
-        --count_;
         --bin.count;
         erase_from_rest(bin, size, address);
     }
@@ -142,13 +140,17 @@ public:
         return node->slot[0].size;
     }
 
-    size_t count() const { return count_; }
+    size_t count() const {
+        size_t count = 0;
+        for (int number = next_bin(0); number >= 0; number = next_bin(number + 1)) count += bins_[number].count;
+        return count;
+    }
     size_t bytes() const { return sizeof(*this) + nodes_ * sizeof(Node); }
 
     // Every entry in rising order. False: the host is out of memory for the list.
     bool collect(std::vector<FreeChunk>& out) const noexcept {
         try {
-            out.reserve(out.size() + count_);
+            out.reserve(out.size() + count());
         } catch (...) {
             return false;
         }
@@ -162,7 +164,7 @@ public:
     // The same; false also where an entry is out of order or in the wrong place. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
         try {
-            out.reserve(out.size() + count_);
+            out.reserve(out.size() + count());
         } catch (...) {
             return false;
         }
@@ -182,7 +184,7 @@ public:
                 if (!lower_bound(out[i].size, out[i].address, found) || found.handle != out[i].handle) return false;
             }
         }
-        return out.size() == count_;
+        return true;
     }
 
 private:
@@ -214,7 +216,6 @@ private:
     Bin bins_[kBins];
     uint64_t words_[kWords] = {};
     uint64_t summary_ = 0;
-    size_t count_ = 0;
     size_t nodes_ = 0;
     Node* spare_ = nullptr;
     int spares_ = 0;
@@ -242,7 +243,6 @@ private:
     // Removes a bin's smallest entry.
     BFC_HOT void pop_first(int number) {
         Bin& bin = bins_[number];
-        --count_;
         if (--bin.count == 0) {
             words_[number >> 6] &= ~(uint64_t{1} << (number & 63));
             if (!words_[number >> 6]) summary_ &= ~(uint64_t{1} << (number >> 6));
