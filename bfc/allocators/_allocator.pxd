@@ -87,6 +87,8 @@ cdef class Allocator(Tagged):
 
     cdef int set_owner_of(self, Request* request) except -1
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, bint contiguous,
+                                 Placement* placed) except? 0xFFFFFFFFFFFFFFFF
     cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1

@@ -327,17 +327,27 @@ cdef class Allocator(Tagged):
             size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
+        if alignment is not None or stream is not None or scopes_open or contiguous:
+            on = self.place_as_asked(size, stream, alignment, contiguous, &placed)
+        elif not self.place_at_once(size, on, &placed):
+            self.allocate_placement(size, on, None, None, False, &placed)
+        become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
+        self.live_buffers += placed.allocation_id != 0
+        return buffer
+
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, bint contiguous,
+                                 Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
+        """Serves an `allocate` that asks for more than a size. Returns the stream that it is on."""
+        cdef uint64_t on = self.home_stream
         if alignment is not None:
             self.check_alignment(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
         if stream is not None:
             on = self.stream_of(stream)
-        if contiguous or not self.place_at_once(size, on, &placed):
-            self.allocate_placement(size, on, stream, None, contiguous, &placed)
-        become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-        self.live_buffers += placed.allocation_id != 0
-        return buffer
+        if contiguous or not self.place_at_once(size, on, placed):
+            self.allocate_placement(size, on, stream, None, contiguous, placed)
+        return on
 
     cdef int check_alignment(self, uint64_t alignment) except -1:
         """Refuses an alignment that the policy's addresses do not have."""

@@ -57,7 +57,7 @@ cdef class Fences:
 cdef extern from "Python.h":
     Py_ssize_t PyDict_GET_SIZE(dict items) nogil    # reads one number: of a dict that is never replaced
 
-cdef inline bint some_use(Fences fences) noexcept:
+cdef inline bint some_use(Fences fences) noexcept nogil:
     """Whether any live allocation is used by another stream."""
     return PyDict_GET_SIZE(fences.users) > 0
 

@@ -1,5 +1,6 @@
 """A pool behind a lock, and what can be read from it."""
 
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -30,7 +31,11 @@ cdef class Ledger(Owner):
     cdef list frames_of_regions(self, vector[RegionRow]& regions)
     cdef object columns_of(self, vector[HistoryRecord]& records)
     cdef object page_use(self)
-    cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
+
+    @cython.final
+    cdef inline bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
+        return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
+
     cdef bint is_asleep_locked(self, ChunkHandle handle) noexcept nogil
     cdef object tag_of_pool(self, uint64_t first, uint64_t second)
     cdef uint64_t bytes_not_released(self) noexcept

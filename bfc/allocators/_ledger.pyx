@@ -91,10 +91,6 @@ cdef class Ledger(Owner):
         """Releases the lock if other threads wait for it, and takes it again. The caller holds it."""
         let_others_on(self.lock)
 
-    @cython.final
-    cdef bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
-        return handle < self.pool.chunk_count and self.pool.chunks[handle].allocation_id == allocation_id
-
     cdef int catch_up(self) except -1:
         """Makes the frees that are due, so that statistics and snapshots show what the user has freed as free."""
         return 0
