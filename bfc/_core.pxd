@@ -294,7 +294,7 @@ cdef struct Events:                 # a trace, and where its replay writes
 cdef enum:
     ALLOCATE = 0
     DEALLOCATE = 1
-    RELEASE = 2                     # of all that is cached; the pool leaves it to its caller
+    RELEASE = 2                     # of all that is cached: the pool's caller does that
 
 ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
 ctypedef ChunkHandle (*AskPages)(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -337,6 +337,7 @@ cdef class Pool:
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane takes its place
+    cdef cbool has_options              # whether a lane may have ranges, a limit of oversize chunks, or ticks
     cdef void* pages                    # who keeps the pages that have several addresses; NULL: there are none
     cdef TellPages free_view             # and frees a chunk that lies in no window
     cdef AskPages find_elsewhere        # what serves a request that no chunk fits, or NO_CHUNK
@@ -358,14 +359,16 @@ cdef class Pool:
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
     cdef ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                       uint64_t freed_before, cbool indexed, cbool counts,
+                                       uint64_t freed_before, cbool indexed, cbool counts, cbool options,
                                        cbool paged) noexcept nogil
     cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                              uint64_t stream, cbool indexed, cbool counts, cbool paged) noexcept nogil
+                              uint64_t stream, cbool indexed, cbool counts, cbool options, cbool paged) noexcept nogil
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
-    cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool paged, cbool is_plain) noexcept nogil
+    cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
+                              cbool is_plain) noexcept nogil
     cdef void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool paged) noexcept nogil
+    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,
+                             cbool paged) noexcept nogil
     cdef void give_to_window(self, BinSet* owner, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
@@ -375,7 +378,7 @@ cdef class Pool:
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                          cbool counts, cbool paged, cbool noted) noexcept nogil
+                          cbool counts, cbool options, cbool paged, cbool noted) noexcept nogil
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
     cdef void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil
     cdef uint64_t used_now(self) noexcept nogil
@@ -388,12 +391,9 @@ cdef class Pool:
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil
     cdef cbool list_free(self, uint32_t bin_set, vector[ChunkHandle]& out) noexcept nogil
-    cdef cbool is_whole(self, ChunkHandle handle) noexcept nogil
-    cdef Region region_of(self, ChunkHandle handle) noexcept nogil
     cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil
     cdef void remove_region(self, Region region) noexcept nogil
-    cdef void forget_queued(self) noexcept nogil
     cdef SharedCounter set_timing_counter(self, SharedCounter counter)
     cdef uint64_t largest_free(self) noexcept nogil
     cdef void restart_peaks(self) noexcept nogil

@@ -226,6 +226,7 @@ cdef class Pool:
         if self.bin_sets[bin_set].ranges == 0:
             if not self.open_pair():
                 return NO_LANE
+            self.has_options = self.usage != NULL
             for kind in range(2):
                 self.bin_sets[pair + kind].ranges = added + kind
                 self.bin_sets[added + kind].lane = self.bin_sets[pair].lane
@@ -274,36 +275,36 @@ cdef class Pool:
         address known to handle_of; a caller that keeps the handle does not need that.
         """
         return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL,
-                                      self.pages != NULL)
+                                      self.has_options, self.pages != NULL)
 
     cdef inline ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
                                               uint64_t stream, uint64_t freed_before, cbool indexed,
-                                              cbool counts, cbool paged) noexcept nogil:
-        """`counts`, here and below: whether PyTorch's counts are kept. `paged`: whether pages may have several
-        addresses. play() knows both when it is compiled."""
+                                              cbool counts, cbool options, cbool paged) noexcept nogil:
+        """`counts`, here and below: whether PyTorch's counts are kept. `options`: whether its options are used, too.
+        `paged`: whether pages may have several addresses. play() knows all three when it is compiled."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        if counts and wanted.looks_in_ranges:
+        if options and wanted.looks_in_ranges:
             wanted = self.find_in_ranges_too(wanted, rounded, &in_ranges)   # not &found: that would keep it in memory
             if wanted == NULL:
                 return in_ranges.handle
             found = in_ranges
         elif freed_before == 0:
-            if counts:
+            if options:
                 self.clock += wanted.ticks
             if not wanted.bins.pop_best_fit(rounded, found):
                 return NO_CHUNK
-            if counts and found.size >= wanted.oversize and (rounded < wanted.oversize
-                                                             or found.size - rounded >= wanted.oversize_slack):
+            if options and found.size >= wanted.oversize and (rounded < wanted.oversize
+                                                              or found.size - rounded >= wanted.oversize_slack):
                 wanted.bins.insert(found.size, found.address, found.handle)     # put back: any other chunk is as large
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
         if indexed:
             self.starts.prefetch_slot(found.address)
-        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts, paged)
+        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts, options, paged)
 
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
         """Takes the best fit among a lane's chunks in regions and in ranges out of its bin. Returns the set that it was
@@ -331,20 +332,21 @@ cdef class Pool:
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         self.remove_free_chunk_from_bin(wanted.bins, handle)
-        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL,
+        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL, self.has_options,
                              self.pages != NULL)
 
     cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, cbool indexed, cbool counts, cbool paged) noexcept nogil:
+                                     uint64_t stream, cbool indexed, cbool counts, cbool options,
+                                     cbool paged) noexcept nogil:
         """Puts a free chunk, which has been taken out of its bin, to use. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # a branch would be mispredicted
-        if counts:
-            was_piece &= wanted.counts_pieces
+        cdef cbool counts_pieces = not options or wanted.counts_pieces
+        was_piece &= counts_pieces
         cdef cbool is_cut
         if counts:
-            is_cut = left >= wanted.split_remainder and rounded < wanted.cuts_below
+            is_cut = left >= wanted.split_remainder and (not options or rounded < wanted.cuts_below)
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
@@ -370,9 +372,8 @@ cdef class Pool:
             self.counters.bytes_in_use += chunk.size
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
             return handle
-        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece,
-                              wanted.counts_pieces)
-        if chunk.size >= wanted.oversize:
+        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
+        if options and chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
         if self.history != NULL:
             self.note(HISTORY_ALLOC, chunk, requested)
@@ -408,9 +409,11 @@ cdef class Pool:
 
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
-        return self.free_and_merge(handle, self.usage != NULL, self.pages != NULL, False)
+        if self.usage != NULL and not self.has_options and self.pages == NULL:
+            return self.free_and_merge(handle, True, False, False, False)
+        return self.free_and_merge(handle, self.usage != NULL, self.has_options, self.pages != NULL, False)
 
-    cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool paged,
+    cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
                                      cbool is_plain) noexcept nogil:
         """`is_plain`: the chunk's state is IN_USE and nothing else: it has no owner either."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -428,7 +431,7 @@ cdef class Pool:
         if was_waiting:
             self.counters.bytes_waiting -= chunk.size
         if counts:
-            self.count_and_free(owner, handle, was_waiting, paged)
+            self.count_and_free(owner, handle, was_waiting, options, paged)
             return True
         self.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
@@ -455,7 +458,7 @@ cdef class Pool:
                 and owner.kind == SMALL:
             self.small_page_is_free(self.pages, handle)
 
-    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,
                                     cbool paged) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -464,7 +467,7 @@ cdef class Pool:
         cdef uint64_t requested = chunk.requested_size
         cdef ChunkHandle right = chunk.next, left = chunk.prev
         cdef int neighbours = 0
-        if not was_waiting and size >= owner.oversize:
+        if options and not was_waiting and size >= owner.oversize:
             self.usage.oversize_allocations.lower(1)
         if self.history != NULL:
             self.note_free(chunk)
@@ -484,9 +487,9 @@ cdef class Pool:
         chunk.freed_at_count = self.clock
         self.insert_free_chunk_into_bin(owner.bins, handle)
         cdef cbool is_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)
-        is_piece &= owner.counts_pieces
-        self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting,
-                             owner.counts_pieces)
+        cdef cbool counts_pieces = not options or owner.counts_pieces
+        is_piece &= counts_pieces
+        self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting, counts_pieces)
         if paged and owner.window != NULL:
             self.give_to_window(owner, handle, ptr, size)
 
@@ -546,7 +549,10 @@ cdef class Pool:
         cdef uint32_t bin_set = self.find_lane(lane)
         if bin_set != NO_LANE:
             bin_set += is_large(rounded)
-            handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
+            if not self.has_options and self.pages == NULL:
+                handle = self.find_and_hand_out(bin_set, rounded, requested, lane.stream, 0, True, True, False, False)
+            else:
+                handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
             if handle == NO_CHUNK and self.pages != NULL:
                 handle = self.find_elsewhere(self.pages, bin_set, rounded, requested, lane.stream, True)
         if handle >= NO_HOST_MEMORY:
@@ -590,20 +596,24 @@ cdef class Pool:
     # -- replay -------------------------------------------------------------------------------------------------------
 
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-        """Runs events from `start` on, up to the first that it cannot serve, whose number it returns, or `end`.
+        """Runs events from `start` on, up to the first that it cannot serve, whose number it returns, or `end`. None of
+        them may be a RELEASE.
 
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
         """
         if events.timeline != NULL or events.owner != NULL:
-            return self.play_loop(events, start, end, tally, self.usage != NULL, self.pages != NULL, True)
+            return self.play_loop(events, start, end, tally, self.usage != NULL, self.has_options, self.pages != NULL,
+                                  True)
         if self.pages != NULL and self.usage != NULL:
-            return self.play_loop(events, start, end, tally, True, True, False)
+            return self.play_loop(events, start, end, tally, True, True, True, False)
         if self.pages != NULL:
-            return self.play_loop(events, start, end, tally, False, True, False)
+            return self.play_loop(events, start, end, tally, False, False, True, False)
+        if self.has_options:
+            return self.play_loop(events, start, end, tally, True, True, False, False)
         if self.usage != NULL:
-            return self.play_loop(events, start, end, tally, True, False, False)
-        return self.play_loop(events, start, end, tally, False, False, False)
+            return self.play_loop(events, start, end, tally, True, False, False, False)
+        return self.play_loop(events, start, end, tally, False, False, False, False)
 
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
         """What is true now, after an event."""
@@ -621,14 +631,18 @@ cdef class Pool:
         return self.counters.bytes_in_use if self.usage == NULL else <uint64_t>self.usage.active_bytes()
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                                 cbool counts, cbool paged, cbool noted) noexcept nogil:
+                                 cbool counts, cbool options, cbool paged, cbool noted) noexcept nogil:
         """`noted`: whether a timeline is kept, or chunks have owners."""
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
+        cdef const uint64_t* sizes = events.size
+        cdef const uint16_t* streams = events.stream
+        cdef cbool by_stream = events.by_stream
         cdef ChunkHandle* handles = events.handles
+        cdef uint64_t* addresses = events.addresses
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
-        cdef uint32_t bin_set, lane_set = NO_LANE       # no lane comes or goes in this loop
+        cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane comes or goes in this loop
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
@@ -637,43 +651,39 @@ cdef class Pool:
             if noted and events.timeline != NULL and i > start:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
-                size = events.size[i]
+                size = sizes[i]
                 if size == 0 or (not counts and not paged and self.timing != NULL):
                     break
                 if counts or paged:     # there are lanes
-                    if lane_set == NO_LANE or (events.by_stream and lane.stream != events.stream[i]):
-                        if events.by_stream:
-                            lane.stream = events.stream[i]
+                    if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
+                        lane.stream = streams[i] if by_stream else lane.stream
                         lane_set = self.find_lane(&lane)
                     if lane_set == NO_LANE or size >= TOO_LARGE:
                         break
                     rounded = self.sizes.round(size) if counts else round_up(size, granularity)
                     bin_set = lane_set + is_large(rounded)
                 else:
-                    bin_set = 0
                     rounded = round_up(size, granularity)
-                handle = self.find_and_hand_out(bin_set, rounded, size, events.stream[i], 0, False, counts, paged)
+                handle = self.find_and_hand_out(bin_set, rounded, size, streams[i], 0, False, counts, options, paged)
                 if paged and handle == NO_CHUNK:
-                    handle = self.find_elsewhere(self.pages, bin_set, rounded, size, events.stream[i], False)
+                    handle = self.find_elsewhere(self.pages, bin_set, rounded, size, streams[i], False)
                 if handle >= NO_HOST_MEMORY:
-                    if counts and handle == NO_CHUNK:
+                    if options and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
                     break
                 if noted and events.owner != NULL:
                     self.set_owner(handle, events.owner[i])
                 handles[number[i]] = handle
-                events.addresses[i] = self.chunks[handle].ptr
+                addresses[i] = self.chunks[handle].ptr
                 live += size
                 peak = max(peak, live)
-            elif op[i] == RELEASE:
-                break
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:
                     if self.chunks[handle].state & ~<uint32_t>(MARKS if noted else 0) != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
-                    if not self.free_and_merge(handle, counts, paged, not noted):
+                    if not self.free_and_merge(handle, counts, options, paged, not noted):
                         break
                     live -= size
                     handles[number[i]] = NO_CHUNK
@@ -693,14 +703,6 @@ cdef class Pool:
         for entry in found:
             out.push_back(entry.handle)
         return True
-
-    cdef cbool is_whole(self, ChunkHandle handle) noexcept nogil:
-        """Whether a chunk is all of its region."""
-        return self.chunks[handle].prev == NO_CHUNK and self.chunks[handle].next == NO_CHUNK
-
-    cdef Region region_of(self, ChunkHandle handle) noexcept nogil:
-        """The region of a chunk that is all of it."""
-        return self.regions[self.chunks[handle].ptr + self.chunks[handle].size]
 
     cdef cbool overlaps_region(self, uint64_t ptr, uint64_t size) noexcept nogil:
         cdef cmap[uint64_t, Region].iterator above = self.regions.upper_bound(ptr)
@@ -812,16 +814,6 @@ cdef class Pool:
             return
         self.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False,
                              chunk.state & STATE == WAITING, owner.counts_pieces)
-
-    cdef void forget_queued(self) noexcept nogil:
-        """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and
-        reads freed memory later. Call it after remove_region, before any record is used again."""
-        cdef size_t kept = 0, i
-        for i in range(self.timestamped.size()):
-            if self.chunks[self.timestamped[i]].state != DELETED:
-                self.timestamped[kept] = self.timestamped[i]
-                kept += 1
-        self.timestamped.resize(kept)
 
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil:
         cdef ChunkHandle handle = region.first

@@ -9,7 +9,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport (
     ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MARKS, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT, STATE,
-    UNMAPPED, WAITING, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
+    UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport IS_GROWING
 from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, View
@@ -213,6 +213,12 @@ cdef const char* fault_in_usage(Pool pool) noexcept nogil:
     cdef Recount recount
     cdef int64_t reserved = 0
     cdef int kind
+    cdef BinSet bin_set
+    for bin_set in pool.bin_sets:
+        if not pool.has_options and (bin_set.is_range or bin_set.looks_in_ranges or not bin_set.counts_pieces
+                                     or bin_set.ticks or bin_set.oversize != UNLIMITED
+                                     or bin_set.cuts_below != UNLIMITED):
+            return b"I11: a pool without options has a set of bins with one"
     for kind in range(BOTH_KINDS):
         recount = recount_usage(pool, <uint32_t>kind)
         if (recount.chunks != pool.usage.read(ACTIVE, kind).current

@@ -312,7 +312,7 @@ cdef class Pages:
         view.last_used = self.uses
         view.state = LIVE
         return self.pool.hand_out(&self.pool.bin_sets[view.set], view.chunk, self.pool.chunks[view.chunk].size,
-                                  requested, stream, indexed, self.pool.usage != NULL, True)
+                                  requested, stream, indexed, self.pool.usage != NULL, True, True)
 
     cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:

@@ -5,6 +5,7 @@ import time
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memchr
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
@@ -184,10 +185,12 @@ cdef class Run:
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:
         """In batches, between which other threads get the lock."""
-        cdef size_t stop, reached
+        cdef size_t stop, reached, release = self.next_release(start, end)
         allocator.lock.wait_and_acquire()
         while start < end:
-            stop = min(start + EVENTS_OF_A_BATCH, end)
+            if release < start:
+                release = self.next_release(start, end)
+            stop = min(start + EVENTS_OF_A_BATCH, release)
             if allocator.is_closed:
                 allocator.lock.release()
                 with gil:
@@ -198,7 +201,7 @@ cdef class Run:
             if self.events.timeline != NULL and reached > start:
                 self.note_locked(reached - 1)
             start = reached
-            if start < stop:
+            if start < stop or (start == release and start < end):
                 allocator.lock.release()
                 with gil:
                     self.play_one(start)
@@ -210,6 +213,11 @@ cdef class Run:
                 allocator.lock.give_way()
         allocator.lock.release()
         return 0
+
+    cdef size_t next_release(self, size_t start, size_t end) noexcept nogil:
+        """The number of the first RELEASE from `start` on, or `end`."""
+        cdef const void* found = memchr(self.events.op + start, RELEASE, end - start)
+        return end if found == NULL else <size_t>(<const uint8_t*>found - self.events.op)
 
     cdef void note_locked(self, size_t event) noexcept nogil:
         """Adds what is true after an event to the timeline. Needs the lock."""

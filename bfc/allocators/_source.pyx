@@ -16,6 +16,7 @@ from libcpp.vector cimport vector
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport MINIMUM_SIZE, NO_LANE, Pool, Region
 from bfc.suballocators._contract cimport ask_for_block, offer_again
+from bfc.allocators._timestamps cimport forget_queued
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
@@ -163,7 +164,7 @@ cdef class Source:
         for region in regions:
             self.pool.remove_region(region)
             total += region.end - region.ptr
-        self.pool.forget_queued()
+        forget_queued(self.pool)
         self.set_aside += total
         self.on_their_way += regions.size()
         return total

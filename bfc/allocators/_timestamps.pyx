@@ -6,7 +6,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport FREE, Bins, Chunk, ChunkHandle, Pool
+from bfc._core cimport DELETED, FREE, Bins, Chunk, ChunkHandle, Pool
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
@@ -50,3 +50,14 @@ cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept 
     if required > 0 and merged != handle and pool.chunks[merged].freed_at_count > 0:
         pool.timestamped.push_back(merged)
     return required > 0 and pool.chunks[merged].size >= required
+
+
+cdef void forget_queued(Pool pool) noexcept nogil:
+    """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and reads
+    freed memory later. Call it after remove_region, before any record is used again."""
+    cdef size_t kept = 0, i
+    for i in range(pool.timestamped.size()):
+        if pool.chunks[pool.timestamped[i]].state != DELETED:
+            pool.timestamped[kept] = pool.timestamped[i]
+            kept += 1
+    pool.timestamped.resize(kept)

@@ -389,6 +389,8 @@ cdef class CachingAllocator(PagedAllocator):
 
     cdef void answer_all(self) noexcept nogil:
         cdef uint32_t i
+        cdef cbool limits = self.oversize != UNLIMITED or self.collects_above != UNLIMITED
+        self.pool.has_options = self.pool.has_options or limits or self.expands or self.stitches
         for i in range(<uint32_t>self.pool.bin_sets.size()):
             self.answer(i, self.expands)
 
@@ -440,11 +442,10 @@ cdef class CachingAllocator(PagedAllocator):
 
     cdef int check_tag(self, Request* request) except -1:
         """Also refuses what a private pool is to serve as well."""
-        cdef cbool elsewhere
         self.refuse_if_asleep(request.tag)
         self.acquire()
         self.set_lane(&request.lane, request.stream)
-        elsewhere = not is_default(pool_of(&request.lane))
+        cdef cbool elsewhere = not is_default(pool_of(&request.lane))
         self.lock.release()
         if elsewhere:
             name = self.tag_of_pool(TAG_POOLS, request.tag)
@@ -647,11 +648,9 @@ cdef class CachingAllocator(PagedAllocator):
         """Gives back the oldest free regions where more than the threshold is taken (PyTorch's behaviour, 2.8)."""
         cdef vector[ChunkHandle] candidates
         cdef vector[Region] regions
-        cdef uint64_t taken
-        cdef cbool collects
         self.acquire()
-        collects = self.collects_above != UNLIMITED
-        taken = self.pool.counters.pool_bytes
+        cdef cbool collects = self.collects_above != UNLIMITED
+        cdef uint64_t taken = self.pool.counters.pool_bytes
         if taken > self.collects_above and list_collectable(self.pool, candidates):
             collect_oldest(self.pool, candidates, taken - self.collects_above, regions)
             self.source.forget(regions)

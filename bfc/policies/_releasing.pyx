@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport LARGE, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
+from bfc._core cimport LARGE, NO_CHUNK, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
 from bfc.allocators._source cimport Source
 from bfc.policies._private_pools cimport (
     PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of,
@@ -18,6 +18,16 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
     cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
+
+
+cdef cbool is_whole(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Whether a chunk is all of its region."""
+    return pool.chunks[handle].prev == NO_CHUNK and pool.chunks[handle].next == NO_CHUNK
+
+
+cdef Region region_of(Pool pool, ChunkHandle handle) noexcept nogil:
+    """The region of a chunk that is all of it."""
+    return pool.regions[pool.chunks[handle].ptr + pool.chunks[handle].size]
 
 
 cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, cbool in_ranges, vector[uint32_t]& out) noexcept nogil:
@@ -44,7 +54,7 @@ cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& 
         if not pool.list_free(bin_set, free):
             return False
         for handle in free:
-            if pool.is_whole(handle) and not try_push_handle(out, handle):
+            if is_whole(pool, handle) and not try_push_handle(out, handle):
                 return False
     return True
 
@@ -72,7 +82,7 @@ cdef cbool list_collectable(Pool pool, vector[ChunkHandle]& out) noexcept nogil:
     if not list_whole(pool, default_pool(), LARGE, out) or not list_in_ranges(pool, default_pool(), LARGE, in_ranges):
         return False
     for handle in in_ranges:
-        if pool.is_whole(handle) and not try_push_handle(out, handle):
+        if is_whole(pool, handle) and not try_push_handle(out, handle):
             return False
     return True
 
@@ -108,7 +118,7 @@ cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t ta
         for i in range(before):
             age = pool.clock - pool.chunks[candidates[i]].freed_at_count
             if (<double>age >= oldest_allowed and not is_in_range(pool, candidates[i])
-                    and try_push_region(out, pool.region_of(candidates[i]))):
+                    and try_push_region(out, region_of(pool, candidates[i]))):
                 reclaimed += pool.chunks[candidates[i]].size
                 total_age -= <double>age
             else:
@@ -131,15 +141,15 @@ cdef cbool choose_oversize(Pool pool, uint32_t bin_set, uint64_t rounded, uint64
         first += 1
     for i in range(first, free.size()):
         # upstream takes the first. If the setting was lowered, that may be part of a region, and the driver fails
-        if pool.is_whole(free[i]):
-            return try_push_region(out, pool.region_of(free[i]))
+        if is_whole(pool, free[i]):
+            return try_push_region(out, region_of(pool, free[i]))
     i = first
     while i > 0 and released < wanted:
         i -= 1
         chunk = &pool.chunks[free[i]]
         if chunk.size < oversize:
             break
-        if pool.is_whole(free[i]) and try_push_region(out, pool.region_of(free[i])):
+        if is_whole(pool, free[i]) and try_push_region(out, region_of(pool, free[i])):
             released += chunk.size
     return released >= wanted
 
@@ -163,5 +173,5 @@ cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, ve
     """Takes the regions that these chunks fill out of the pool, to be given back. Returns their bytes."""
     cdef ChunkHandle handle
     for handle in chunks:
-        try_push_region(out, pool.region_of(handle))
+        try_push_region(out, region_of(pool, handle))
     return source.forget(out)
