@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -69,3 +70,38 @@ def signal_at(line: int) -> Callable[[FrameType, str, Any], Any]:
         return trace
 
     return trace
+
+
+def run_steps(
+    steps: Iterable[Callable[[], object]],
+    traced: Callable[[], object],
+    trace: Callable[..., Any],
+    check: Callable[[], None],
+) -> bool:
+    """Runs the steps, `traced` with a trace function, and checks after each. Whether any raised."""
+    raised = False
+    for step in steps:
+        before = sys.gettrace()
+        sys.settrace(trace if step is traced else before)
+        try:
+            step()
+        except BaseException:
+            sys.settrace(before)
+            raised = True
+        finally:
+            sys.settrace(before)
+        check()
+    return raised
+
+
+def at_each_line(attempt: Callable[[int], bool]) -> None:
+    """Calls `attempt(n)`, which strikes at the n-th line, until it is False: no line is left."""
+    for line in itertools.count(1):
+        try:
+            struck_there = attempt(line)
+        except BaseException as error:
+            error.add_note(f"at line {line}")
+            raise
+        if not struck_there:
+            break
+    assert line > 50

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import own_interpreter
 import pytest
-from stopped import STOPPED
-from strikes import signal_at, strike_at
+from stopped import exit_while_mapping, fork_inside, fork_meanwhile
+from strikes import at_each_line, run_steps, signal_at, strike_at
 
 import bfc
 
 MIB = 1 << 20
+KINDS = ("reserve", "create", "map", "set_access", "unmap", "release")
 
 
 #: What makes an allocator that stitches, as a program in its own interpreter writes it.
@@ -61,27 +60,22 @@ def close(allocator: Any) -> None:
     allocator.close()
 
 
-def comes_so_far(policy: str, trace: Callable[..., Any], step: Callable[[Any], None]) -> bool:
+def is_struck(policy: str, trace: Callable[..., Any], step: Callable[[Any], None]) -> bool:
     """Stitches, and gives back; one of both with a trace function. Whether that raised."""
     device = bfc.SimulatedSubAllocator("20 MiB")
     allocator = eval(policy)(device)
-    raised = False
-    for one in (stitch, release if step is stitch else step):
-        before = sys.gettrace()
-        sys.settrace(trace if one is step else before)
-        try:
-            one(allocator)
-        except BaseException:
-            sys.settrace(before)
-            raised = True
-        finally:
-            sys.settrace(before)
-        if not allocator.closed:
-            allocator.check()
-            stats = allocator.page_stats()
-            assert device.live_bytes == stats["pages"] * stats["page_size"]
-            assert device.live_bytes == allocator.stats().bytes_reserved
-            assert allocator.stats().bytes_in_use == 0
+
+    def check() -> None:
+        if allocator.closed:
+            return
+        allocator.check()
+        stats = allocator.page_stats()
+        assert device.live_bytes == stats["pages"] * stats["page_size"]
+        assert device.live_bytes == allocator.stats().bytes_reserved
+        assert allocator.stats().bytes_in_use == 0
+
+    steps = {one: partial(one, allocator) for one in (stitch, release if step is stitch else step)}
+    raised = run_steps(steps.values(), steps[step], trace, check)
     allocator.close()
     assert not device.live_bytes
     assert not device.reservations
@@ -96,15 +90,7 @@ def test_an_interrupt_at_each_line_of_a_source(
     policy: str, step: Callable[..., None], strike: Callable[..., Any]
 ) -> None:
     """It reaches the program when the source is done, and nothing is lost."""
-    for line in itertools.count(1):
-        try:
-            raised = comes_so_far(policy, strike(line), step)
-        except BaseException as error:
-            error.add_note(f"at line {line}")
-            raise
-        if not raised:
-            break
-    assert line > 50
+    at_each_line(lambda line: is_struck(policy, strike(line), step))
 
 
 # -- forks -----------------------------------------------------------------------------------------
@@ -120,130 +106,23 @@ def work(allocator):
     for ptr in live[1::2]:
         allocator.deallocate_raw(ptr)
     allocator.release_free_regions()
-
-def go_on(device, allocator):
-    allocator.check()
-    sizes = (12, 8, 1)
-    live = [allocator.allocate_raw(size << 20, int(size == 8)) for size in sizes]
-    for address, size in zip(live, sizes):
-        assert any(at <= address and address + (size << 20) <= at + length
-                   for at, length in device.accessible), "not all of it is mapped"
-    allocator.check()
-    for address in live:
-        allocator.deallocate_raw(address)
-    for call in (allocator.release_free_regions, allocator.close):
-        with contextlib.suppress(bfc.SubAllocatorError):
-            call()
-        allocator.check()
 """
+SIZES = (12, 8, 1)
 
 
 @ON_BOTH
 def test_a_fork_while_another_thread_maps(policy: str) -> None:
     """The child, where that thread does not exist, is not given memory that may be unmapped."""
-    own_interpreter.run(
-        STOPPED
-        + f"made = {policy}"
-        + WORK
-        + """
-for kind in KINDS:
-    for is_after in (False, True):
-        device = Stopped("800 MiB")
-        allocator = made(device)
-        Stopped.kind, Stopped.is_after = kind, is_after
-        Stopped.inside, Stopped.go = threading.Event(), threading.Event()
-        thread = threading.Thread(target=work, args=(allocator,))
-        thread.start()
-        while thread.is_alive() and not device.inside.wait(0.01):
-            pass  # some kinds of calls may not come
-        def in_the_child():
-            try:
-                go_on(device, allocator)
-            except BaseException as error:
-                error.add_note(f"{kind} {is_after}")
-                import traceback
-                traceback.print_exc()
-                raise
-        wait = in_child(in_the_child)
-        wait()
-        device.go.set()
-        thread.join()
-        allocator.check()
-        allocator.close()
-        assert not device.live_bytes and not device.reservations
-"""
-    )
+    fork_meanwhile(policy, WORK, SIZES, KINDS)
 
 
 @ON_BOTH
 def test_a_source_that_forks(policy: str) -> None:
     """The child comes back from the call, and goes on."""
-    own_interpreter.run(
-        STOPPED
-        + f"made = {policy}"
-        + WORK
-        + """
-class Forking(Stopped):
-    def stop(self):
-        self.pid = os.fork()
-        if self.pid == 0:
-            signal.alarm(30)
-
-forked = set()
-for kind in KINDS:
-    for is_after in (False, True):
-        device = Forking("800 MiB")
-        device.pid = None
-        allocator = made(device)
-        Stopped.kind, Stopped.is_after = kind, is_after
-        status = 1
-        try:
-            work(allocator)
-            allocator.check()
-            go_on(device, allocator)
-            assert not device.live_bytes and not device.reservations
-            status = 0
-        except BaseException as error:
-            error.add_note(f"{kind} {is_after}")
-            import traceback
-            traceback.print_exc()
-            raise
-        finally:
-            if device.pid == 0:
-                os._exit(status)
-        if device.pid is not None:
-            forked.add(kind)
-            assert os.waitstatus_to_exitcode(os.waitpid(device.pid, 0)[1]) == 0, (kind, is_after)
-assert {"reserve", "create", "map", "set_access", "unmap", "release"} <= forked, forked
-"""
-    )
+    fork_inside(policy, WORK, SIZES, KINDS)
 
 
 @ON_BOTH
 @pytest.mark.parametrize("source", ["SimulatedSubAllocator", "HostSubAllocator"])
 def test_the_interpreter_exits_with_live_ranges(policy: str, source: str) -> None:
-    own_interpreter.run(
-        f"""
-allocator = ({policy})(bfc.{source}("1 GiB"))
-live = [allocator.allocate(size << 20, stream) for size in (1, 5, 9) for stream in (0, 1)]
-live[2].free()
-
-def map_for_ever():
-    while True:
-        allocator.deallocate_raw(allocator.allocate_raw(30 << 20, 2))
-        allocator.release_free_regions()
-
-threads = [threading.Thread(target=map_for_ever, daemon=True) for _ in range(3)]
-for thread in threads:
-    thread.start()
-time.sleep(0.2)
-
-class Late:
-    def __del__(self):
-        allocator.allocate(30 << 20, 3).free()
-        allocator.trim()
-
-late = Late()
-late.itself = late
-"""
-    )
+    exit_while_mapping(policy, source, 30)
