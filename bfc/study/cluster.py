@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from typing import Any
 
 from bfc.errors import DeviceUnavailableError
@@ -51,8 +52,26 @@ def connected(address: str, seconds: float = PATIENCE) -> Iterator[Executor]:
         client = distributed.Client(address, timeout=seconds, set_as_default=False)
     except OSError as error:
         raise OSError(f"no scheduler of Dask answers at {address} within {seconds:g} s") from error
-    with client:
+    with _quiet_cancellations(), client:
         yield client.get_executor()
+
+
+@contextlib.contextmanager
+def _quiet_cancellations() -> Iterator[None]:
+    """Keeps cancelled futures out of the log. Where a result arrives while its future is being
+    cancelled, distributed has nobody to raise that to, and tornado logs it with a traceback. After
+    a Ctrl-C, which cancels all futures, that says nothing to the user."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, CancelledError)
+
+    log = logging.getLogger("tornado.application")
+    log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_news)
 
 
 class Cluster:

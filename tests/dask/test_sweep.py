@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -13,10 +14,11 @@ from types import SimpleNamespace
 
 import dask_recipes as recipes
 import pytest
+from distributed.client import FutureCancelledError
 
 import bfc
 from bfc.cli import main
-from bfc.study.cluster import Cluster
+from bfc.study.cluster import Cluster, connected
 from bfc.study.workers import Replays
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +138,23 @@ def test_an_interrupt_ends_the_command_and_not_the_cluster(client, eventually) -
     assert err.splitlines()[1:] == ["bfc: interrupted"]
     assert client.submit(len, "abc", pure=False).result() == 3
     assert eventually(lambda: client.who_has() == {})
+
+
+def test_cancelled_futures_are_not_logged_while_the_command_is_connected(client, caplog) -> None:
+    """Only tornado's loop hears of a future that is cancelled while its result arrives."""
+
+    def say(error: BaseException) -> None:
+        try:
+            raise error
+        except BaseException:
+            logging.getLogger("tornado.application").exception("in a callback")
+
+    with connected(client.scheduler.address):
+        say(FutureCancelledError("replay_batch-1", "unknown"))
+        say(RuntimeError("something else"))
+    say(FutureCancelledError("replay_batch-2", "unknown"))
+    logged = [str(it.exc_info[1]) for it in caplog.records if it.name == "tornado.application"]
+    assert [text.split()[0] for text in logged] == ["something", "replay_batch-2"]
 
 
 def test_a_cluster_without_workers_is_said(started, monkeypatch, capsys) -> None:
