@@ -30,7 +30,7 @@ class MappedFile(bfc.SubAllocator):
     def __init__(self, capacity: int | str) -> None:
         self.total_bytes = parse_bytes(capacity)
         self._live: dict[int, tuple[mmap.mmap, int]] = {}
-        self._lock = threading.RLock()  # any thread may call, and the collector inside of a call
+        self._lock = threading.RLock()  # any thread may call, and so may a finaliser, inside a call
 
     def __repr__(self) -> str:
         return f"MappedFile({format_bytes(self.live_bytes)} live)"
@@ -55,7 +55,7 @@ class MappedFile(bfc.SubAllocator):
     def _map(self, nbytes: int) -> mmap.mmap:
         with tempfile.TemporaryFile() as file:
             os.posix_fallocate(file.fileno(), 0, nbytes)  # or a write would find the disk full
-            return mmap.mmap(file.fileno(), nbytes)  # which keeps the file
+            return mmap.mmap(file.fileno(), nbytes)  # the mapping keeps the file
 
     def free(self, address: int, nbytes: int) -> None:
         with self._lock:

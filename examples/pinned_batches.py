@@ -1,4 +1,4 @@
-"""A loader that copies batches to a device from pinned memory, and never pins the same twice.
+"""A loader that copies batches to a device from pinned memory, and pins each block only once.
 
 Needs `pip install 'bfc-allocator[cuda]' cuda-core`. With --emulated it runs on machines without a
 GPU, on the CUDA driver of `bfc.testing`.

@@ -48,8 +48,8 @@ def completes(trace: bfc.Trace, make: Maker, nbytes: int) -> bool:
 
 
 def smallest(trace: bfc.Trace, make: Maker, live: int) -> float:
-    """The smallest device that it fits on, for each byte that is live at the fullest moment. All
-    sizes are tried: it may fit on a device and not on a larger one."""
+    """The smallest device that a trace fits on, divided by the most bytes that are live at once.
+    All sizes are tried: it may fit on a device and not on a larger one."""
     steps = 0
     while not completes(trace, make, round(live * (1 + STEP * steps))):
         steps += 1

@@ -25,14 +25,14 @@ SETTINGS = (
 
 
 def replayed(trace: bfc.Trace, nbytes: int, settings: str) -> tuple[bfc.Replay, int]:
-    """What came of it, and how many segments were taken from the device."""
+    """The replay, and how many segments were taken from the device."""
     device = bfc.SimulatedSubAllocator(nbytes)
     with bfc.CachingAllocator(device, settings=settings, strict=True) as allocator:
         return trace.replay(allocator), allocator.memory_stats()["num_device_alloc"]
 
 
 def smallest(trace: bfc.Trace, settings: str, least: int, most: int) -> int:
-    """A size that it fits on, while it fails on a quarter GiB less; between two sizes."""
+    """A size from `least` to `most` that the trace fits on; it fails on a quarter GiB less."""
     step = GIB // 4
     low, high = least // step, -(-most // step)  # too small, large enough
     while high - low > 1:

@@ -1,4 +1,4 @@
-"""The machine that both policies share: a pool behind a lock, on a sub-allocator. In order:
+"""What both policies share: a pool behind a lock, on top of a sub-allocator. In order:
 
 _timestamps.pyx    frees that are merged once a frontier has passed them
 _extending.pyx     allocations that grow in place
@@ -11,9 +11,9 @@ _lock.pxd          the lock around a pool
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
 _ledger.pyx        a pool behind a lock, and what can be read from it
 _fences.pyx        marks in the queues of streams, and what waits behind them
-_frees.pyx         the way back: at once, from finalisers, behind fences
+_frees.pyx         frees: at once, from finalisers, after fences
 _tags.pyx          which tag an allocation belongs to, and which tags sleep
-_allocator.pyx     the way in: hits, misses, regions
+_allocator.pyx     allocations: hits, misses, regions
 _without_gil.pyx   for callers that must not take the GIL
 _play.pyx          a trace, replayed in one compiled loop
 """

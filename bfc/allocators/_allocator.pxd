@@ -15,16 +15,16 @@ cdef struct Request:
     uint64_t rounded            # as the policy rounds it
     uint64_t stream
     uint64_t freed_before
-    cbool indexed               # whether its address must lead to it: not where the caller keeps the handle
-    Asking asking               # of the sub-allocator
-    cbool blocked               # by bytes that are set aside for another thread's call
-    cbool has_waited            # for other streams
+    cbool indexed               # whether it must be found by its address; False where the caller keeps the handle
+    Asking asking               # what it asks of the sub-allocator
+    cbool blocked               # whether bytes set aside for another thread's call stand in its way
+    cbool has_waited            # whether it has waited for other streams
     cbool shared                # whether it is for a stream whose work runs in any order
     cbool contiguous            # whether it must be one physical allocation, and not pages mapped end to end
-    cbool refused               # by the policy, for its size alone: nothing is tried
-    Lane lane                   # whose free chunks it may take, where a policy keeps them apart
-    uint64_t tag                # which it belongs to; 0: none
-    uint32_t owner              # its number, which the pool knows; 0: none
+    cbool refused               # whether the policy refuses it for its size alone: nothing is tried then
+    Lane lane                   # where it may take free chunks from, if a policy keeps them apart
+    uint64_t tag                # the tag that it belongs to; 0: none
+    uint32_t owner              # the number of its owner in the pool; 0: none
 
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
@@ -36,7 +36,7 @@ cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded,
 
 
 cdef inline cbool note_hit(Pool pool, ChunkHandle handle, Placement* placed) noexcept nogil:
-    """Notes a chunk that was handed out. Whether there was one."""
+    """Notes a chunk that was handed out. Returns whether there was one."""
     if handle >= NO_HOST_MEMORY:
         return False
     placed.handle = handle
@@ -49,16 +49,17 @@ cdef class Allocator(Tagged):
     cdef readonly bint strict
     cdef readonly double retry_seconds
     cdef object home_stream_object
-    cdef object noter                   # None, or whom to tell the id of each allocation from Python: a check for leaks
-    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> the frees on the home stream that it waits for already
+    cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
+    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
 
-    cdef bint may_be_unordered          # whether a stream's work may run in any order: the sub-allocator is asked
+    cdef bint may_be_unordered          # whether some stream may run its work in any order: the sub-allocator knows
 
-    cdef Shown[int] last_fault          # of the last allocation without the GIL
+    cdef Shown[int] last_fault          # what the last allocation without the GIL failed with
 
-    # What a policy answers: what is asked of the pool for so many bytes; where they may lie, with the lock held; and
-    # what to do where nothing fits, and what else where upstream would refuse, both of which take the lock themselves,
-    # and the GIL only to call a sub-allocator in Python.
+    # What a policy overrides: the request that it makes of so many bytes (`set_request`); where that may be placed,
+    # with the lock held (`place`, `find`); what to do if nothing fits (`place_after_miss`), and what else to try where
+    # upstream would refuse (`place_where_refused`). The last two take the lock themselves, and the GIL only to call a
+    # sub-allocator in Python.
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef ChunkHandle place(self, Request* request) noexcept nogil

@@ -1,4 +1,4 @@
-"""Allocators: what a user holds. Rules of this room (docs/design.md has the reasons):
+"""Allocators: what a user holds. Rules of this module (docs/design.md has the reasons):
 
 - the lock is held only around calls into the pool, which run no Python and call no device;
 - a sub-allocator is called with no lock held, after the bytes asked for have been set aside from the limit;
@@ -48,7 +48,8 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    // Headers of Python up to 3.12 declare them as functions of C++. Here they have other names, and Python's symbols.
+    // Python's headers up to 3.12 declare these without extern "C". So they get other names here, which link to
+    // Python's.
     extern "C" int bfc_track(unsigned domain, uintptr_t ptr, size_t size) __asm__("PyTraceMalloc_Track");
     extern "C" int bfc_untrack(unsigned domain, uintptr_t ptr) __asm__("PyTraceMalloc_Untrack");
     """
@@ -70,7 +71,7 @@ cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded,
 
 
 cdef inline object owned(PyObject* made):
-    """The object of a new reference, as C functions return it."""
+    """Takes over a new reference, as C functions return it."""
     found = <object>made
     Py_DECREF(found)
     return found
@@ -143,7 +144,7 @@ cdef class Allocator(Tagged):
     cdef bint is_unordered(self, uint64_t stream) except -1:
         return self.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
 
-    # -- what a policy answers ----------------------------------------------------------------------------------------
+    # -- what a policy overrides --------------------------------------------------------------------------------------
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         """Serves a request that a free chunk fits, with the lock held. If it returns False, nothing has changed, and
@@ -185,7 +186,7 @@ cdef class Allocator(Tagged):
         return 0
 
     cdef object against_pieces(self):
-        """What the policy has against fragmentation, and is not in use: for the advice of a refusal."""
+        """The policy's remedies against fragmentation that are not in use, for the advice in an OutOfMemoryError."""
         return ""
 
     cdef int poll(self) except -1:
@@ -337,7 +338,7 @@ cdef class Allocator(Tagged):
 
     cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, bint contiguous,
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
-        """Serves an `allocate` that asks for more than a size. Returns the stream that it is on."""
+        """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
         cdef uint64_t on = self.home_stream
         if alignment is not None:
             self.check_alignment(alignment_from(alignment))
@@ -419,7 +420,8 @@ cdef class Allocator(Tagged):
         return 0
 
     cdef int check_contiguous(self, Request* request) except -1:
-        """Refuses a request that must be one physical allocation where that cannot be told."""
+        """Refuses a request that must be one physical allocation if the allocator cannot tell whether a chunk is one.
+        """
         if request.tag:
             raise ValueError(f"memory of tag {self.tag_of_pool(TAG_POOLS, request.tag)!r} is mapped, so that it can "
                              f"sleep, and is not one physical allocation: allocate contiguous memory outside of it")
@@ -441,7 +443,7 @@ cdef class Allocator(Tagged):
         return 0
 
     cdef void trace_allocation(self, Placement* placed) noexcept:
-        """Tells Python's tracemalloc of an allocation. If the host has no memory for that, it does not hear of it."""
+        """Tells Python's tracemalloc of an allocation. Does nothing if the host has no memory for that."""
         cdef Chunk* chunk
         self.acquire()
         if self.is_live_locked(placed.handle, placed.allocation_id):
@@ -514,11 +516,12 @@ cdef class Allocator(Tagged):
         self.must_look = self.has_more_to_do()
 
     cdef bint has_more_to_do(self) noexcept:
-        """What `must_look` is to be: whether anything besides the pool takes part in an allocation or a free."""
+        """The value for `must_look`: whether anything besides the pool takes part in an allocation or a free."""
         return self.noter is not None or self.pool.owned.tracing.domain or Tagged.has_more_to_do(self)
 
     def _swap_noter(self, noter):
-        """From now on `noter(allocation_id)` is called after each allocation. Returns the noter before, or None."""
+        """From now on `noter(allocation_id)` is called after each allocation. Returns the previous
+        noter, or None."""
         noter, self.noter = self.noter, noter
         self.must_look = self.has_more_to_do()
         return noter
@@ -565,7 +568,8 @@ cdef class Allocator(Tagged):
         return known != home_frees[0]
 
     cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil:
-        """If this cannot be remembered (too many streams, no host memory), a stream waits once more than it has to."""
+        """Remembers up to which free a stream has waited for the home stream. If that cannot be remembered (too many
+        streams, no host memory), the stream waits once more than it has to."""
         self.acquire()
         if self.ordered.size() >= _STREAMS_REMEMBERED:
             self.ordered.clear()
@@ -573,9 +577,9 @@ cdef class Allocator(Tagged):
         self.lock.release()
 
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
-        """Tries again after each free until `retry_seconds` have passed, and once more then (TensorFlow's behaviour,
-        2.8). `seen` is the count of frees before the first attempt: upstream misses a free between that and
-        the wait."""
+        """Tries again after each free until `retry_seconds` have passed, and then once more (TensorFlow's behaviour,
+        2.8). `seen` is the count of frees before the first attempt: upstream misses a free between that and the wait.
+        """
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
@@ -620,7 +624,7 @@ cdef class Allocator(Tagged):
             chunk.state |= USED_ELSEWHERE
 
     cdef int after_miss(self, Request* request, Placement* placed) except -1:
-        """The slow way, without the lock: `place_after_miss` takes it where it needs the pool."""
+        """The slow path. The lock is not held: `place_after_miss` takes it where it needs the pool."""
         cdef uint64_t seen
         if is_finalizing():
             self.source.forget_other_threads()
@@ -641,14 +645,14 @@ cdef class Allocator(Tagged):
             placed.handle = NO_CHUNK
             raise out_of_host_memory()
         try:
-            run_handlers()      # those that waited for the sub-allocator
+            run_handlers()      # signal handlers that were deferred while the sub-allocator was called
         except BaseException as error:
             raise self.undo(placed.handle, placed.allocation_id) or error
         return 0
 
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
-        sub-allocator, which hold a part of the limit."""
+        sub-allocator, which hold a part of the limit. Returns whether anything may have changed."""
         cdef bint waits = not request.has_waited and (some_wait(self.fences) or self.orphans.some())
         request.has_waited = True
         if waits:
@@ -732,7 +736,7 @@ cdef class Allocator(Tagged):
 
     @cython.final
     cdef bint hits_are_plain(self, uint64_t on) except -1:
-        """Whether a request for a stream that a free chunk serves needs nothing but that chunk."""
+        """Whether a hit for this stream needs nothing but the free chunk."""
         if not is_quiet(self):
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
@@ -764,7 +768,8 @@ cdef class Allocator(Tagged):
         return result == 0
 
     cdef int hand_over(self, ChunkHandle handle) except -1:
-        """Indexes a chunk by its address and records its stream. It was allocated by handle, without either."""
+        """Indexes a chunk by its address and records its stream. A replay allocates chunks by handle, without either.
+        """
         self.acquire()
         if self.is_closed:
             self.lock.release()
@@ -886,7 +891,7 @@ cdef class Allocator(Tagged):
                 self.wait_for_streams()
                 self.settle(again=True)
             except Exception as error:
-                fault = error   # a device that fails gets its memory back all the same
+                fault = error   # even if the device fails, its memory is given back
         self.acquire()
         viewed = self.exports > 0
         if not viewed:
@@ -921,7 +926,7 @@ cdef class Allocator(Tagged):
             self.close()
         finally:
             if not self.is_closed or self.source.unreturned.size():
-                self.close()    # the host may have had no memory, and have some now
+                self.close()    # it may have failed because the host had no memory
 
     @property
     def closed(self):

@@ -22,8 +22,8 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
 
 cdef cbool copy_columns(Pool pool, vector[RegionRow]& regions, vector[ChunkRow]& chunks,
                         vector[uint32_t]& pages) noexcept nogil:
-    """Every region and every chunk in address order, and the regions' pages. Of a range, each run of chunks with memory
-    is a region of its own. Needs the lock, and changes nothing. False: the host is out of memory."""
+    """Every region and every chunk in address order, and the regions' pages. In a range, each run of chunks that have
+    memory counts as a region of its own. Needs the lock, and changes nothing. False: the host is out of memory."""
     cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
     cdef vector[uint32_t] slots
     while it != pool.regions.end():

@@ -46,8 +46,8 @@ cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_
 
 cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, uint64_t merged,
                        uint64_t requested) noexcept nogil:
-    """In PyTorch's counts and history, the chunk was freed, merged with what was free behind it, and handed out again.
-    """
+    """Counts and records the growth as PyTorch would see it: the chunk was freed, merged with what was free behind it,
+    and handed out again."""
     cdef ChunkHandle behind = chunk.next if merged == chunk.size else pool.chunks[chunk.next].next
     cdef cbool is_piece = owner.counts_pieces and (chunk.prev != NO_CHUNK or behind != NO_CHUNK)
     cdef int neighbours = merged > before
@@ -64,7 +64,7 @@ cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, 
 
 
 cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size) noexcept nogil:
-    """Frees the tail of a chunk in use, which is a chunk of its own then."""
+    """Splits the tail off a chunk in use, and frees it."""
     if pool.chunks[handle].size == size:
         return
     pool.split_chunk(owner.bins, handle, size, 0)

@@ -16,11 +16,11 @@ cdef class Late:
 
 @cython.final
 cdef class Waiting:
-    """One of these fences, in the queue of its stream."""
+    """A fence that a freed chunk waits for, in the queue of its stream."""
 
     cdef object fence
     cdef Late late
-    cdef unsigned long asked_by         # the thread that asks the fence now; 0: none
+    cdef unsigned long asked_by         # the thread that is querying the fence; 0: none
 
 
 @cython.final
@@ -28,12 +28,12 @@ cdef class Fences:
     """Guarded by the GIL. It asks the source for fences, and never calls an allocator."""
 
     cdef object source                  # the sub-allocator
-    cdef bint asks_later                # a fence is first asked at the next allocation, not at the free
+    cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
-    cdef dict marked                    # allocation id -> [(stream, fence)], for streams that may be gone at the free
+    cdef dict marked                    # allocation id -> [(stream, fence)], as the stream may be gone at the free
     cdef dict queues                    # stream -> deque of Waiting
-    cdef object stuck                   # deque of (stream, fence, Late): what the device failed for
-    cdef uint64_t era_seen              # that the queues know of: see `era`
+    cdef object stuck                   # deque of (stream, fence, Late): fences whose query failed
+    cdef uint64_t era_seen              # the era that the queues know of: see `era`
 
     cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1
     cdef int forget(self, allocation_id) except -1
@@ -55,7 +55,7 @@ cdef class Fences:
 
 
 cdef extern from "Python.h":
-    Py_ssize_t PyDict_GET_SIZE(dict items) nogil    # reads one number: of a dict that is never replaced
+    Py_ssize_t PyDict_GET_SIZE(dict items) nogil    # reads one number: safe, as the dict is never replaced
 
 cdef inline bint some_use(Fences fences) noexcept nogil:
     """Whether any live allocation is used by another stream."""

@@ -8,7 +8,7 @@ class Late:
     """A chunk that was freed, and how many fences it still waits for."""
 
 class Waiting:
-    """One of these fences, in the queue of its stream."""
+    """A fence that a freed chunk waits for, in the queue of its stream."""
 
 class Fences:
     """Which streams use memory, and what was freed and waits for them."""

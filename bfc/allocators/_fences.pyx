@@ -1,6 +1,6 @@
 """Fences: marks in the queues of other streams, and what was freed and waits behind them.
 
-A fence is asked for, and asked, with no lock held: the device may call back, and another thread may free meanwhile.
+Fences are created and queried with no lock held: the device may call back, and another thread may free meanwhile.
 """
 
 import time
@@ -30,8 +30,8 @@ OVER = _Over()
 
 
 cdef int drop_done(list fences) except -1:
-    """Drops the first ones that are done: memory that is handed out again and again must not collect them. Another
-    thread may do the same meanwhile."""
+    """Drops the leading fences that are done, so that memory that is exported again and again does not accumulate them.
+    Another thread may do the same meanwhile."""
     while fences:
         oldest = fences[0]
         if not oldest[1].done():
@@ -50,7 +50,7 @@ cdef class Late:
 @cython.final
 @cython.no_gc_clear
 cdef class Waiting:
-    """One of these fences, in the queue of its stream."""
+    """A fence that a freed chunk waits for, in the queue of its stream."""
 
 
 # In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
@@ -69,7 +69,7 @@ cdef class Fences:
     # -- who uses memory -----------------------------------------------------------------------------------------------
 
     cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1:
-        """Notes that a stream uses an allocation. What the user passed for it lives as long."""
+        """Notes that a stream uses an allocation, and keeps what the user passed for the stream alive meanwhile."""
         self.users.setdefault(allocation_id, {})[stream] = passed
         return 0
 
@@ -97,7 +97,7 @@ cdef class Fences:
         return 0
 
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
-        """The same for one stream, which has let go of the memory."""
+        """Makes a fence now on one stream, which has let go of the memory."""
         if self.source.asynchronous:
             self.marked.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
             drop_done(self.marked[allocation_id])
@@ -112,8 +112,8 @@ cdef class Fences:
         return fences
 
     cdef list unfinished(self, int64_t allocation_id):
-        """What a free has to wait for: the earlier marks, and one for each stream that may use the memory to this
-        moment."""
+        """The fences that a free has to wait for: those made earlier, and a new one for each stream that may have used
+        the memory up to now."""
         fences = list(self.marked.get(allocation_id, ()))
         streams = self.users.get(allocation_id, ())
         if self.source.asynchronous:
@@ -133,7 +133,8 @@ cdef class Fences:
     # -- queues --------------------------------------------------------------------------------------------------------
 
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
-        """Puts a freed chunk behind fences. If one cannot be queued, those before it never count down to 0."""
+        """Makes a freed chunk wait for fences. If one cannot be queued, its count never reaches 0, though earlier ones
+        are queued."""
         cdef Late late = Late()
         late.handle = handle
         late.left = len(fences)
@@ -156,11 +157,12 @@ cdef class Fences:
         return 0
 
     cdef Waiting next_done(self, stream, list faults, bint wait):
-        """The last fence of a chunk, if a stream has reached it, or will (`wait`): the chunk waits for nothing any
-        more. None: there is none. What the device fails for is set apart as stuck, and its error appended to `faults`.
+        """Returns the last fence of a chunk once the stream has reached it (`wait`: waits until it has), so that the
+        chunk waits for nothing any more; or None. A fence whose query fails is set aside as stuck, and its error is
+        appended to `faults`.
 
-        A stream reaches its fences in order, so the first that is not done ends the search. The thread that asks a
-        fence is noted: others, and whoever the fence calls, leave its queue alone.
+        A stream reaches its fences in order, so the first that is not done ends the search. The thread that queries a
+        fence is noted, so that other threads, and code that the fence calls back, leave its queue alone.
         """
         cdef Waiting first
         cdef bint done
@@ -195,19 +197,19 @@ cdef class Fences:
         return None
 
     cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1:
-        """Takes the first entry out of its queue, if it is done or has failed. Whether it was."""
+        """Takes the first entry out of its queue if it is done or has failed. Returns whether it was taken out."""
         if fault is not None:
             faults.append(fault)
             done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
         if not done or self.queues.get(stream) is not queue:
             return False    # or the allocator was closed meanwhile
-        if fault is not None:       # before it leaves its queue: the host may have no memory
+        if fault is not None:       # before it leaves its queue, as this may raise MemoryError
             self.stuck.append((stream, first.fence, first.late))
         queue.popleft()
         return True
 
     cdef int forget_dead_askers(self) except -1:
-        """After a fork, clears from the entries the threads that were asking fences: the child does not have them."""
+        """After a fork, clears from the entries the threads that were querying fences: the child does not have them."""
         cdef Waiting entry
         if self.era_seen == era():
             return 0
@@ -219,8 +221,8 @@ cdef class Fences:
         return 0
 
     cdef bint wait_for(self, stream, Waiting entry) except -1:
-        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is asking its fence. Returns
-        whether its chunk waits for nothing any more."""
+        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is querying its fence.
+        Returns whether its chunk waits for nothing any more."""
         cdef unsigned long me = PyThread_get_thread_ident()
         self.forget_dead_askers()
         while entry.asked_by not in (0, me):

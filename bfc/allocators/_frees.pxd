@@ -1,4 +1,4 @@
-"""The way back: frees at once, from a finaliser, and when streams have finished."""
+"""Frees: at once, from a finaliser, and when streams have finished."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -27,17 +27,17 @@ cdef enum:
 
 
 cdef class Frees(Ledger):
-    cdef Shown[uint64_t] frees          # counts frees; who waits for memory watches it
-    cdef uint64_t fenced_frees          # the part of them that left no work behind on the home stream
+    cdef Shown[uint64_t] frees          # counts frees; a thread that waits for memory watches it
+    cdef uint64_t fenced_frees          # how many of them left no work behind on the home stream
     cdef int64_t live_buffers
-    cdef Fences fences                  # and what waits behind them
-    cdef PutOff[Orphan] orphans         # guarded by the GIL
+    cdef Fences fences                  # streams that use memory, and what was freed and waits for them
+    cdef PutOff[Orphan] orphans         # frees left to a later call; guarded by the GIL
     cdef PutOff[Orphan] stuck_orphans
-    cdef PutOff[Orphan] stranded        # by callers without the GIL; guarded by the lock
-    cdef Shown[size_t] strandings       # whether there are such
-    cdef bint is_abandoned              # collected, but for views of its memory
+    cdef PutOff[Orphan] stranded        # frees left by callers without the GIL; guarded by the lock
+    cdef Shown[size_t] strandings       # 0: none are stranded
+    cdef bint is_abandoned              # garbage-collected, but views of its memory remain
     cdef bint source_is_python          # signals' handlers may run in its calls
-    cdef bint by_stream                 # free chunks stand apart by stream, and no stream is home
+    cdef bint by_stream                 # free chunks are kept apart by stream, and no stream is the home stream
     cdef bint must_look                 # an allocation or a free has more to do than ask the pool
 
     cdef int free_at_once(self, uint64_t address) except -1
@@ -77,8 +77,8 @@ cdef class Frees(Ledger):
 
 
 cdef inline bint is_quiet(Frees self) noexcept nogil:
-    """Whether nothing is put off that an allocation or a free would have to look at first. Without the GIL the answer
-    may be that of a moment ago."""
+    """Whether no work was put off that an allocation or a free would have to do first. Without the GIL the answer may
+    be slightly out of date."""
     return not (self.must_look or self.orphans.some() or some_wait(self.fences) or self.strandings.get())
 
 cdef void report_unraisable(object error, object doing) noexcept

@@ -1,7 +1,7 @@
 """Frees: at once, from a finaliser, and after streams have finished. Rules (docs/design.md says why):
 
 - no driver call for memory that one stream alone has used;
-- fences are asked for, and asked, with no lock held;
+- fences are created and queried with no lock held;
 - a free from a finaliser never waits: where the lock is taken it leaves its handle behind for the next caller.
 """
 
@@ -49,7 +49,7 @@ cdef int report_faults(list faults) except -1:
 
 
 cdef ChunkHandle left_behind(Pool pool, ChunkHandle first) noexcept nogil:
-    """The next chunk, from this handle on, that is marked as left behind, or NO_CHUNK. A walk through all."""
+    """The next chunk, from this handle on, that is marked as left behind, or NO_CHUNK. Walks through all chunks."""
     cdef ChunkHandle handle
     for handle in range(first, <ChunkHandle>pool.chunk_count):
         if pool.chunks[handle].state & LEFT_BEHIND:
@@ -264,7 +264,7 @@ cdef class Frees(Ledger):
         return interrupt
 
     cdef void leave(self, PutOff[Orphan]* among, ChunkHandle handle, int64_t allocation_id) noexcept:
-        """Leaves a free to a later call. If the host has no memory for the list, a flag of the chunk says so."""
+        """Leaves a free to a later call. If the host has no memory for the list, sets a flag on the chunk instead."""
         cdef Orphan orphan = Orphan(handle, allocation_id)
         if among.add(orphan):
             return
@@ -280,7 +280,7 @@ cdef class Frees(Ledger):
         chunk.state |= LEFT_BEHIND
 
     cdef void strand(self, ChunkHandle handle) noexcept nogil:
-        """Leaves what a free without the GIL cannot do to the next call in Python. With the lock held."""
+        """Leaves what a free without the GIL cannot do to the next call from Python. Needs the lock."""
         cdef Orphan orphan = Orphan(handle, self.pool.chunks[handle].allocation_id)
         if not self.stranded.add(orphan):
             self.mark_left(handle)
@@ -305,8 +305,8 @@ cdef class Frees(Ledger):
         return 0
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
-        """Marks a chunk as viewed or not, by the count as it is under the lock. Returns whether the chunk is live, and
-        awake if it is viewed."""
+        """Marks a chunk as viewed or not, by the count of views as read under the lock. Returns whether the chunk is
+        live, and awake if it is viewed."""
         self.acquire()
         cdef bint live = self.is_live_locked(handle, allocation_id)
         if live and exports[0] > 0 and self.is_asleep_locked(handle):
@@ -319,7 +319,8 @@ cdef class Frees(Ledger):
         return live
 
     cdef void last_view_gone(self) noexcept:
-        """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
+        """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
+        that."""
         if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
@@ -540,7 +541,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int settle(self, bint again=False, bint wait=False) except -1:
-        """Makes the frees that finalisers left to others, and those that waited for streams which have finished.
+        """Carries out the frees that finalisers left behind, and those that waited for streams which have finished.
 
         `wait` waits for these streams. If the device fails for a chunk, the chunk is set aside as stuck and the error
         reported like that of a finaliser, as it does not belong to the caller. `again` tries stuck chunks once more.
@@ -552,7 +553,7 @@ cdef class Frees(Ledger):
         self.free_put_off(faults)
         for stream in sorted(self.fences.queues):
             done = self.fences.next_done(stream, faults, wait)
-            while done is not None:     # it holds its fence, which may run Python when it goes, until the chunk is free
+            while done is not None:     # keeps the fence until the chunk is free: dropping it may run Python
                 self.finish_waiting(done.late.handle)
                 done = self.fences.next_done(stream, faults, wait)
         return report_faults(faults)
@@ -577,8 +578,8 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int free_stranded(self) except -1:
-        """Makes the frees that a caller without the GIL could not make, because the device was not idle, or because
-        the chunk's streams stand in a dictionary."""
+        """Carries out the frees that a caller without the GIL could not, because the device was not idle, or because
+        the chunk's streams are noted in a dictionary."""
         cdef vector[Orphan] left
         cdef size_t i = 0
         if not self.strandings.get():
@@ -619,8 +620,8 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int unstrand_left(self) except -1:
-        """The same for chunks with a flag, which the list had no room for. Those that finalisers left have the same
-        flag, and wait for the home stream too, which does no harm."""
+        """The same for chunks that are flagged because the list had no room for them. Chunks that finalisers left have
+        the same flag, so they wait for the home stream too, which does no harm."""
         cdef ChunkHandle handle = 0
         cdef int64_t allocation_id
         while True:
@@ -672,7 +673,7 @@ cdef class Frees(Ledger):
         return 0
 
     cdef int free_left(self, list faults) except -1:
-        """Frees the chunks with a flag, which the list had no room for."""
+        """Frees the chunks that are flagged because the list had no room for them."""
         cdef ChunkHandle handle = 0
         cdef Orphan orphan
         cdef bint waits
@@ -694,7 +695,7 @@ cdef class Frees(Ledger):
 
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
-        self.settle()   # a finaliser's free may have yet to ask for its fences
+        self.settle()   # the fences of a free from a finaliser may not have been made yet
         self.fences.wait_for_all()
         return self.settle(again=True)
 

@@ -22,17 +22,17 @@ cdef extern from "usage.hpp" namespace "bfc" nogil:
     const int REQUESTED_BYTES "bfc::kRequestedBytes"
     const int RESERVED_BYTES "bfc::kReservedBytes"
 
-cdef struct Recount:                    # of one kind of chunks
-    int64_t chunks                      # that are not free
+cdef struct Recount:                    # of all chunks of one kind
+    int64_t chunks                      # those that are not free
     int64_t bytes
     int64_t requested
-    int64_t pieces                      # free, and not the whole of their region
+    int64_t pieces                      # free chunks that are only a part of their region
     int64_t piece_bytes
     int64_t reserved
 
 
 cdef const char* first_fault(Pool pool) noexcept nogil:
-    """What is broken first, or NULL."""
+    """The first invariant that does not hold, in words, or NULL."""
     cdef Counters recount
     cdef size_t reached = 0, slots = 0
     cdef ChunkHandle handle = pool.free_slot
@@ -133,7 +133,8 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
 
 
 cdef const char* fault_without_memory(Pool pool, const Chunk* chunk) noexcept nogil:
-    """Of a chunk that is unmapped, is being unmapped, or whose pages are used through other addresses."""
+    """What is wrong with a chunk that is unmapped, is being unmapped, or whose pages are used through other addresses.
+    """
     if not pool.bin_sets[chunk.bin_set].is_range:
         return b"I12: a chunk without memory does not lie in a range"
     if chunk.allocation_id != -1:
@@ -161,7 +162,7 @@ cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
 
 
 cdef const char* fault_in_owners(Pool pool) noexcept nogil:
-    """Of the bytes in use by owner. Where the host has no memory to count them in, none is found."""
+    """What is wrong with the bytes in use by owner, or NULL; also NULL if the host has no memory to count them in."""
     cdef vector[uint64_t] owned
     cdef uint32_t owner
     cdef size_t i
@@ -184,7 +185,7 @@ cdef const char* fault_in_owners(Pool pool) noexcept nogil:
 
 
 cdef const char* fault_in_windows(Pool pool) noexcept nogil:
-    """Of the slots of ranges: those that are noted as free are those that lie whole in free chunks."""
+    """What is wrong with the slots of ranges: exactly those that lie wholly in free chunks must be noted as free."""
     cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
     cdef ChunkHandle handle
     cdef Window* window
@@ -256,7 +257,7 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
 
 
 cdef const char* fault_in_pages(Pages pages) noexcept nogil:
-    """What is broken first among pages and views, or NULL."""
+    """The first thing that is wrong with pages and views, or NULL."""
     cdef size_t page
     cdef uint64_t known = 0, slots = 0
     cdef uint32_t number, i

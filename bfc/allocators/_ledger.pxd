@@ -15,7 +15,7 @@ from bfc.allocators._source cimport Source
 cdef class Ledger(Owner):
     cdef Lock lock
     cdef Pool pool
-    cdef Source source                  # of its regions
+    cdef Source source                  # where its regions come from
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef uint64_t default_stream_alias
     cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread

@@ -150,9 +150,9 @@ class Ledger(Owner):
 
         Notes
         -----
-        The lines are known of what a CachingAllocator allocated while `record_history()` kept frames.
-        `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n) in the
-        chunks.
+        The lines are known only for what a CachingAllocator allocated while `record_history()` kept
+        frames. `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n)
+        in the chunks.
 
         Examples
         --------

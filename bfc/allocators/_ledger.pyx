@@ -71,7 +71,7 @@ cdef ChunkHandle chunk_around(Pool pool, uint64_t ptr) noexcept nogil:
     return handle
 
 
-# In a garbage cycle the buffers may go after the allocator: the collector must leave it its pool until then.
+# In a garbage cycle buffers may be finalised after their allocator, so the collector must leave the pool in place.
 @cython.no_gc_clear
 cdef class Ledger(Owner):
     """What can be read from an allocator: a part of `Allocator`."""
@@ -119,19 +119,19 @@ cdef class Ledger(Owner):
         return AsleepError(f"this memory sleeps: wake({name!r}) puts it back at the same address")
 
     cdef object tag_of_pool(self, uint64_t first, uint64_t second):
-        """The name of the tag that memory of a pool belongs to; None of none."""
+        """The name of the tag that memory of a pool belongs to, or None."""
         return None
 
     cdef uint64_t bytes_not_released(self) noexcept:
-        """Of pages that the sub-allocator failed to release, and that still count as reserved."""
+        """The bytes of pages that the sub-allocator failed to release, and that still count as reserved."""
         return 0
 
     cdef uint64_t bytes_asleep(self) noexcept:
-        """What has to be mapped to wake all that sleeps."""
+        """The bytes that must be mapped to wake everything that sleeps."""
         return 0
 
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        """A stream's handle, the default stream's always the same one."""
+        """A stream's handle. The default stream has several handles; always returns the same one of them."""
         if stream is None:
             return 0
         cdef uint64_t handle = stream_from(stream)
@@ -414,9 +414,9 @@ cdef class Ledger(Owner):
 
         Notes
         -----
-        The lines are known of what a CachingAllocator allocated while `record_history()` kept frames.
-        `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n) in the
-        chunks.
+        The lines are known only for what a CachingAllocator allocated while `record_history()` kept
+        frames. `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n)
+        in the chunks.
 
         Examples
         --------
@@ -453,7 +453,7 @@ cdef class Ledger(Owner):
         return PagesInUse(use.page_size, use.pages, use.in_use, use.sparse) if counted else None
 
     cdef object settings_now(self):
-        """The settings of PyTorch's policy; None of another."""
+        """The settings of PyTorch's policy; None for another policy."""
         return None
 
     cdef list frames_of_chunks(self, vector[ChunkRow]& chunks):
@@ -461,7 +461,7 @@ cdef class Ledger(Owner):
         return None
 
     cdef list frames_of_regions(self, vector[RegionRow]& regions):
-        """Those of the allocation that each region was taken for; None where none are kept."""
+        """The Python frames of the allocation that each region was taken for; None where none are kept."""
         return None
 
     cdef object columns_of(self, vector[HistoryRecord]& records):
@@ -483,8 +483,8 @@ cdef class Ledger(Owner):
         self.check_books()
 
     cdef int check_books(self) except -1:
-        """`check` for a debug build, which recounts in the middle of a call: nothing here may raise but a fault that
-        is found, not even where Python's stack is full."""
+        """`check` for a debug build, which recounts in the middle of a call. So this raises only if it finds a fault,
+        even if Python's stack is exhausted."""
         self.acquire()
         cdef const char* fault = first_fault(self.pool)
         self.lock.release()

@@ -11,7 +11,7 @@ cdef struct PageUse:
     uint64_t page_size
     uint64_t pages
     uint64_t in_use
-    uint64_t sparse                     # of those in use: less than a tenth of their bytes are
+    uint64_t sparse                     # of the pages in use, those with less than a tenth of their bytes in use
 
 cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil
 cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil

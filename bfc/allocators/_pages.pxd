@@ -67,8 +67,8 @@ cdef class Pages:
     cdef vector[PageRecord] records     # by the number of the page
     cdef Views views
     cdef uint64_t count                 # of pages
-    cdef uint32_t all_known_below       # every record before it is a page's
-    cdef uint64_t uses                  # of views, so far
+    cdef uint32_t all_known_below       # every record before this number is that of a page
+    cdef uint64_t uses                  # how often views were used so far
 
     cdef void watch(self, Pool pool, uint64_t page_size) noexcept
     cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil

@@ -5,8 +5,8 @@ into slots of other ranges and into *views*: a view is a row of pages that lie a
 kept afterwards. A page is used through one of its addresses at a time. At the others its slot is a chunk that is
 ABSENT, which is in no bin and merges with nothing, so an allocation and a free know nothing of it.
 
-Views are not kept up to date. A view names the slots that it was stitched from, its pages' homes, and can be used when
-they all lie in free chunks, which the windows of the ranges say.
+A view does not follow its pages when they are moved. It names the slots that it was stitched from, the homes of its
+pages, and can be used when all of these lie in free chunks. The windows of the ranges tell which slots do.
 """
 
 cimport cython
@@ -56,7 +56,7 @@ cdef class Pages:
     """The pages of a pool, and the views stitched from them."""
 
     cdef void watch(self, Pool pool, uint64_t page_size) noexcept:
-        """Takes a pool that has no memory yet. It must not outlive this object."""
+        """Takes a pool that has no memory yet. The pool must not outlive this object."""
         self.pool = pool
         self.page_size = page_size
         pool.pages = <void*>self
@@ -82,7 +82,8 @@ cdef class Pages:
 
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     cbool indexed) noexcept nogil:
-        """What can be had without a call where no chunk fits: a page that the range had before, or a kept view."""
+        """Serves a request that no chunk fits, if that needs no device call: from a page that the range had before, or
+        from a kept view. Or NO_CHUNK."""
         cdef BinSet* owner = &self.pool.bin_sets[bin_set]
         if owner.window == NULL:
             return NO_CHUNK
@@ -127,8 +128,9 @@ cdef class Pages:
         self.all_known_below = min(self.all_known_below, page)
 
     cdef cbool send_home(self, ChunkHandle handle) noexcept nogil:
-        """Sends a page home that is free in a range of small chunks now: what is free then depends on what is live
-        alone, so that a program that repeats finds the views that it made. Whether there was one."""
+        """Sends a page that has become free in a range of small chunks back to its home. What is free where then
+        depends only on what is live, so that a program that repeats itself finds its earlier views usable. Returns
+        whether there was such a page."""
         cdef uint32_t small = self.pool.chunks[handle].bin_set, page
         cdef Window* window = self.pool.bin_sets[small].window
         cdef size_t slot = window.slot_at(self.pool.chunks[handle].ptr + self.page_size - 1)
@@ -138,7 +140,7 @@ cdef class Pages:
         return record.slots[record.home].set != small and self.move(page, record.home)
 
     cdef cbool lend_again(self, uint32_t small) noexcept nogil:
-        """Lends a free page that the range of small chunks has had before. Whether there was one."""
+        """Lends the range of small chunks a free page that it has had before. Returns whether there was one."""
         cdef Window* window = self.pool.bin_sets[small].window
         cdef PageRecord* record
         cdef Slot seat
@@ -169,7 +171,7 @@ cdef class Pages:
         return True
 
     cdef void count_moved(self, uint32_t here, uint32_t there) noexcept nogil:
-        """A page counts as reserved in the set that it is used in."""
+        """Counts a page as reserved in the set that it is now used in."""
         cdef BinSet* owner = &self.pool.bin_sets[here]
         cdef BinSet* other = &self.pool.bin_sets[there]
         owner.mapped_bytes -= self.page_size
@@ -208,7 +210,7 @@ cdef class Pages:
 
     cdef uint64_t hold_part(self, uint32_t bin_set, ChunkHandle handle, uint64_t wanted, uint32_t longest,
                             vector[Run]& runs) noexcept nogil:
-        """The same, from one free chunk and its first whole pages: 0 if it has none."""
+        """As `hold`, but takes the first whole pages of one free chunk. Returns 0 if it has none."""
         cdef Window* window = self.pool.bin_sets[bin_set].window
         cdef uint64_t ptr = self.pool.chunks[handle].ptr, end = ptr + self.pool.chunks[handle].size, held = 0
         cdef uint64_t slot = window.slot_at(ptr + self.page_size - 1), last = window.slot_at(end)
@@ -226,7 +228,7 @@ cdef class Pages:
 
     cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,
                                 vector[Run]& runs) noexcept nogil:
-        """The same, of pages that no view has, and no other range, unless `in_ranges_too`."""
+        """As `hold`, but takes only pages that no view has and, unless `in_ranges_too`, no other range."""
         cdef vector[ChunkHandle] chunks
         cdef Window* window = self.pool.bin_sets[bin_set].window
         cdef uint64_t held = 0, slot, end
@@ -287,8 +289,8 @@ cdef class Pages:
 
     cdef ChunkHandle use_kept_view(self, uint32_t bin_set, uint64_t pages, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
-        """Hands out a kept view of exactly so many pages, the one that was made first, so that a program that repeats
-        does the same each time; or NO_CHUNK."""
+        """Hands out a kept view of exactly so many pages, or NO_CHUNK. Of several it takes the one that was made first,
+        so that a program that repeats itself gets the same ones each time."""
         cdef vector[uint32_t]* same = self.views.of_size(bin_set, <uint32_t>pages)
         cdef View* best = NULL
         cdef View* view
@@ -307,7 +309,7 @@ cdef class Pages:
 
     cdef inline ChunkHandle hand_out(self, View* view, uint64_t requested, uint64_t stream,
                                      cbool indexed) noexcept nogil:
-        """Of a view whose pages are absent everywhere else."""
+        """Hands out a view whose pages are absent everywhere else."""
         self.uses += 1
         view.last_used = self.uses
         view.state = LIVE
@@ -339,7 +341,7 @@ cdef class Pages:
             return True
         while taken:
             taken -= 1
-            self.free_run(&view.runs[taken])    # the memory for that has just been in use
+            self.free_run(&view.runs[taken])    # cannot fail: the host memory for it was in use just now
         return False
 
     cdef cbool add_view(self, uint32_t number) noexcept nogil:
@@ -381,7 +383,7 @@ cdef class Pages:
         if freed < view.runs.size():
             while freed:
                 freed -= 1
-                self.take_run(&view.runs[freed], ABSENT)    # as in take_view
+                self.take_run(&view.runs[freed], ABSENT)    # cannot fail, as in take_view
             return False
         chunk = &self.pool.chunks[handle]
         self.pool.owned.take_back(chunk)
@@ -413,7 +415,7 @@ cdef class Pages:
         return oldest
 
     cdef void retire_view(self, uint32_t number) noexcept nogil:
-        """Takes a kept view out of the pool, and forgets it. It is mapped still."""
+        """Takes a kept view out of the pool, and forgets it. It stays mapped."""
         cdef View* view = &self.views.at(number)
         cdef BinSet* owner = &self.pool.bin_sets[view.set]
         self.pool.regions.erase(view.address + view.pages * self.page_size)
@@ -423,6 +425,6 @@ cdef class Pages:
         self.views.forget(number)
 
     cdef void forget_view(self, uint32_t number) noexcept nogil:
-        """Of a view that is not mapped any more."""
+        """Forgets a view that is not mapped any more."""
         self.count_mappings(&self.views.at(number), -1)
         self.views.forget(number)

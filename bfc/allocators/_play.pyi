@@ -45,7 +45,7 @@ class Run:
         """
 
     def keep_timeline(self, samples: int) -> None:
-        """Keeps figures over time, in about so many rows, while it plays."""
+        """Makes `play` keep figures over time, in about so many rows."""
 
     def timeline_rows(self) -> bytes:
-        """Those rows as bytes, each of seven 64-bit numbers."""
+        """The rows that `keep_timeline` asked for, as bytes: seven 64-bit numbers each."""

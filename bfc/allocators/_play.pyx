@@ -57,7 +57,7 @@ cdef class Run:
     cdef Allocator allocator
     cdef Events events
     cdef object kept                        # the arrays behind `events`
-    cdef bint names_streams                 # other than the allocator's
+    cdef bint names_streams                 # whether events name streams other than the allocator's
     cdef vector[uint16_t] owners            # by event; empty: none
     cdef ChunkHandle[::1] handles           # by the trace's allocation number
     cdef uint64_t[::1] addresses            # by event
@@ -94,8 +94,8 @@ cdef class Run:
         self.set_owners(op.shape[0], owner, owners)
 
     cdef int set_owners(self, size_t count, const uint16_t[::1] owner, owners) except -1:
-        """Whose each allocation is: as the trace says, by the index of a name. What has none there, or an empty name,
-        belongs to the scope around this call."""
+        """Sets the owner of each allocation: the trace gives the index of a name. An allocation without a name, or with
+        an empty one, gets the owner of the scope around this call."""
         cdef uint32_t here = owner_here(self.allocator)
         cdef vector[uint16_t] numbers
         cdef size_t i
@@ -126,7 +126,7 @@ cdef class Run:
         return self.tally.peak_live
 
     def keep_timeline(self, samples):
-        """Keeps figures over time, in about so many rows, while it plays."""
+        """Makes `play` keep figures over time, in about so many rows."""
         if self.allocator is None:
             raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
         if not self.timeline.begin(self.events.count, <size_t>samples):
@@ -134,7 +134,7 @@ cdef class Run:
         self.events.timeline = &self.timeline
 
     def timeline_rows(self):
-        """Those rows as bytes, each of seven 64-bit numbers."""
+        """The rows that `keep_timeline` asked for, as bytes: seven 64-bit numbers each."""
         cdef const vector[TimelineRow]* rows = &self.timeline.finish()
         return PyBytes_FromStringAndSize(<const char*>rows.data(), <Py_ssize_t>(rows.size() * sizeof(TimelineRow)))
 
@@ -144,7 +144,7 @@ cdef class Run:
         if self.allocator is None:
             raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
         self.handles[:] = NO_CHUNK
-        self.addresses[:] = 0           # touches the pages too, so that the loop is not charged for them
+        self.addresses[:] = 0           # also touches the pages, so that the timed loop does not pay for that
         cdef Counters before = self.allocator.start_peaks()
         self.calls_before = self.allocator.source.driver_calls
         try:
@@ -184,7 +184,7 @@ cdef class Run:
         return not (self.names_streams and self.allocator.sub_allocator.asynchronous)
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:
-        """In batches, between which other threads get the lock."""
+        """Plays events in batches, between which other threads get the lock."""
         cdef size_t stop, reached, release = self.next_release(start, end)
         allocator.lock.wait_and_acquire()
         while start < end:
@@ -220,7 +220,7 @@ cdef class Run:
         return end if found == NULL else <size_t>(<const uint8_t*>found - self.events.op)
 
     cdef void note_locked(self, size_t event) noexcept nogil:
-        """Adds what is true after an event to the timeline. Needs the lock."""
+        """Adds the figures after an event to the timeline. Needs the lock."""
         self.timeline.refused = <uint64_t>self.failed
         self.timeline.driver_calls = self.allocator.source.driver_calls - self.calls_before
         cdef Counters totals = self.allocator.pool.totals()
@@ -228,7 +228,7 @@ cdef class Run:
                            totals.peak_bytes_in_use, totals.peak_pool_bytes)
 
     cdef int play_one(self, size_t i) except -1:
-        """An event that the pool could not serve alone. The lock is not held."""
+        """Plays an event that the pool could not serve alone. The lock is not held."""
         cdef Request request
         cdef Placement placed
         cdef ChunkHandle* handle = &self.events.handles[self.events.number[i]]
@@ -268,8 +268,8 @@ cdef class Run:
         return 0
 
     cdef size_t play_with_fences(self, size_t start, size_t end) except 0:
-        """For a device whose streams may be unfinished: each free on another stream must ask it. Returns how far it
-        came: `end`, or where nothing waits any more."""
+        """Plays events on a device whose streams may be unfinished, where each free on another stream must ask the
+        device. Returns the index that it has reached: `end`, or the point from which nothing waits any more."""
         cdef size_t i = start
         while i < end:
             self.play_one(i)
@@ -290,7 +290,7 @@ cdef class Run:
             self.tally.peak_live = max(self.tally.peak_live, self.tally.live)
 
     cdef int hand_over(self) except -1:
-        """Leaves what is still live to the caller: it is indexed by address from now on."""
+        """Hands what is still live over to the caller: it is indexed by address from now on."""
         cdef Py_ssize_t i
         for i in range(self.handles.shape[0]):
             if self.handles[i] != NO_CHUNK:

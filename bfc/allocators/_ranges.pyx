@@ -71,7 +71,8 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
 
 
 cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept nogil:
-    """What a set's ranges hold has no memory from now on (`asleep`), or has it again. Returns the bytes."""
+    """Counts what the ranges of a set hold as without memory from now on (`asleep`), or as having it again. Returns the
+    bytes."""
     cdef BinSet* owner = &pool.bin_sets[bin_set]
     if asleep == (owner.asleep != 0):
         return 0
@@ -147,14 +148,15 @@ cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil:
 
 
 cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
-    """Needs a reserve() of the bins before it."""
+    """Makes a chunk free. The bins' reserve() must have been called before."""
     pool.chunks[handle].state = FREE
     pool.chunks[handle].freed_at_count = pool.clock
     pool.list_free_chunk(owner, pool.try_to_coalesce(owner.bins, handle, True))
 
 
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil:
-    """Takes begin_mapping back. `is_mapped`: some of it has memory all the same; it is leaving then, and counts."""
+    """Undoes begin_mapping. `is_mapped`: some of the chunk has memory all the same; then it is LEAVING, and counts as
+    reserved."""
     cdef Chunk* chunk = &pool.chunks[handle]
     if is_mapped:
         chunk.state = LEAVING
@@ -171,7 +173,7 @@ cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, 
 
 
 cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil:
-    """Gives a part of a free chunk another state. As begin_unmapping."""
+    """Gives a part of a free chunk another state. Returns what begin_unmapping does."""
     cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
     cdef ChunkHandle part = handle, rest
     cdef uint64_t requested = pool.chunks[handle].requested_size
@@ -191,7 +193,7 @@ cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t e
 
 
 cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil:
-    """Makes a chunk that was to leave free again. False: the host is out of memory, and it goes on leaving."""
+    """Makes a chunk that was to leave free again. False: the host is out of memory, and it stays LEAVING."""
     cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
     if not owner.bins.reserve():
         return False
@@ -200,9 +202,9 @@ cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil:
 
 
 cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbool has_gone) noexcept nogil:
-    """The first `size` bytes of a leaving chunk `has_gone`, or could not be unmapped and go on leaving. The handle of
-    the rest, or NO_CHUNK: there is none. NO_HOST_MEMORY: there is none for its record, and all of it goes on leaving.
-    """
+    """Settles the first `size` bytes of a LEAVING chunk: they were unmapped (`has_gone`), or could not be and stay
+    LEAVING. Returns the handle of the rest of the chunk, or NO_CHUNK if there is no rest. NO_HOST_MEMORY: the host has
+    no memory for the record of the rest, and all of the chunk stays LEAVING."""
     cdef Chunk* chunk = &pool.chunks[handle]
     cdef ChunkHandle rest = NO_CHUNK
     if size < chunk.size:
@@ -228,7 +230,7 @@ cdef void merge_unmapped(Pool pool, ChunkHandle handle) noexcept nogil:
 
 
 cdef void forget_absent(Pool pool, ChunkHandle handle) noexcept nogil:
-    """Of a chunk whose addresses have no pages any more: it is unmapped."""
+    """Makes an absent chunk unmapped: its addresses have no pages any more."""
     pool.chunks[handle].state = UNMAPPED
     pool.chunks[handle].freed_at_count = 0
     merge_unmapped(pool, handle)

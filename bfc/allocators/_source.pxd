@@ -11,14 +11,14 @@ from bfc.allocators._lock cimport Lock, Shown
 
 cdef extern from *:
     """
-    // Threads count side by side, in calls of the sub-allocator: no lock is held there.
+    // Threads may count at the same time, since no lock is held during calls of the sub-allocator.
     static inline void bfc_add_up(uint64_t* value, uint64_t more) { __atomic_fetch_add(value, more, __ATOMIC_RELAXED); }
     """
     void add_up "bfc_add_up"(uint64_t* value, uint64_t more) noexcept nogil
 
 cdef struct Call:
-    unsigned long thread        # that is inside it
-    uint64_t nbytes             # that are set aside for it
+    unsigned long thread        # the thread that is inside the call
+    uint64_t nbytes             # the bytes that are set aside for it
 
 cdef struct Asking:             # what a request asks of the sub-allocator
     uint64_t asked              # bytes of the last block it was asked for
@@ -55,7 +55,7 @@ cdef class Source:
     cdef uint64_t unreturned_bytes
     cdef vector[Region] closing         # empty; has room for all regions, as `unreturned` has
     cdef size_t on_their_way            # regions that are asked for, or go back
-    cdef list rejected                  # (address, bytes) against the contract that the sub-allocator did not take back
+    cdef list rejected                  # (address, bytes) of blocks that break the contract and were not taken back
 
     cdef int stand_behind(self, Lock* lock, Pool pool) except -1
     cdef int open(self, object sub_allocator) except -1

@@ -3,8 +3,8 @@
 - It is called with no lock held. The bytes that a call asks for are set aside from the limit first, so that no other
   thread takes them meanwhile.
 - A `nogil` method takes the GIL only to call a sub-allocator that is Python, and never if `without_gil` is set.
-- Room for what goes wrong is made before the call. A block that the sub-allocator does not take back is listed
-  without more memory of the host.
+- Room to list what goes wrong is made before the call, so that a block that the sub-allocator does not take back can be
+  listed without more memory of the host.
 """
 
 cimport cython
@@ -69,7 +69,7 @@ cdef class Source:
         return 0
 
     cdef int open(self, object sub_allocator) except -1:
-        """Says which sub-allocator it is. If that raises, nothing has changed."""
+        """Sets the sub-allocator. If that raises, nothing has changed."""
         native = sub_allocator.native
         joins = bool(sub_allocator.supports_coalescing)
         self.sub_allocator = sub_allocator
@@ -262,7 +262,8 @@ cdef class Source:
         self.on_their_way -= 1
 
     cdef void keep_bytes(self, int64_t nbytes) noexcept:
-        """Counts memory against the limit that the sub-allocator did not take back; negative: it did, after all."""
+        """Counts memory that the sub-allocator did not take back against the limit. A negative number: it took so much
+        back after all."""
         acquire_lock(self.lock[0])
         self.unreturned_bytes += nbytes
         self.set_aside += nbytes

@@ -15,7 +15,7 @@ cdef extern from *:
     """
     static const uint64_t BFC_TAG_POOLS = uint64_t{1} << 62;
     """
-    const uint64_t TAG_POOLS "BFC_TAG_POOLS"    # the first number of a tag's pool; the second is the tag's
+    const uint64_t TAG_POOLS "BFC_TAG_POOLS"    # the first number of the id of a tag's pool; the second is the tag's
 
 
 @cython.final
@@ -45,8 +45,8 @@ cdef class Tagged(Frees):
     cdef Tag known_tag(self, name)
     cdef dict ways_from(self, keep, drop)
     cdef void drop_kept(self) noexcept
-    cdef bint has_more_to_do(self) noexcept         # what `must_look` is to be
-    cdef object put_to_sleep(self, dict ways)       # way by Tag; what a policy answers
+    cdef bint has_more_to_do(self) noexcept         # the value for `must_look`
+    cdef object put_to_sleep(self, dict ways)       # `ways`: way by Tag; a policy overrides this
     cdef int wake_up(self, list tags, object fill) except -1
 
 

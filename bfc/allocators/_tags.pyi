@@ -155,13 +155,13 @@ class Tagged(Frees):
         *tags : str
             Which ones; without any, all that sleep. A tag that is awake is left as it is.
         fill : int, optional
-            A byte, from 0 to 255, that memory is filled with whose contents were dropped. By default
-            such memory is undefined.
+            A byte, from 0 to 255. Memory whose contents were dropped is filled with it. By default
+            the contents of such memory are undefined.
 
         Raises
         ------
         OutOfMemoryError
-            If there is no room for all of them, also after what is cached was given back.
+            If there is no room for all of them, even after what is cached was given back.
         ValueError
             If a tag is unknown, or `fill` is not a byte.
         TypeError
@@ -175,9 +175,9 @@ class Tagged(Frees):
 
         Notes
         -----
-        All of the tags wake, or none. After an error they sleep as before, what was kept is kept still,
-        and the call can be repeated. The host's memory is given back once it has succeeded. What was
-        freed meanwhile is neither mapped nor copied.
+        All of the tags wake, or none. After an error they sleep as before, what was kept is still
+        kept, and the call can be repeated. The host's memory is given back once it has succeeded.
+        What was freed meanwhile is neither mapped nor copied.
 
         Cost: one driver call to create each page, one to map it, one to give access to each run of
         addresses, and the copy.

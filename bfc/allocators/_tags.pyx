@@ -1,7 +1,7 @@
 """Tags: names for parts of an allocator's memory, which can sleep, each for itself.
 
 A scope of a tag is a context variable: it holds in this thread, or in this asyncio task. While one is open, `must_look`
-sends every allocation the slow way, which looks for it. What sleeping means is for a policy to answer.
+sends every allocation down the slow path, which looks for the scope. Each policy defines what sleeping does.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ cdef class Scope:
             except ValueError:
                 continue    # another thread, or another task, has entered it too
             except MemoryError:
-                pass        # it stays among the values, and counts for left
+                pass        # the entry stays in the variable, but counts as left
             del self.entered[i]
             entry = item[1]
             entry.owner = None
@@ -100,7 +100,7 @@ cdef class Scope:
         raise RuntimeError("this tag was not entered here: write `with allocator.tag(name):`")
 
     cdef int stop_owning(self, list item) except -1:
-        """Nothing has the tag's owner from now on, not in the tasks either that were started in the scope."""
+        """From now on nothing gets the tag's owner, not even in tasks that were started in the scope."""
         cdef Entered entered = item[2]
         leave_owner(entered)
         return entered.scope.stop()
@@ -301,13 +301,13 @@ cdef class Tagged(Frees):
         *tags : str
             Which ones; without any, all that sleep. A tag that is awake is left as it is.
         fill : int, optional
-            A byte, from 0 to 255, that memory is filled with whose contents were dropped. By default
-            such memory is undefined.
+            A byte, from 0 to 255. Memory whose contents were dropped is filled with it. By default
+            the contents of such memory are undefined.
 
         Raises
         ------
         OutOfMemoryError
-            If there is no room for all of them, also after what is cached was given back.
+            If there is no room for all of them, even after what is cached was given back.
         ValueError
             If a tag is unknown, or `fill` is not a byte.
         TypeError
@@ -321,9 +321,9 @@ cdef class Tagged(Frees):
 
         Notes
         -----
-        All of the tags wake, or none. After an error they sleep as before, what was kept is kept still,
-        and the call can be repeated. The host's memory is given back once it has succeeded. What was
-        freed meanwhile is neither mapped nor copied.
+        All of the tags wake, or none. After an error they sleep as before, what was kept is still
+        kept, and the call can be repeated. The host's memory is given back once it has succeeded.
+        What was freed meanwhile is neither mapped nor copied.
 
         Cost: one driver call to create each page, one to map it, one to give access to each run of
         addresses, and the copy.
@@ -373,7 +373,7 @@ cdef class Tagged(Frees):
                 ways.setdefault(tag, way)
         return ways
 
-    # -- what a policy answers ----------------------------------------------------------------------------------------
+    # -- what a policy overrides --------------------------------------------------------------------------------------
 
     cdef object put_to_sleep(self, dict ways):
         raise no_mapping(self)

@@ -14,7 +14,7 @@ cdef extern from "nothrow.hpp" namespace "bfc" nogil:
 
 cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noexcept nogil:
     """Coalesces what was freed before the safe frontier; with `required` > 0 also what was freed after it, until a
-    chunk of that size exists (TensorFlow's behaviour, 2.9, which says who stays queued)."""
+    chunk of that size exists (TensorFlow's behaviour, 2.9, which says which chunks stay queued)."""
     cdef vector[ChunkHandle] queued, to_merge
     cdef ChunkHandle handle
     cdef Chunk* chunk

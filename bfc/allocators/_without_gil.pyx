@@ -24,9 +24,9 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     """Allocates for a caller that must not take the GIL. Needs `native`. Returns whether there was memory.
 
     If another thread's call to the sub-allocator holds the rest of the limit, it is waited for, but not for long:
-    that thread may need the GIL, and the thread that has the GIL a mutex that our caller holds.
+    that thread may need the GIL, while the thread that has the GIL may be waiting for a mutex that our caller holds.
 
-    No fence will be asked for: the free says on which stream it comes, and the home stream waits for that one.
+    No fence is made for the memory: its free names a stream, and the home stream waits for that one.
     """
     cdef Placement placed
     cdef Request request
@@ -69,7 +69,8 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
 
 
 cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
-    """Lets a stream wait for what is queued on the home stream, if anything was freed there. Whether that worked."""
+    """Makes a stream wait for what is queued on the home stream, if anything was freed there. Returns whether that
+    worked."""
     cdef bfc_native_source* native = allocator.source.native
     cdef uint64_t home_frees, stream_id
     if native.stream_id(native.self, stream, &stream_id) != 0:

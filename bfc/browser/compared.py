@@ -3,7 +3,7 @@
 The value of `data_of` has one more key then:
 
 diff : as `Diff.as_dict` returns it (`bfc.study.growth`), with at most 200 rows in each list, those
-    that changed most; "left_out" counts the others. Long names have no middle
+    that changed most; "left_out" counts the others. Long names lose their middle
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_ev
     stack is an index into "stacks"
 left_out, left_out_bytes : the blocks that are live then and not listed, and their bytes
 
-owners : texts; the other parts name an owner by its index here. One above 300 characters loses its
-    middle; of more than 400,000 in all those with fewest bytes are "…"
+owners : texts; the other parts name an owner by its index here. A name above 300 characters loses
+    its middle; if all have more than 400,000 characters, those with fewest bytes are "…"
 texts, frames, stacks : frames have packed u32 columns file, line and name, where a file and a
     function's name are indices into `texts`; stacks have packed i32 columns parent, the index of
     the calling stack, which stands before it, and frame. At most 40,000 stacks, and 700,000
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
 
 #: The most blocks that are listed at the peak, and of others, and the most stacks.
 LISTED, OTHERS, STACKS = 50_000, 25_000, 40_000
-#: If that would make too large a page, the first of these that does not.
+#: How many are listed: the first of these rows that does not make the page too large.
 LEVELS = (
     (LISTED, OTHERS, STACKS),
     (LISTED, 8_000, 15_000),
@@ -337,7 +337,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
 
 
 def _version() -> str:
-    version: str = sys.modules["bfc"].__version__  # the package stands above all of its rooms
+    version: str = sys.modules["bfc"].__version__  # not imported: bfc is above all of its modules
     return version
 
 

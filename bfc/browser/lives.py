@@ -47,7 +47,7 @@ class Lives:
         return len(self.born)
 
     def chosen(self, at: NDArray[np.int64]) -> Lives:
-        """Those with some indices."""
+        """The allocations with these indices."""
         return Lives(*(getattr(self, field.name)[at] for field in fields(self)))
 
     def live_after(self, event: int) -> NDArray[np.int64]:

@@ -89,8 +89,8 @@ def styles() -> str:
 
 @cache
 def scripts() -> str:
-    """The page's scripts as one: all of ours in a scope of their own, in strict mode. The page says
-    what goes wrong there."""
+    """The page's scripts as one: all of ours in a scope of their own, in strict mode. The page
+    shows the errors that they throw."""
     library, *ours = (read(name) for name in SCRIPTS)
     licence = f"/*! uPlot, which is not a part of bfc:\n{read('vendor/uPlot.LICENSE')}*/"
     begin, end = '(async () => {\n"use strict";', "})().catch(failed);"

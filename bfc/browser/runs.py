@@ -26,7 +26,7 @@ COLUMNS, ROWS = 1_200, 512
 MOST_RANGES = 4_000
 #: The most streams that are looked for in the rows of a map.
 MOST_STREAMS = 64
-#: The steps of a cell's shade, of which fewer take less room.
+#: The step between two shades of a cell: fewer shades take less room.
 SHADE = 8
 #: No address and no size of a device reaches this.
 TOP = 1 << 60
@@ -86,7 +86,7 @@ class Subject:
         The event after which most is live; -1 for an empty trace.
     looked_at : int
         The event after which segments are shown: the peak, or, if that lies in the events that
-        rebuild the start of a recording, the one of what was recorded.
+        rebuild the start of a recording, the peak of what was recorded.
     """
 
     name: str

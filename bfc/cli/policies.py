@@ -75,7 +75,7 @@ def _policy(name: str, arguments: argparse.Namespace) -> Policy:
 
 
 def _stitches(name: str) -> bool:
-    """Whether the policy stitches. Such a policy has no original."""
+    """Whether the policy stitches. Neither TensorFlow nor PyTorch has such a policy."""
     return name.startswith("bfc:") or name.partition(":")[2].split(",")[0] == STITCH
 
 
@@ -86,11 +86,11 @@ def _maker(
 
 
 def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:
-    """What stands behind `caching:`, as arguments of a CachingAllocator. Raises ValueError."""
+    """What follows `caching:`, as arguments of a CachingAllocator. Raises ValueError."""
     if not _stitches(name):
         return {"settings": _settings(text, common["strict"])}
     options: dict[str, Any] = {"stitch": True}
-    # A setting may have commas of its own, so that only what stands first is looked at.
+    # A setting may contain commas, so only the first words are looked at.
     rest = text.partition(",")[2]
     if rest.startswith("page_size="):
         first, _, rest = rest.partition(",")
@@ -99,7 +99,7 @@ def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_virtual_memory(name: str, text: str) -> dict[str, Any]:
-    """What stands behind `bfc:`, as arguments of a BFCAllocator. Raises ValueError."""
+    """What follows `bfc:`, as arguments of a BFCAllocator. Raises ValueError."""
     first, *rest = text.split(",")
     if first != VIRTUAL_MEMORY:
         raise ValueError(
@@ -136,7 +136,7 @@ def _fraction(text: str) -> float:
         raise ValueError(f"{text!r} is not a fraction such as 0.05") from None
 
 
-#: The first words behind `bfc:` and `caching:` of the policies that stitch.
+#: The first word after `bfc:` or `caching:`, for the policies that stitch.
 VIRTUAL_MEMORY, STITCH = "virtual_memory", "stitch"
 #: The options of both, and what reads them. The allocator reads a page's size.
 OPTIONS: dict[str, Callable[[str], object]] = {"page_size": str, "headroom": _fraction}

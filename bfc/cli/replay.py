@@ -61,7 +61,7 @@ exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """What a line of the table says."""
+    """The cells of a row of the table."""
     return (
         row.trace,
         str(row.events),
@@ -119,7 +119,8 @@ def add_to(subparsers: Any) -> None:
 def add_options_of_allocators(
     add: Callable[..., Any], device: str | None = "simulated:80GiB"
 ) -> None:
-    """Those that several commands share. Without `device` one large enough is made."""
+    """Adds the arguments that several commands share. Without `device`, a device that is large
+    enough is made."""
     add(
         "--device",
         default=device,

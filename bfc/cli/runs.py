@@ -12,7 +12,7 @@ from bfc.pytorch.reader import some_numbers
 from bfc.study.recordings import ENDINGS, has_devices, read
 from bfc.trace import Trace
 
-#: What the arguments of a command are.
+#: What the help texts say of the files that a command takes.
 FILES = (
     "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name; or a folder of "
     f"them, of which the files {', '.join(ENDINGS)} are taken"
@@ -21,8 +21,8 @@ FILES = (
 
 @contextlib.contextmanager
 def option_named(path: Path) -> Iterator[None]:
-    """Reads a file within. If it has the histories of several devices, the error names the option
-    that chooses one."""
+    """To be entered while a file is read. If it has the histories of several devices, the error
+    names the option that chooses one."""
     try:
         yield
     except TraceError as error:

@@ -25,8 +25,8 @@ def resource_class() -> type:
         """A `cuda.core.MemoryResource` over an allocator of one device.
 
         `allocate(size, *, stream)` gives a `cuda.core.Buffer` for that stream; 0 bytes have the
-        address 0. When it is freed, its memory is not reused before the work that is queued on that
-        stream, or on the one that was given to `close` or `set_deallocation_stream`.
+        address 0. When it is freed, its memory is not reused until the work that is queued on that
+        stream, or on the one that was given to `close` or `set_deallocation_stream`, has finished.
 
         Raises what `Allocator.allocate` does, and TypeError for a graph that is being built. Cost:
         no driver call on the allocator's own stream; on another two, and two for the free.

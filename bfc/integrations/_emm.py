@@ -85,7 +85,7 @@ class Manager:
 
     def memallocmanaged(self, size: int, attach_global: bool) -> Any:
         pool = self.managed.get(self.context.device.id)
-        if pool is None or not attach_global:  # ours is attached to all streams
+        if pool is None or not attach_global:  # our memory is attached to all streams
             return super().memallocmanaged(size, attach_global)  # type: ignore[misc]
         # Always fenced, and waited for: the host may write to it at once.
         memory = self._take(self.numba.ManagedMemory, pool, size, True, self.allocations)

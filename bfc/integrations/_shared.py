@@ -49,7 +49,7 @@ def by_device(allocators: OneOrMore) -> Allocators:
 
 
 def no_allocator(allocators: Allocators, device: int) -> NoReturn:
-    """For a request on a device that was left out."""
+    """Raises the error for a request on a device that has no allocator."""
     known = ", ".join(str(allocator.device) for allocator in allocators.values())
     raise DeviceUnavailableError(
         f"no bfc allocator for device {device}, which is the current one: there is one for {known}."

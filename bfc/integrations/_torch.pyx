@@ -52,7 +52,7 @@ cdef extern from *:
         const char* what() const noexcept override { return text; }
     };
 
-    /* NULL is cudaMalloc failing, to PyTorch; and a free is its cudaFree, which waits for the device. */
+    /* To PyTorch, NULL means that cudaMalloc failed, and a free stands for cudaFree, which waits for the device. */
     void* pool_alloc(int number, size_t size, void* stream) noexcept {
         void* ptr = nullptr;
         void* allocator = bfc_pool(number);
@@ -65,7 +65,7 @@ cdef extern from *:
     }
     }
 
-    /* Instead of PyTorch's allocator: it does not look at the result, so a failure must be thrown. */
+    /* Instead of PyTorch's allocator. PyTorch does not look at the result, so a failure must be thrown. */
     BFC_EXPORT void* bfc_torch_alloc(size_t size, int device, void* stream) {
         void* ptr = nullptr;
         void* allocator = bfc_device(device);
@@ -77,7 +77,7 @@ cdef extern from *:
         if (allocator) bfc_free(allocator, ptr, stream, false);
     }
 
-    /* Under PyTorch's allocator, as a MemPool. A function has no place for the pool that it is called for, so each
+    /* Under PyTorch's allocator, as a MemPool. No argument tells a function which pool it is called for, so each
      * allocator that serves a pool has a pair of its own. */
     #define BFC_PAIR(n) \
         BFC_EXPORT void* bfc_torch_pool_alloc_##n(size_t size, int, void* on) { return pool_alloc(n, size, on); } \

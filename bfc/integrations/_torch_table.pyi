@@ -35,7 +35,7 @@ class Table:
         """
 
     def note_ordered(self, device: int, stream: int) -> None:
-        """Note that a stream runs its work in order, so that a hit there needs no question to the device.
+        """Note that a stream runs its work in order, so that a hit there need not ask the device.
 
         Parameters
         ----------

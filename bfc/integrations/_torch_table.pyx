@@ -136,8 +136,8 @@ cdef class Table:
     cdef readonly int devices
     cdef atomic[void*] pools[DEVICES]   # borrowed from `kept`; NULL: not open yet
     cdef dict kept
-    cdef uint64_t forks_before          # it was made
-    cdef Shown[bint] survives_no_fork   # a pool that was opened has memory of a device
+    cdef uint64_t forks_before          # the value of `forks` when it was made
+    cdef Shown[bint] survives_no_fork   # an open pool has memory of a device, which a child cannot use
     cdef Shown[int64_t] invalid         # changed with the GIL
     cdef int64_t ordered[DEVICES][ORDERED]
     cdef atomic[int] ordered_count[DEVICES]
@@ -173,7 +173,7 @@ cdef class Table:
             raise
 
     def note_ordered(self, int device, int64_t stream):
-        """Note that a stream runs its work in order, so that a hit there needs no question to the device.
+        """Note that a stream runs its work in order, so that a hit there need not ask the device.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ cdef class Table:
         cdef int count = self.ordered_count[device].load()
         if count < ORDERED:
             self.ordered[device][count] = stream
-            self.ordered_count[device].store(count + 1)     # not before: others read it meanwhile
+            self.ordered_count[device].store(count + 1)     # last, since other threads read it meanwhile
 
     cdef cbool is_ordered(self, int device, int64_t stream) noexcept nogil:
         cdef int place
@@ -260,7 +260,7 @@ cdef bfc_result allocate(Table self, int device, size_t nbytes, int64_t stream, 
 
 
 cdef uint64_t on(Allocator pool, int64_t stream) noexcept nogil:
-    """The stream as a pool knows it: memory of the host has one of its own."""
+    """The stream as a pool knows it: for host memory, that is a stream of its own."""
     return HOST_STREAM if stream == 0 and pool.home_stream == HOST_STREAM else <uint64_t>stream
 
 
@@ -290,7 +290,7 @@ cdef bfc_result free(Table self, void* ptr) noexcept nogil:
 
 
 cdef bfc_result free_with_gil(Table self, uint64_t address) noexcept with gil:
-    """Keeps the exception that may be raised at the moment: tensors go while one is."""
+    """Preserves an exception that is being raised: tensors are freed while one propagates."""
     cdef PyObject* kind
     cdef PyObject* error
     cdef PyObject* trace
@@ -301,7 +301,7 @@ cdef bfc_result free_with_gil(Table self, uint64_t address) noexcept with gil:
 
 
 cdef bfc_result free_anywhere(Table self, uint64_t address) noexcept:
-    """Frees what other streams have used, or what something else is to be told of."""
+    """Frees what other streams have used, or what needs more than the pool to be freed."""
     cdef Allocator pool
     cdef cbool one_is_closed = False
     cdef int device
@@ -348,7 +348,7 @@ cdef cbool free_for_good(Allocator pool, uint64_t address) noexcept:
 
 
 cdef void report(error) noexcept:
-    """Reports an error that has no caller. A Ctrl-C is raised again where Python goes on."""
+    """Reports an error that has no caller. A Ctrl-C is raised again as soon as Python code runs."""
     if isinstance(error, KeyboardInterrupt):
         PyErr_SetInterrupt()
     else:
@@ -356,7 +356,7 @@ cdef void report(error) noexcept:
 
 
 cdef void check_books_of(Allocator pool) noexcept with gil:
-    """What a debug build does behind each change."""
+    """What a debug build does after each change."""
     try:
         if not is_finalizing() and pool.pool.check_is_due():
             pool.check_books()
@@ -484,7 +484,7 @@ cdef void release(Table self) noexcept with gil:
 
 
 cdef void drop(object capsule) noexcept:
-    """The capsule is gone."""
+    """Called when the capsule is destroyed."""
     cdef bfc_allocator* functions = <bfc_allocator*>PyCapsule_GetPointer(capsule, BFC_ALLOCATOR_CAPSULE)
     Py_DECREF(<Table>functions.self)
 
@@ -522,7 +522,8 @@ cdef bfc_result refuse(const char* text, char* why, size_t room) noexcept nogil:
 
 
 cdef bfc_result explain(error, char* why, size_t room) noexcept:
-    """Writes an error down for C, whose caller raises one of its own. A Ctrl-C is raised again where Python goes on."""
+    """Writes an error down for C, whose caller raises one of its own. A Ctrl-C is raised again as soon as Python code
+    runs."""
     cdef bytes text
     cdef bfc_result result = BFC_FAILED
     cdef bint interrupted = isinstance(error, KeyboardInterrupt)

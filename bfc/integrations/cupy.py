@@ -53,15 +53,15 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
     Returns
     -------
     callable
-        It takes bytes and returns a `MemoryPointer`, and raises what `Allocator.allocate` does, or
-        DeviceUnavailableError if the device has no allocator.
+        It takes a number of bytes and returns a `MemoryPointer`, and raises what
+        `Allocator.allocate` does, or DeviceUnavailableError if the device has no allocator.
 
     Notes
     -----
     The memory is for CuPy's current stream, on its current device. It is freed when the last array
-    on it is collected, and reused after what that stream has queued then. If another stream uses
-    it, call `allocator.record_stream(array.data.ptr, stream)`. The stream object is kept until
-    then; the owner of an `ExternalStream` must keep it.
+    on it is collected, and reused after the work that is queued on that stream then. If another
+    stream uses it, call `allocator.record_stream(array.data.ptr, stream)`. The stream object is
+    kept until the memory is reused; the owner of an `ExternalStream` must keep the stream itself.
 
     Cost: as `allocate`, and two small objects of CuPy. Source: `cupy.cuda.memory`.
     """
@@ -303,7 +303,7 @@ class MemoryPool:
 
 
 def _set_limit(pool: CachingAllocator, size: int) -> None:
-    """A limit in bytes, for what takes a fraction of the device and truncates the product."""
+    """Sets a limit in bytes by a fraction of the device: the pool truncates the product."""
     pool.set_memory_fraction(1.0)
     total = pool.memory_limit
     if 0 < size < total:

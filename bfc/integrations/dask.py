@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 register()
 
 INSTALL = "'dask[distributed]' bokeh"
-#: `use` and the names of libraries, which stand above this file.
+#: `use` and the names of libraries, which are defined in the package above this file.
 integrations = importlib.import_module("bfc.integrations")
 NAME = "bfc"
-#: Libraries that take memory from a pool in the threads that ask for it, and what asks.
+#: Libraries that take memory from a pool only in threads that ask for it, and what asks.
 OF_A_THREAD = {"cuda_core": "install_in_thread", "torch": "install"}
-#: What workers report beside: the dashboard has had a page for these since 2022.
+#: What workers report besides: the dashboard has had a page for figures of this name since 2022.
 RMM = "rmm"
 
 
@@ -165,7 +165,7 @@ class Pools(WorkerPlugin):  # type: ignore[misc]
         self.pools[str(pool.device)] = pool
 
     def _report(self, worker: Worker, undo: ExitStack) -> None:
-        """Lets heartbeats bring the figures. The event loop calls these, often."""
+        """Makes heartbeats carry the figures. The event loop calls these functions, often."""
         known: dict[str, dict[str, Any]] = {}
 
         def read(worker: Worker) -> dict[str, dict[str, Any]]:
@@ -311,8 +311,8 @@ def dask_setup(server: Scheduler) -> None:
 
 
 class _Served:
-    """Stands for `submit` of an executor, for good. Each thread enters what is to be served before
-    its next piece of work, and leaves what it served before."""
+    """Replaces `submit` of an executor, for good. Before its next piece of work, each thread leaves
+    what it served before and enters what is to be served."""
 
     def __init__(self, submit: Callable[..., Any]) -> None:
         self.submit = submit
@@ -351,7 +351,7 @@ def _serve_threads(
 
     for executor in worker.executors.values():
         if "ThreadPoolExecutor" not in type(executor).__name__:
-            continue  # of processes, which have no pool
+            continue  # an executor of processes, which have no pool
         if not isinstance(executor.submit, _Served):
             executor.submit = _Served(executor.submit)
         executor.submit.enter = enter

@@ -161,7 +161,7 @@ class Collector:
         yield from families.values()
 
     def _open_pools(self) -> list[tuple[str, Allocator]]:
-        """Those that are open; all others are forgotten."""
+        """The pools that are open, by name; all others are forgotten."""
         with self._lock:
             found = [(name, known()) for name, known in self._pools.items()]
             shown = [(name, pool) for name, pool in found if pool is not None and not pool.closed]

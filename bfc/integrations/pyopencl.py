@@ -42,8 +42,8 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
     Returns
     -------
     callable
-        It takes bytes and returns a `pyopencl.Buffer`, with SVM a `pyopencl.SVM`, and None for 0
-        bytes. It raises what `Allocator.allocate` does.
+        It takes a number of bytes and returns a `pyopencl.Buffer`, with SVM a `pyopencl.SVM`, and
+        None for 0 bytes. It raises what `Allocator.allocate` does.
 
     Raises
     ------
@@ -59,8 +59,9 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
     Notes
     -----
     The block is freed when the last array on it is collected, or by `array.base_data.release()`. If
-    the queue runs its work in any order, or is not the pool's own, the memory comes back behind a
-    marker. Other queues need `pool.record_stream(array.base_data.block, queue)`.
+    the queue runs its work in any order, or is not the pool's own, the memory is reused only after
+    a marker that the free puts into that queue. Other queues need
+    `pool.record_stream(array.base_data.block, queue)`.
 
     Cost of an array's memory: `python -m bench.opencl`.
     """
@@ -93,9 +94,9 @@ def mem(buffer: Buffer) -> Any:
     Returns
     -------
     pyopencl.Buffer, pyopencl.SVM or None
-        A new one of its bytes; None for 0 bytes. It keeps the buffer from being collected, but not
-        from `buffer.free()`: after that others may get the same memory, and whatever is queued with
-        this object writes into theirs.
+        A new object for its bytes; None for 0 bytes. It keeps the buffer from being collected, but
+        not from `buffer.free()`: after that others may get the same memory, and whatever is queued
+        with this object writes into theirs.
 
     Raises
     ------

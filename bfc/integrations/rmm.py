@@ -75,8 +75,8 @@ def log_csv(allocator: Allocator, path: str | os.PathLike[str]) -> None:
     Notes
     -----
     The columns are RMM's: Thread (always 0), Time (of the day, in UTC), Action, Pointer, Size and
-    Stream. A seventh, Owner, names what `bfc.owner` did, and RMM's tools pass over it. A free is at
-    the time when it was completed. `Trace.from_rmm_log` reads the file.
+    Stream. A seventh, Owner, has the name that `bfc.owner` gave, and RMM's tools pass over it. A
+    free has the time at which it was completed. `Trace.from_rmm_log` reads the file.
 
     Examples
     --------
@@ -163,7 +163,7 @@ class RMMSubAllocator(CUDASubAllocator):
 
     def __init__(self, mr: Any, device: SupportsIndex = 0) -> None:
         super().__init__(device)
-        self.native = None  # the driver's calls would pass RMM by
+        self.native = None  # direct calls of the driver would bypass RMM
         self._mr = mr
         self._blocks: dict[int, tuple[int, int, int]] = {}  # address -> RMM's, its bytes, ours
         self._cuda = client("cuda.bindings.driver", "cuda-bindings")
@@ -185,7 +185,7 @@ class RMMSubAllocator(CUDASubAllocator):
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """RMM takes the current device for its own."""
+        """Makes the device current, since RMM uses the current device."""
         (failed,) = self._cuda.cuCtxPushCurrent(self._context)
         if failed:
             raise SubAllocatorError(f"{self!r}: {failed.name}")

@@ -1,4 +1,4 @@
-"""The caching host allocator: PyTorch's policy for pinned memory (PyTorch's behaviour, 4). Rules of this room:
+"""The caching host allocator: PyTorch's policy for pinned memory (PyTorch's behaviour, 4). Rules of this module:
 
 - a change of the bookkeeping runs no Python and calls no driver, so that the GIL alone makes it atomic: no other
   thread, garbage collection or finaliser can run in the middle of it;
@@ -38,7 +38,7 @@ from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
 
 cdef enum:
-    PIECE = 4096                # of the reserve
+    PIECE = 4096                # pieces of the reserve are multiples of this
 
 #: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
 _open = {}
@@ -81,7 +81,7 @@ def _source_of(sub_allocator):
     return sub_allocator, ""
 
 
-# The garbage collector must not clear the reference to the source before the blocks have gone back to it.
+# The garbage collector must not clear the reference to the source before the blocks have been given back to it.
 @cython.no_gc_clear
 cdef class PinnedAllocator(PinnedBooks):
     """PyTorch's caching allocator for pinned host memory, which a device can copy asynchronously.
@@ -269,7 +269,7 @@ cdef class PinnedAllocator(PinnedBooks):
         cdef object ptr
         try:
             ptr = self.blocks[handle].ptr
-        except MemoryError:     # nobody has used the block, or can
+        except MemoryError:     # nobody has used the block, nor can anybody
             self.blocks[handle].allocation_id = 0
             self.retire(handle)
             raise
@@ -368,8 +368,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return <uint64_t>1 << bucket_of(nbytes)
 
     cdef uint32_t take_after_miss(self, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
-        """Asks the source. If it has no room, gives back first what is cached, and then what streams were still using,
-        and asks again; upstream gives up at once."""
+        """Asks the source for a block. If it has no room, first gives back what is cached and asks again, then waits
+        for the streams that use freed blocks, and does the same with those; upstream gives up at once."""
         cdef int attempt
         cdef uint32_t handle
         cdef Range block
@@ -417,7 +417,7 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
         """Cuts the next piece from the reserve, which is taken from the source at the first allocation. Returns whether
-        as much was left."""
+        enough was left."""
         if self.reserve.nbytes == 0:
             self.take_reserve(size)
         if size > self.reserve.nbytes - self.reserve_used:
@@ -547,8 +547,8 @@ cdef class PinnedAllocator(PinnedBooks):
     # -- events -------------------------------------------------------------------------------------------------------
 
     cdef int poll(self) except -1:
-        """Caches what its streams have finished with, up to the first that has not. If another thread is at it, does
-        nothing."""
+        """Caches the blocks at the head of the queue that their streams have finished with. Does nothing if another
+        thread is doing it."""
         cdef uint32_t handle
         if not self.events.take_turn():
             return 0
@@ -562,13 +562,14 @@ cdef class PinnedAllocator(PinnedBooks):
         return 0
 
     cdef void passed(self, uint32_t handle) noexcept:
-        """A block waits for one fence less."""
+        """Notes that a block waits for one fence less."""
         self.blocks[handle].fences -= 1
         if self.blocks[handle].fences == 0:
             self.retire(handle)
 
     cdef object wait_for_queue(self):
-        """Waits for all that is queued. Returns what a fence raised first, or None; `poll` asks that one once more."""
+        """Waits for all that is queued. Returns the first error that a fence raised, or None; `poll` queries that fence
+        again."""
         fault = self.events.wait_for_queue()
         self.poll()
         return fault
@@ -795,7 +796,7 @@ cdef class PinnedAllocator(PinnedBooks):
         if self.exports == 0 and not self.is_closed:
             self.try_again()
             fault = self.wait_for_queue()
-            fault_elsewhere = self.events.wait_elsewhere()     # also after a fault: what it waits for uses live blocks
+            fault_elsewhere = self.events.wait_elsewhere()     # also after a fault: these streams use live blocks
             fault = fault or fault_elsewhere
         if self.exports:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
@@ -814,7 +815,7 @@ cdef class PinnedAllocator(PinnedBooks):
         self.source.offer_rejected_again()
         self.source.give_back(idle=False)
         if fault is not None:
-            raise fault     # a device that fails gets its memory back all the same
+            raise fault     # even if the device fails, its memory is given back
 
     def __enter__(self):
         return self
@@ -826,13 +827,13 @@ cdef class PinnedAllocator(PinnedBooks):
         if exiting or self.sub_allocator is None or self.has_nothing():
             return
         if self.exports:
-            self.is_abandoned = True    # a view in the same garbage: the last of them closes
+            self.is_abandoned = True    # a view is garbage, too: the last one to go closes the allocator
             return
         try:
             self.close()
         finally:
             if not self.has_nothing():
-                self.close()    # the host may have had no memory, and have some now
+                self.close()    # it may have failed because the host had no memory
 
     cdef bint has_nothing(self) noexcept:
         return self.is_closed and self.source.has_nothing()
@@ -849,7 +850,8 @@ cdef class PinnedAllocator(PinnedBooks):
         return live
 
     cdef void last_view_gone(self) noexcept:
-        """Closes an allocator that was collected while there were views of its memory, and left that to the last."""
+        """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
+        that."""
         if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
@@ -875,7 +877,7 @@ cdef class PinnedAllocator(PinnedBooks):
             self.free_from_finaliser(handle, allocation_id)
 
     cdef void free_from_finaliser(self, uint32_t handle, int64_t allocation_id) noexcept:
-        """If the device fails, that is reported, and empty_cache() tries again."""
+        """Frees a block for a finaliser. If the device fails, that is reported, and empty_cache() tries again."""
         try:
             self.free_block(handle, allocation_id)
         except BaseException as error:

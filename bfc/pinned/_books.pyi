@@ -126,7 +126,7 @@ class PinnedBooks(Owner):
         """
 
     def reset_peak_stats(self) -> None:
-        """Restart the peaks from what is current, and the longest and shortest times from nothing."""
+        """Restart the peaks from the current values, and forget the longest and shortest times."""
 
     def reset_accumulated_stats(self) -> None:
         """Restart the counts of what was allocated and freed, and the sums of times, from 0."""

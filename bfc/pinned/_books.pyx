@@ -183,8 +183,8 @@ cdef class PinnedBooks(Owner):
         return True
 
     cdef void drop_cached(self) noexcept nogil:
-        """Drops all cached blocks, in reverse, since the source gets the last one back first: as in upstream by bucket,
-        and within a bucket the block that was freed first comes first."""
+        """Drops all cached blocks. The source gets the last one back first, so they are dropped in reverse of
+        upstream's order: by bucket, and within a bucket the block that was freed first comes first."""
         cdef int bucket
         for bucket in range(BUCKETS - 1, -1, -1):
             while self.stacks[bucket] != NO_BLOCK:
@@ -258,7 +258,7 @@ cdef class PinnedBooks(Owner):
         return None
 
     def reset_peak_stats(self):
-        """Restart the peaks from what is current, and the longest and shortest times from nothing."""
+        """Restart the peaks from the current values, and forget the longest and shortest times."""
         self.allocations.peak = self.allocations.current
         self.allocated_bytes.peak = self.allocated_bytes.current
         self.active_requests.peak = self.active_requests.current

@@ -20,9 +20,9 @@ cdef class Events:
     cdef dict users                 # allocation id -> {(source, stream): what the user passed, kept alive}
     cdef dict marked                # allocation id -> [(stream, fence)], asked for before the free
     cdef object queue               # deque of Waiting, the oldest first
-    cdef object stuck               # deque of Waiting: what a fence failed for
-    cdef unsigned long asked_by     # the thread that asks the queue's fences; 0: nobody
-    cdef uint64_t era_seen          # when that was last looked at
+    cdef object stuck               # deque of Waiting: entries whose fence failed
+    cdef unsigned long asked_by     # the thread that is querying the queue's fences; 0: none
+    cdef uint64_t era_seen          # the era at which that was last checked
 
     cdef object source_of(self, stream)
     cdef object number_of(self, stream, source)

@@ -1,6 +1,6 @@
 """Events: which streams use pinned memory, and the one queue that freed blocks wait in (PyTorch's behaviour, 4.3).
 
-A fence is asked for, and asked, between two changes of the bookkeeping: it may call back, and other threads may free
+Fences are created and queried between two changes of the bookkeeping: they may call back, and other threads may free
 meanwhile.
 """
 
@@ -22,7 +22,7 @@ from bfc.streams import stream_handle
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
-#: What an error is reported for that does not belong to the caller.
+#: What errors that do not belong to the caller are reported for.
 PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
 _POLL_SECONDS = 0.001
@@ -44,31 +44,33 @@ cdef class Events:
         self.users = {}
         self.marked = {}
         self.queue = deque()
-        self.stuck = deque()    # whose items leave it without a call for memory
+        self.stuck = deque()    # removing an item needs no memory
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
     cdef object source_of(self, stream):
-        """The sub-allocator of a stream for which none was named: another one for a queue of OpenCL than for CUDA."""
+        """The sub-allocator for a stream for which the caller named none: an OpenCL queue has another one than a CUDA
+        stream."""
         cl = sys.modules.get("pyopencl")
         if cl is not None and isinstance(stream, getattr(cl, "CommandQueue", ())):
             return _queues.pinned_side()
         return self.source
 
     cdef object number_of(self, stream, source):
-        """A stream's handle, 0 for None. Of several handles of the default stream it is always the same one."""
+        """A stream's handle; 0 for None. The default stream has several handles; always returns the same one of them.
+        """
         number = 0 if stream is None else stream_handle(stream)
         return 0 if number and number == source.default_stream_alias else number
 
     # -- who uses memory ----------------------------------------------------------------------------------------------
 
     cdef int uses(self, int64_t allocation_id, source, number, passed) except -1:
-        """Notes that a stream uses an allocation. What the user passed for it lives as long."""
+        """Notes that a stream uses an allocation, and keeps what the user passed for the stream alive meanwhile."""
         self.users.setdefault(allocation_id, {})[source, number] = passed
         return 0
 
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
-        """Marks a stream now that has let go of the memory: it may be destroyed before the memory's free."""
+        """Marks a stream that has let go of the memory now: it may be destroyed before the memory is freed."""
         if self.source.asynchronous:
             fence = self.source.fence(stream) or _OVER
             self.marked.setdefault(allocation_id, []).append((stream, fence))
@@ -81,7 +83,7 @@ cdef class Events:
         return 0
 
     cdef int clear(self) except -1:
-        """Nothing has memory to come back to: the allocator has closed."""
+        """Forgets everything: the allocator has closed."""
         self.users.clear()
         self.marked.clear()
         self.queue.clear()
@@ -91,8 +93,8 @@ cdef class Events:
     # -- the queue ----------------------------------------------------------------------------------------------------
 
     cdef list waiting_for(self, key, uint32_t handle):
-        """The entries of a block that is freed: the earlier marks, and one for each stream that may use the memory to
-        this moment. They are not in the queue yet."""
+        """The entries for a block that is freed: the earlier marks, and a new one for each stream that may have used
+        the memory up to now. They are not in the queue yet."""
         cdef list entries = []
         fences = list(self.marked.get(key, ()))
         for source, stream in list(self.users.get(key, ())):
@@ -114,8 +116,8 @@ cdef class Events:
         return 0
 
     cdef bint take_turn(self) noexcept:
-        """Whether this thread may ask the queue's fences now: one thread at a time does so, until it sets `asked_by` to
-        0; the others do not wait for it."""
+        """Whether this thread may query the queue's fences now: one thread at a time does so, until it sets `asked_by`
+        to 0; the others do not wait for it."""
         if self.is_asked():
             return False
         self.asked_by = PyThread_get_thread_ident()
@@ -126,7 +128,7 @@ cdef class Events:
         NO_BLOCK otherwise.
 
         If a fence fails, the error is reported like that of a finaliser, as it does not belong to the caller. Its block
-        stays in use until empty_cache() or close() asks again.
+        stays in use until empty_cache() or close() queries the fence again.
         """
         cdef Waiting oldest
         while self.queue:
@@ -148,7 +150,7 @@ cdef class Events:
         return NO_BLOCK
 
     cdef bint is_asked(self) noexcept:
-        """Whether a thread is asking the queue's fences. After a fork only the surviving thread can be."""
+        """Whether a thread is querying the queue's fences. After a fork only the surviving thread can be."""
         if self.era_seen != era():
             self.era_seen = era()
             if self.asked_by != survivor():
@@ -162,8 +164,8 @@ cdef class Events:
         return 0
 
     cdef object wait_for_queue(self):
-        """Waits for all that is queued. Returns what a fence raised first, or None; `next_done` asks that one once
-        more."""
+        """Waits for all that is queued. Returns the first error that a fence raised, or None; `next_done` queries that
+        fence again."""
         cdef Waiting entry
         if self.is_asked() and self.asked_by == PyThread_get_thread_ident():
             return None         # inside one of its own fences
@@ -178,8 +180,8 @@ cdef class Events:
         return fault
 
     cdef object wait_elsewhere(self):
-        """Waits for the streams that use live blocks and that the source, which waits for its own device where it
-        frees, does not know. Returns what one raised first, or None."""
+        """Waits for streams of other devices that use live blocks: the source waits only for its own device when it
+        frees. Returns the first error that one raised, or None."""
         fault = None
         for used_on in list(self.users.values()):
             for source, stream in list(used_on):

@@ -22,7 +22,7 @@ cdef class Source:
     cdef vector[Range] leaving      # blocks that are being given back
     cdef vector[Range] unreturned   # what the sub-allocator did not take back
     cdef size_t taken               # blocks that it gave or is asked for: both lists have room for that many
-    cdef list rejected              # (address, bytes) against the contract that it did not take back
+    cdef list rejected              # (address, bytes) of blocks that break the contract and were not taken back
     cdef Timer alloc_time, free_time
 
     cdef bint ask(self, uint64_t size, threads, Range* block) except -1

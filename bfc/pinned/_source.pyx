@@ -1,5 +1,5 @@
-"""A sub-allocator that gives blocks to a `PinnedAllocator`, and takes them back: what is on its way there, what it did
-not take, and how long its calls take."""
+"""A sub-allocator that gives blocks to a `PinnedAllocator`, and takes them back: which blocks are on their way there,
+which it did not take back, and how long its calls take."""
 
 import time
 
@@ -24,14 +24,14 @@ cdef void count_since(Timer* timer, object start) noexcept:
     try:
         microseconds = (time.perf_counter_ns() - start) // 1000
     except MemoryError:
-        return          # the time is not worth an error
+        return          # the host has no memory for the time: that is not worth an error
     timer.total += microseconds
     timer.count += 1
     timer.longest = max(timer.longest, microseconds)
     timer.shortest = min(timer.shortest, microseconds) if timer.shortest else microseconds
 
 
-# The collector must not take the sub-allocator away before the blocks have gone back to it.
+# The garbage collector must not clear the reference to the sub-allocator before the blocks have gone back to it.
 @cython.final
 @cython.no_gc_clear
 cdef class Source:
@@ -113,7 +113,7 @@ cdef class Source:
         return 0
 
     cdef void offer_unreturned_again(self) noexcept nogil:
-        """What the sub-allocator did not take is on its way once more."""
+        """Lists what the sub-allocator did not take back, to be given back once more."""
         while self.unreturned.size() and try_push_back[Range](self.leaving, self.unreturned.back()):
             self.unreturned.pop_back()
 

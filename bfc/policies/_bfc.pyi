@@ -40,8 +40,9 @@ class BFCAllocator(PagedAllocator):
         `mapping_granularity`. None is the power of two at or above an 8192nd of the limit, from 2 to
         32 MiB. Small pages waste less, and large ones take fewer driver calls.
     headroom : float, optional
-        With `virtual_memory`, how much more memory than was ever in use may be taken, as a fraction of
-        that, where it saves stitching: 0.05 for a program whose sizes do not repeat.
+        With `virtual_memory`, by how much the memory taken may exceed the most that was ever in
+        use, as a fraction of that, where it saves stitching: 0.05 for a program whose sizes do not
+        repeat.
 
     Attributes
     ----------
@@ -145,8 +146,8 @@ class BFCAllocator(PagedAllocator):
         Parameters
         ----------
         count : int or callable
-            A count of the timing counter, or a callable that returns one. Lower than before has no
-            effect.
+            A count of the timing counter, or a callable that returns one. A count lower than the
+            last one has no effect.
 
         Raises
         ------

@@ -71,8 +71,9 @@ cdef class BFCAllocator(PagedAllocator):
         `mapping_granularity`. None is the power of two at or above an 8192nd of the limit, from 2 to
         32 MiB. Small pages waste less, and large ones take fewer driver calls.
     headroom : float, optional
-        With `virtual_memory`, how much more memory than was ever in use may be taken, as a fraction of
-        that, where it saves stitching: 0.05 for a program whose sizes do not repeat.
+        With `virtual_memory`, by how much the memory taken may exceed the most that was ever in
+        use, as a fraction of that, where it saves stitching: 0.05 for a program whose sizes do not
+        repeat.
 
     Attributes
     ----------
@@ -192,8 +193,8 @@ cdef class BFCAllocator(PagedAllocator):
         Parameters
         ----------
         count : int or callable
-            A count of the timing counter, or a callable that returns one. Lower than before has no
-            effect.
+            A count of the timing counter, or a callable that returns one. A count lower than the
+            last one has no effect.
 
         Raises
         ------
@@ -270,7 +271,8 @@ cdef class BFCAllocator(PagedAllocator):
         return 0
 
     cdef int place_in_pages_after_miss(self, Request* request, Placement* placed) except -1 nogil:
-        """Tries again where free regions were given back, and one that takes a region also where pages were."""
+        """Tries again after free regions were given back. A request that must take a region tries again after free
+        pages were given back, too."""
         cdef uint64_t nbytes
         if not request.contiguous and not request.asking.without_gil:
             self.map_for(request, placed)
@@ -348,7 +350,7 @@ cdef class BFCAllocator(PagedAllocator):
 
     cdef int release_for(self, Request* request) except -1 nogil:
         """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (TensorFlow's
-        behaviour, 2.7). Pages need less room than that: those that are free are part of it."""
+        behaviour, 2.7). With pages it does so in any case, since free pages serve a part of the request."""
         cdef vector[Region] regions
         cdef uint64_t total, kept
         self.acquire()

@@ -1,4 +1,4 @@
-"""PyTorch's policy over the shared engine."""
+"""PyTorch's policy over the common allocator."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool

@@ -29,8 +29,8 @@ class CachingAllocator(PagedAllocator):
     retry_seconds : float, optional
         How long a request that does not fit waits for other threads to free memory.
     max_split_size_mb : int, optional
-        Like the rest of these six, PyTorch's setting of that name, as a value. It takes precedence
-        over the text.
+        PyTorch's setting of that name, as a value. It takes precedence over the text of `settings`,
+        and so do the five parameters below.
     max_non_split_rounding_mb : int, optional
         PyTorch's setting.
     garbage_collection_threshold : float, optional
@@ -50,8 +50,8 @@ class CachingAllocator(PagedAllocator):
         unless `strict`.
     release_only_what_is_needed : bool, optional
         The last retry gives back as much cached memory as the request needs, and everything only if
-        that does not help. It saves driver calls, but the rest of the cache may be fragmented, and a
-        later request refused for it. Off by default.
+        that does not help. It saves driver calls, but the rest of the cache may be fragmented, and
+        a later request may be refused because of that. Off by default.
     stitch : bool, optional
         Map memory page by page instead of taking segments, and stitch free pages that lie apart where
         no free block is large enough. Sizes are rounded, streams and private pools kept apart, and
@@ -259,7 +259,7 @@ class CachingAllocator(PagedAllocator):
             - `"reservations"` and `"reserved_address_bytes"`: the ranges of addresses.
             - `"pages"` and `"page_bytes"`: the memory for them, 2 MiB or `large_segment_size_mb` a page.
               `"lost_bytes"` are part of it.
-            - `"lost_slots"`: pages that the sub-allocator failed to unmap. Nobody is given them.
+            - `"lost_slots"`: pages that the sub-allocator failed to unmap. They are not handed out.
               `release_free_regions` and `close` try again.
             - `"lost_bytes"`: the memory of those, and of pages that it unmapped and failed to release.
 
@@ -467,13 +467,13 @@ class CachingAllocator(PagedAllocator):
         """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
 
     def _pool_use_count(self, pool: tuple[int, int]) -> int:
-        """How many references a pool has; 0 of one that is not known."""
+        """How many references a pool has; 0 if it is not known."""
 
     def _set_use_on_oom(self, pool: tuple[int, int], use: bool = True) -> None:
-        """Whether a pool serves requests that would be refused."""
+        """Sets whether a pool serves requests that would be refused."""
 
     def _set_no_split(self, pool: tuple[int, int], no_split: bool = True) -> None:
-        """Whether a pool's chunks are handed out whole."""
+        """Sets whether a pool's chunks are handed out whole."""
 
     def _empty_pool(self, pool: tuple[int, int], or_later: bool = False) -> int:
         """Gives back what a released pool caches, after waiting for the streams that use its memory. Does nothing if

@@ -83,8 +83,8 @@ cdef class CachingAllocator(PagedAllocator):
     retry_seconds : float, optional
         How long a request that does not fit waits for other threads to free memory.
     max_split_size_mb : int, optional
-        Like the rest of these six, PyTorch's setting of that name, as a value. It takes precedence
-        over the text.
+        PyTorch's setting of that name, as a value. It takes precedence over the text of `settings`,
+        and so do the five parameters below.
     max_non_split_rounding_mb : int, optional
         PyTorch's setting.
     garbage_collection_threshold : float, optional
@@ -104,8 +104,8 @@ cdef class CachingAllocator(PagedAllocator):
         unless `strict`.
     release_only_what_is_needed : bool, optional
         The last retry gives back as much cached memory as the request needs, and everything only if
-        that does not help. It saves driver calls, but the rest of the cache may be fragmented, and a
-        later request refused for it. Off by default.
+        that does not help. It saves driver calls, but the rest of the cache may be fragmented, and
+        a later request may be refused because of that. Off by default.
     stitch : bool, optional
         Map memory page by page instead of taking segments, and stitch free pages that lie apart where
         no free block is large enough. Sizes are rounded, streams and private pools kept apart, and
@@ -339,7 +339,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.limit = limit
         if self.stitches:
             self.stitching.limit = limit
-        self.frees.add(1)         # who waits for memory looks again
+        self.frees.add(1)         # so that threads that wait for memory look again
         self.resolve_collection()
         self.answer_all()
         self.lock.release()
@@ -359,7 +359,7 @@ cdef class CachingAllocator(PagedAllocator):
         return self.applied
 
     cdef void answer_lane(self, uint32_t lane) noexcept nogil:
-        """Answers for a lane's sets of bins, and for those of its ranges."""
+        """Calls `answer` for a lane's sets of bins, and for those of its ranges."""
         cdef uint32_t i
         for i in range(lane, lane + 2):
             self.answer(i, self.expands)
@@ -367,7 +367,7 @@ cdef class CachingAllocator(PagedAllocator):
                 self.answer(self.pool.bin_sets[i].ranges, self.expands)
 
     cdef void answer(self, uint32_t bin_set, cbool expands) noexcept nogil:
-        """What the policy says about a set of bins, as data."""
+        """Writes down what the policy decides for a set of bins, as data for the pool."""
         cdef BinSet* answers = &self.pool.bin_sets[bin_set]
         cdef PoolId pool = pool_of(&answers.lane)
         if self.stitches and answers.lane.thread != IN_RANGES:
@@ -394,7 +394,7 @@ cdef class CachingAllocator(PagedAllocator):
         for i in range(<uint32_t>self.pool.bin_sets.size()):
             self.answer(i, self.expands)
 
-    # -- what the policy answers --------------------------------------------------------------------------------------
+    # -- what this policy overrides -----------------------------------------------------------------------------------
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream, 0)
@@ -409,7 +409,7 @@ cdef class CachingAllocator(PagedAllocator):
         request.refused = nbytes >= TOO_LARGE
         if not request.refused:
             request.rounded = self.pool.sizes.round(nbytes)
-        request.has_waited = True   # the retry waits, in its turn
+        request.has_waited = True   # the retry waits for other streams, when its turn comes
 
     @cython.final
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
@@ -441,7 +441,7 @@ cdef class CachingAllocator(PagedAllocator):
         return self.find(request)
 
     cdef int check_tag(self, Request* request) except -1:
-        """Also refuses what a private pool is to serve as well."""
+        """Also refuses a request that a private pool is to serve as well."""
         self.refuse_if_asleep(request.tag)
         self.acquire()
         self.set_lane(&request.lane, request.stream)
@@ -553,7 +553,8 @@ cdef class CachingAllocator(PagedAllocator):
         return self.map_for(request, placed)
 
     cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil:
-        """Maps memory for a request; its segment is set aside from the limit meanwhile (PyTorch's behaviour, 11.5)."""
+        """Maps memory for a request; the bytes of its segment are set aside from the limit meanwhile (PyTorch's
+        behaviour, 11.5)."""
         cdef uint64_t changes
         cdef Growing growing
         try:
@@ -598,7 +599,8 @@ cdef class CachingAllocator(PagedAllocator):
         return 0
 
     cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1:
-        """Serves the request if the chunk is large enough by now. Whether it was, or the host has no memory."""
+        """Serves the request if the chunk is large enough by now. Returns True if it was, and also if the host has no
+        memory."""
         cdef ChunkHandle handle
         self.acquire()
         cdef bint closed = self.is_closed
@@ -638,8 +640,9 @@ cdef class CachingAllocator(PagedAllocator):
         self.lock.release()
 
     cdef cbool is_gated(self) noexcept nogil:
-        """In 2.11 no events are looked at while any scope is open, on any thread or stream (PyTorch's behaviour, 0.3).
-        Without `strict` they are, if a request would be refused or a user asks for memory to be given back."""
+        """Whether any scope is open, on any thread or stream. PyTorch 2.11 then polls no events (PyTorch's behaviour,
+        0.3). Without `strict` they are polled if a request would be refused or a user asks for memory to be given back.
+        """
         return self.private_pools.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
@@ -658,8 +661,8 @@ cdef class CachingAllocator(PagedAllocator):
         return self.release(request, regions) if collects else 0
 
     cdef int release_oversize(self, Request* request) except -1 nogil:
-        """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Whether
-        enough went."""
+        """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Returns
+        whether enough went back."""
         cdef vector[Region] regions
         cdef cbool enough, limited
         self.acquire()
@@ -948,7 +951,7 @@ cdef class CachingAllocator(PagedAllocator):
             - `"reservations"` and `"reserved_address_bytes"`: the ranges of addresses.
             - `"pages"` and `"page_bytes"`: the memory for them, 2 MiB or `large_segment_size_mb` a page.
               `"lost_bytes"` are part of it.
-            - `"lost_slots"`: pages that the sub-allocator failed to unmap. Nobody is given them.
+            - `"lost_slots"`: pages that the sub-allocator failed to unmap. They are not handed out.
               `release_free_regions` and `close` try again.
             - `"lost_bytes"`: the memory of those, and of pages that it unmapped and failed to release.
 
@@ -1212,15 +1215,15 @@ cdef class CachingAllocator(PagedAllocator):
         self.pool_uses.release_reference(id_of(pool))
 
     def _pool_use_count(self, pool):
-        """How many references a pool has; 0 of one that is not known."""
+        """How many references a pool has; 0 if it is not known."""
         return self.pool_uses.count_references(id_of(pool))
 
     def _set_use_on_oom(self, pool, use=True):
-        """Whether a pool serves requests that would be refused."""
+        """Sets whether a pool serves requests that would be refused."""
         self.pool_uses.set_among(&self.private_pools.lenders, id_of(pool), use)
 
     def _set_no_split(self, pool, no_split=True):
-        """Whether a pool's chunks are handed out whole."""
+        """Sets whether a pool's chunks are handed out whole."""
         self.pool_uses.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
         self.acquire()
         self.answer_all()

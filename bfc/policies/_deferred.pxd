@@ -16,7 +16,7 @@ cdef class DeferredFree:
 
 @cython.final
 cdef class Deferred:
-    cdef object waiting             # deque of DeferredFree, whose items leave it without a call for memory
+    cdef object waiting             # deque of DeferredFree: removing an item needs no memory
     cdef object stuck               # of those, the ones that the device failed for
 
     cdef int put(self, ChunkHandle handle, allocation_id, Fences fences) except -1

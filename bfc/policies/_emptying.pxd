@@ -1,4 +1,4 @@
-"""What goes back where there are expandable segments: a part of `CachingAllocator`."""
+"""Gives back what is cached where there are expandable segments: a part of `CachingAllocator`."""
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t

@@ -1,5 +1,5 @@
-"""What goes back where an allocator has expandable segments: pool by pool, of each its regions and then what lies in
-ranges, as PyTorch does (PyTorch's behaviour, 2.13)."""
+"""How an allocator with expandable segments gives back what it caches: pool by pool, first the regions of each and then
+what lies in ranges, as PyTorch does (PyTorch's behaviour, 2.13)."""
 
 cimport cython
 from libc.stddef cimport size_t
@@ -31,9 +31,9 @@ cdef class Emptying:
         return 0
 
     cdef uint64_t empty_all(self, bint with_default, bint strict, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
-        """Gives back what is cached: `with_default` of the default pool too, and what the source failed with before.
-        Returns the bytes, and counts the regions and pieces that went in `changes`. While another thread maps or
-        unmaps, the ranges stay as they are."""
+        """Gives back what is cached, that of the default pool only if `with_default`, and also what the source failed
+        to take back before. Returns the bytes, and counts the regions and pieces that went in `changes`. While another
+        thread maps or unmaps, the ranges stay as they are."""
         cdef PrivatePool pool
         cdef size_t i = 0
         cdef uint64_t released

@@ -38,9 +38,9 @@ cdef class Range:
     cdef uint64_t stream
     cdef list pages                     # of Page or None, by slot
     cdef vector[ChunkHandle] holes      # its unmapped chunks, in address order
-    cdef bint is_known                  # to the pool: until the allocator closes
+    cdef bint is_known                  # whether the pool knows it: until the allocator closes
     cdef bint is_gone                   # its addresses are given back, or were never had
-    cdef bint must_wait                 # for its stream, before what is leaving is unmapped
+    cdef bint must_wait                 # whether to wait for its stream before what is leaving is unmapped
 
     cdef Page page_at(self, uint64_t ptr)
     cdef int expect_pages(self, uint64_t ptr, uint64_t nbytes) except -1

@@ -1,7 +1,7 @@
 """PyTorch's expandable segments: ranges of reserved addresses into which memory is mapped piece by piece.
 
-Only the thread between `enter` and `leave` maps and unmaps (_mapper.pyx). Numbers of behaviour are those of
-docs/behaviour/pytorch.md.
+Only the thread between `enter` and `leave` maps and unmaps (_mapper.pyx). Numbers after "PyTorch's behaviour" are
+sections of docs/behaviour/pytorch.md.
 """
 
 cimport cython
@@ -118,14 +118,14 @@ cdef class ExpandableSegments(Sleeper):
         return len(self.ranges) + (self.unreleased is not None)
 
     cdef void take_over(self) noexcept:
-        """What may have memory leaves."""
+        """Marks what may have memory as LEAVING."""
         cdef Range range
         cdef ChunkHandle handle
         cdef bint some
         cdef Py_ssize_t last = len(self.ranges) - 1
         self.take_over_naps()
         if last >= 0 and (<Range>self.ranges[last]).ptr == ~<uint64_t>0:
-            del self.ranges[last]       # the thread was asking for its addresses
+            del self.ranges[last]       # the thread stopped while it reserved its addresses
         for range in self.ranges:
             some = False
             acquire_lock(self.lock[0])
@@ -257,7 +257,7 @@ cdef class ExpandableSegments(Sleeper):
         range.pages = []
         range.holes.reserve(2)
         range.ptr = ~<uint64_t>0
-        self.ranges.append(range)       # room, before there are addresses
+        self.ranges.append(range)       # makes room in the list before there are addresses
         try:
             self.add_calls(1)
             range.ptr = call_reserve(sub_allocator, range.nbytes)
@@ -397,7 +397,7 @@ cdef class ExpandableSegments(Sleeper):
         return True
 
     cdef int put_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1:
-        """Maps pages, all or none. On an error those that are mapped all the same are marked so."""
+        """Maps pages, all or none. If that fails, those that stayed mapped are marked as mapped."""
         cdef object sub_allocator = self.source.sub_allocator
         cdef uint64_t at = ptr
         cdef list numbers = []
@@ -618,7 +618,8 @@ cdef class ExpandableSegments(Sleeper):
             self.unreserve(range, faults)
 
     cdef void unreserve(self, Range range, Faults faults) noexcept:
-        """Of a range that the pool has forgotten. If that fails, it stays in the list, for another try."""
+        """Gives back the addresses of a range that the pool has forgotten. If that fails, the range stays in the list,
+        for another try."""
         if range.count_mapped():
             return
         try:
@@ -631,7 +632,8 @@ cdef class ExpandableSegments(Sleeper):
                 faults.add(error)
 
     cdef void remove(self, Range range) noexcept:
-        """Of a range that has no addresses, or not any more. Where the host has no memory, the next release does it."""
+        """Takes a range that has no addresses off the list. If the host has no memory for that, the next release does
+        it."""
         range.is_gone = True
         try:
             self.ranges.remove(range)
@@ -660,7 +662,7 @@ cdef class ExpandableSegments(Sleeper):
         cdef uint64_t start = range.ptr, end, last = range.ptr + <uint64_t>len(range.pages) * range.slot
         if not range.count_mapped():
             return
-        self.wait_for(range, faults)    # a device that fails gets its memory back all the same
+        self.wait_for(range, faults)    # even if the device fails, its memory is given back
         while start < last:
             end = start
             while end < last and range.page_at(end) is not None:

@@ -1,4 +1,4 @@
-"""Who maps: one thread at a time calls a sub-allocator's functions for virtual memory."""
+"""Mapping: one thread at a time calls a sub-allocator's functions for virtual memory."""
 
 cimport cython
 from libc.stddef cimport size_t
@@ -14,7 +14,7 @@ from bfc.allocators._source cimport Source
 @cython.final
 cdef class Faults:
     cdef object first
-    cdef object interrupt               # the first that is no Exception
+    cdef object interrupt               # the first error that is not an Exception, such as a Ctrl-C
     cdef size_t count
 
     cdef Faults restart(self)
@@ -34,7 +34,7 @@ cdef class Mapper:
     cdef Pool pool
     cdef Source source
     cdef Page unreleased                # the first page that the sub-allocator did not take back
-    cdef Faults closing                 # made beforehand: whoever drops an allocator closes it once
+    cdef Faults closing                 # made beforehand, for the close() of an allocator that is dropped
     cdef Deferral deferral              # of the mapper
     cdef unsigned long mapper           # the thread that maps or unmaps now; 0: none. Guarded by the lock
     cdef size_t count                   # of what must be unmapped, unreserved or released in the end

@@ -1,4 +1,4 @@
-"""Who maps: one thread at a time calls a sub-allocator's functions for virtual memory.
+"""Mapping: one thread at a time calls a sub-allocator's functions for virtual memory.
 
 The sub-allocator is called with the GIL and without the lock, between `enter` and `leave`; other threads allocate and
 free meanwhile.
@@ -44,7 +44,7 @@ cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
         try:
             sub_allocator.unreserve(place, nbytes)
         except Exception:
-            pass    # it was none
+            pass    # it was no reservation
     raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
                             f"multiple of mapping_granularity")
 
@@ -126,7 +126,7 @@ cdef class Mapper:
         if not self.source.begin_call(set_aside, 0):
             raise out_of_host_memory()
         acquire_lock(self.lock[0])
-        # a thread that is in no call any more did not come through a fork, or the interpreter's shutdown stopped it
+        # a mapper that is in no call is gone: it did not survive a fork, or the interpreter's shutdown stopped it
         entered = self.mapper == 0 or not self.source.is_listed(self.mapper)
         if entered:
             others = self.mapper != 0
@@ -141,20 +141,20 @@ cdef class Mapper:
         return True
 
     cdef int give_all_back(self) except -1:
-        """What its allocator does when it closes."""
+        """Gives everything back, for an allocator that closes."""
         cdef Faults faults = self.closing
         if not self.are_some():
             return 0
         while not self.enter(0):
             if self.source.is_called_here():
-                self.must_close = True      # whoever maps does it, this thread further up or another one
+                self.must_close = True      # the thread that maps does it: another one, or this one further up
                 if self.enter(0):
                     break
                 return 0
             time.sleep(_POLL_SECONDS)
         try:
             self.close(faults.restart())
-            if isinstance(faults.first, MemoryError):   # the host may have memory now, and nobody may ask again
+            if isinstance(faults.first, MemoryError):   # the host may have memory now, and there may be no later call
                 self.close(faults.restart())
         finally:
             self.leave()
@@ -165,7 +165,7 @@ cdef class Mapper:
         return self.count > 0 or self.mapper != 0
 
     cdef void leave(self) noexcept:
-        """Also closes, if the allocator was closed in one of the calls meanwhile."""
+        """Ends what `enter` began. Also closes, if the allocator was closed in one of the calls meanwhile."""
         if self.must_close:
             self.close_late()
         resume_handlers(&self.deferral)
@@ -189,7 +189,7 @@ cdef class Mapper:
         self.changes += 1
         self.source.changes.add(1)
 
-    # -- what a policy answers ----------------------------------------------------------------------------------------
+    # -- what a policy overrides --------------------------------------------------------------------------------------
 
     cdef size_t count_what_is_mapped(self) noexcept:
         return 0

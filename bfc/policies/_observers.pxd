@@ -1,4 +1,4 @@
-"""What a user wants to be told: a part of `CachingAllocator`."""
+"""Functions that a user attaches: a part of `CachingAllocator`."""
 
 cimport cython
 from libc.stdint cimport uint64_t

@@ -1,5 +1,6 @@
 class Observers:
     """Free-memory callbacks and out-of-memory observers. They are called without a lock.
 
-    In a thread that runs one of them already, none is called: it may allocate, and be refused.
+    None is called in a thread that is already running one: that one may itself allocate, and be
+    refused.
     """

@@ -26,7 +26,8 @@ cdef int detach(list attached, function, str kind) except -1:
 cdef class Observers:
     """Free-memory callbacks and out-of-memory observers. They are called without a lock.
 
-    In a thread that runs one of them already, none is called: it may allocate, and be refused.
+    None is called in a thread that is already running one: that one may itself allocate, and be
+    refused.
     """
 
     def __cinit__(self):
@@ -51,17 +52,18 @@ cdef class Observers:
         return detach(self.observers, observer, "an out-of-memory observer")
 
     cdef bint run_callbacks(self) except -1:
-        """Whether one of them says that it has freed memory."""
+        """Calls the callbacks. Returns whether one of them says that it has freed memory."""
         return self.call_each(self.callbacks, ())
 
     cdef int tell(self, device, uint64_t asked, uint64_t limit, uint64_t device_free) except -1:
-        """Tells the observers of a refusal. What they return means nothing."""
+        """Tells the observers of a refusal. What they return is ignored."""
         if self.observers:
             self.call_each(self.observers, (device.ordinal, asked, limit, device_free))
         return 0
 
     cdef bint call_each(self, list functions, tuple arguments) except -1:
-        """Whether a callback returned something true. An error of a function is reported, and the next is called."""
+        """Calls each function. Returns whether one returned something true. If one raises, that is reported, and the
+        next is called."""
         cdef bint freed = False
         if not functions or getattr(self.running, "here", False):
             return False

@@ -18,8 +18,8 @@ cdef class Stretch:
     cdef uint32_t bin_set
     cdef uint64_t stream
     cdef uint64_t asked_of              # the stream that says when earlier work is done
-    cdef ChunkHandle tail               # what is unmapped at its end; NO_CHUNK: nothing
-    cdef bint is_known                  # to the pool: until the allocator closes
+    cdef ChunkHandle tail               # the unmapped chunk at its end; NO_CHUNK: there is none
+    cdef bint is_known                  # whether the pool knows it: until the allocator closes
     cdef bint some_stuck                # memory that could not be unmapped
 
 
@@ -29,7 +29,7 @@ cdef class Retired:
     cdef uint64_t nbytes                # 0: addresses of a range, which are not given back
     cdef uint64_t stream
     cdef list pages                     # by number
-    cdef list mapped                    # what of it still is: (address, bytes)
+    cdef list mapped                    # what of it is still mapped: (address, bytes)
     cdef object fence                   # of the stream that used it; None: nothing was queued
     cdef bint is_stuck                  # the sub-allocator failed to unmap it
 
@@ -42,8 +42,8 @@ cdef struct Calls:
     uint64_t releases
     uint64_t stream_waits
     uint64_t stitches
-    uint64_t most                       # of a request
-    double seconds                      # in the sub-allocator
+    uint64_t most                       # calls that one request made
+    double seconds                      # spent in the sub-allocator
 
 
 cdef class PageMapper(Sleeper):
@@ -56,7 +56,7 @@ cdef class PageMapper(Sleeper):
     cdef list made                      # of Page, by number; None: no page has this number
     cdef list retired                   # of Retired
     cdef vector[Run] held               # what the thread that maps has taken
-    cdef bint is_unmapping              # what is held
+    cdef bint is_unmapping              # whether what is held is being unmapped
     cdef bint is_refused                # the sub-allocator has no memory for another page
     cdef Calls calls
 

@@ -26,8 +26,8 @@ from bfc.errors import SubAllocatorError, out_of_host_memory
 
 
 cdef uint64_t stream_to_ask(const Lane* lane) noexcept nogil:
-    """The stream that says when work in a lane is done. A handle that names another stream in each thread does not, in
-    any thread but one; stream 0 does, which runs after all of these streams."""
+    """The stream to ask whether work in a lane is done. A handle that names another stream in each thread cannot be
+    asked from other threads; then it is stream 0, which runs after all of these streams."""
     return 0 if lane.thread else lane.stream
 
 
@@ -69,7 +69,7 @@ cdef class PageMapper(Sleeper):
         return 0
 
     cdef uint64_t count_calls(self) noexcept:
-        """So far, without waits."""
+        """The calls made so far, without waits."""
         cdef Calls* calls = &self.calls
         return calls.creates + calls.maps + calls.set_accesses + calls.unmaps + calls.releases
 
@@ -92,7 +92,7 @@ cdef class PageMapper(Sleeper):
         stretch.nbytes = (self.highest_limit // self.page_size * 17 // 16 + 16) * self.page_size
         stretch.bin_set = bin_set
         stretch.tail = NO_CHUNK
-        self.stretches.append(stretch)      # room, before there are addresses
+        self.stretches.append(stretch)      # makes room in the list before there are addresses
         try:
             self.add_calls(1)
             stretch.ptr = call_reserve(self.source.sub_allocator, stretch.nbytes)
@@ -122,7 +122,7 @@ cdef class PageMapper(Sleeper):
         return 0
 
     cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
-        """Gives a reservation back: if that fails, then the next time that memory is given back."""
+        """Gives a reservation back. If that fails, it is tried again the next time that memory is given back."""
         try:
             self.add_calls(1)
             self.source.sub_allocator.unreserve(ptr, nbytes)
@@ -219,8 +219,8 @@ cdef class PageMapper(Sleeper):
 
     cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, ChunkHandle at, uint64_t* ptr,
                            uint64_t* count) except? 0xFFFFFFFE:
-        """Takes unmapped addresses: at the end of a range, or else where it has a hole, and then perhaps fewer. Each
-        page is mapped into a range once at most, so that there are some."""
+        """Takes unmapped addresses: at the end of a range, or else where it has a hole, and then perhaps fewer. There
+        are some, since each page is mapped into a range once at most."""
         cdef ChunkHandle handle
         cdef Chunk* chunk
         cdef cbool begun = False
@@ -245,7 +245,7 @@ cdef class PageMapper(Sleeper):
         return handle
 
     cdef ChunkHandle first_hole(self, Stretch stretch) noexcept:
-        """Needs the lock."""
+        """The first unmapped chunk of a range, or NO_CHUNK. Needs the lock."""
         cdef ChunkHandle handle = self.pool.regions[stretch.ptr + stretch.nbytes].first
         while handle != NO_CHUNK and self.pool.chunks[handle].state != UNMAPPED:
             handle = self.pool.chunks[handle].next
@@ -288,7 +288,7 @@ cdef class PageMapper(Sleeper):
         return numbers
 
     cdef int put(self, uint64_t ptr, list numbers) except -1:
-        """Maps pages and lets the device use them: all, or none. What stays mapped all the same is the error's
+        """Maps pages and lets the device use them: all, or none. If that fails, what stayed mapped is the error's
         `lost`."""
         cdef object sub_allocator = self.source.sub_allocator
         cdef uint64_t nbytes = len(numbers) * self.page_size
@@ -369,7 +369,7 @@ cdef class PageMapper(Sleeper):
         self.note_change()
 
     cdef void find_tail(self, Stretch stretch) noexcept:
-        """Needs the lock."""
+        """Looks up the unmapped chunk at the end of a range. Needs the lock."""
         cdef ChunkHandle last = self.pool.chunk_at_end(&self.pool.regions[stretch.ptr + stretch.nbytes])
         stretch.tail = last if self.pool.chunks[last].state == UNMAPPED else <ChunkHandle>NO_CHUNK
 
@@ -381,8 +381,8 @@ cdef class PageMapper(Sleeper):
     # -- views that go -------------------------------------------------------------------------------------------------
 
     cdef void keep_stuck(self, lost, list pages, uint64_t ptr, uint64_t nbytes) noexcept:
-        """Notes addresses that pages are mapped at all the same: the pages are released once that is undone, and a
-        reservation (of 0 bytes: there is none) is given back."""
+        """Notes addresses at which pages stayed mapped. Once they are unmapped, the pages are released, and the
+        reservation (0 bytes: there is none) is given back."""
         cdef Retired stuck
         cdef uint32_t page
         try:
@@ -394,7 +394,7 @@ cdef class PageMapper(Sleeper):
             stuck.is_stuck = True
             self.retired.append(stuck)
         except MemoryError:
-            pass        # nobody can say where they are any more, and the pages below are kept for good
+            pass        # it is not known any more where they are, and the pages below are kept for good
         acquire_lock(self.lock[0])
         for page in pages:
             self.pages.records[page].views += 1
@@ -449,8 +449,9 @@ cdef class PageMapper(Sleeper):
         return 0
 
     cdef int sweep(self, Faults faults, bint wait, bint again) except -1:
-        """Unmaps the retired views that no queued work uses any more. `wait`: for that work. `again`: also what the
-        sub-allocator failed to unmap before. What it fails with goes to `faults`, or to the next try."""
+        """Unmaps the retired views that no queued work uses any more. `wait`: waits for that work. `again`: also tries
+        what the sub-allocator failed to unmap before. Its errors go to `faults`, and what it failed on is left to the
+        next try."""
         cdef Retired retired
         cdef Py_ssize_t i = len(self.retired)
         while i > 0:
@@ -684,7 +685,7 @@ cdef class PageMapper(Sleeper):
         return len(self.stretches) + len(self.retired) + (self.unreleased is not None)
 
     cdef void take_over(self) noexcept:
-        """Its pages are free again, but for those that it may have mapped."""
+        """Frees the pages that the stopped thread held, except those that it may have mapped."""
         cdef Stretch stretch
         cdef ChunkHandle handle
         cdef Chunk chunk
@@ -696,7 +697,7 @@ cdef class PageMapper(Sleeper):
                 stretch.some_stuck = True
         self.let_held_go()
         if last >= 0 and (<Stretch>self.stretches[last]).ptr == 0:
-            del self.stretches[last]        # the thread was asking for its addresses
+            del self.stretches[last]        # the thread stopped while it reserved its addresses
         for stretch in self.stretches:
             handle = NO_CHUNK
             acquire_lock(self.lock[0])
@@ -722,7 +723,7 @@ cdef class PageMapper(Sleeper):
                 continue    # and its stream may be gone
             try:
                 self.source.sub_allocator.wait(stretch.asked_of)
-            except BaseException as error:      # a device that fails gets its memory back all the same
+            except BaseException as error:      # even if the device fails, its memory is given back
                 faults.add(error)
         self.close_views(faults)
         i = len(self.stretches)
@@ -802,7 +803,7 @@ cdef class PageMapper(Sleeper):
             self.drop_page(page, faults)
 
     cdef bint give_addresses_back(self, Stretch stretch, Faults faults) noexcept:
-        """Gives the addresses of a range back if nothing is mapped there. Whether they went."""
+        """Gives the addresses of a range back if nothing is mapped there. Returns whether they went."""
         cdef Window* window = self.pool.bin_sets[stretch.bin_set].window
         cdef uint64_t slot
         for slot in range(window.slots() if window != NULL else 0):

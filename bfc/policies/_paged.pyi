@@ -12,12 +12,12 @@ class PagedAllocator(Allocator):
         Returns
         -------
         dict of str to int or float
-            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those that
-            are in use or share their page with what is; `views`; `slots_mapped`, how many addresses pages
+            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those
+            of which at least a part is in use; `views`; `slots_mapped`, how many addresses pages
             are mapped at; `stitches`, the views made so far; `creates`, `maps` (of pages),
-            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a stream
-            had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`, those that
-            could not be unmapped; `driver_seconds`, the time in these calls.
+            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a
+            stream had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`,
+            those that could not be unmapped; `driver_seconds`, the time in these calls.
 
         Raises
         ------

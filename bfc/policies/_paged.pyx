@@ -82,7 +82,7 @@ cdef class PagedAllocator(Allocator):
         return 0
 
     cdef ChunkHandle place_in_pages(self, Request* request) noexcept nogil:
-        """The request's lane is known."""
+        """Places a request in its stream's ranges, or else in a region. `request.lane` must be set."""
         cdef ChunkHandle handle = NO_CHUNK
         cdef uint64_t thread = request.lane.thread
         if not request.contiguous:
@@ -138,8 +138,8 @@ cdef class PagedAllocator(Allocator):
         return bin_set
 
     cdef bint place_mapped(self, Request* request, Placement* placed, ChunkHandle served) except -1:
-        """Serves the request if it fits by now, unless it is `served` already. Whether it did, or the host has no
-        memory."""
+        """Serves the request if it fits by now, unless it is `served` already. Returns True if it did, and also if the
+        host has no memory."""
         self.acquire()
         cdef bint closed = self.is_closed
         if not closed:
@@ -216,12 +216,12 @@ cdef class PagedAllocator(Allocator):
         Returns
         -------
         dict of str to int or float
-            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those that
-            are in use or share their page with what is; `views`; `slots_mapped`, how many addresses pages
+            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those
+            of which at least a part is in use; `views`; `slots_mapped`, how many addresses pages
             are mapped at; `stitches`, the views made so far; `creates`, `maps` (of pages),
-            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a stream
-            had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`, those that
-            could not be unmapped; `driver_seconds`, the time in these calls.
+            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a
+            stream had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`,
+            those that could not be unmapped; `driver_seconds`, the time in these calls.
 
         Raises
         ------
@@ -371,7 +371,8 @@ cdef class PagedAllocator(Allocator):
         return done
 
     cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1:
-        """Maps what an allocation lacks for its new size, where its range goes on unmapped. Whether it did."""
+        """Maps the memory that an allocation lacks for its new size, if its range is unmapped behind it. Returns
+        whether it did."""
         cdef uint64_t calls
         if not self.stitching.enter(0):
             return False

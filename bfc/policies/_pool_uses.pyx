@@ -26,7 +26,7 @@ cdef class PoolUses:
         return 0
 
     cdef int add_reference(self, PoolId id) except -1:
-        """Makes the pool, too, if it is new."""
+        """Adds a reference to a pool, and makes the pool if it is new."""
         acquire_lock(self.lock[0])
         cdef bint added = self.private_pools.use(id)
         self.lock.release()
@@ -43,7 +43,7 @@ cdef class PoolUses:
         return 0
 
     cdef int64_t count_references(self, PoolId id) except -1:
-        """0 of a pool that is not known."""
+        """How many references a pool has; 0 if it is not known."""
         acquire_lock(self.lock[0])
         cdef int64_t uses = self.private_pools.uses(id)
         self.lock.release()
@@ -75,7 +75,7 @@ cdef class PoolUses:
         return 0
 
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1:
-        """Puts a pool on a list of theirs, or takes it off."""
+        """Puts a pool on a list of pools, or takes it off."""
         acquire_lock(self.lock[0])
         cdef bint is_kept = put_or_take(ids[0], id, wanted)
         self.lock.release()

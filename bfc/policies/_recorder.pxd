@@ -25,7 +25,7 @@ cdef class Recorder:
     cdef dict frames                # allocation id -> frames
     cdef dict free_frames           # allocation id -> frames of its free
     cdef dict region_frames         # address -> frames of the allocation that it was taken for
-    cdef size_t frames_allowed      # before those that nothing refers to are looked for
+    cdef size_t frames_allowed      # how many are kept before those that nothing refers to are dropped
 
     cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size)
     cdef void restart_counts(self) noexcept nogil

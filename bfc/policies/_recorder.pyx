@@ -123,7 +123,7 @@ cdef class Recorder:
         return dict(sorted(stats.items()))
 
     cdef void restart_counts(self) noexcept nogil:
-        """Needs the lock."""
+        """Restarts the counts from 0. Needs the lock."""
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
 
     # -- history -------------------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ cdef class Recorder:
         return HistoryColumns(bytes_of_records(records), frames, owners=owner_names)
 
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1:
-        """A number, with frames, for what goes while the program empties the cache: PyTorch's histories show that in
-        their frames alone. 0 where nothing is recorded."""
+        """A new allocation number, with Python frames, for what goes back while the program empties the cache: in
+        PyTorch's histories only the frames show that it was the program. 0 where nothing is recorded."""
         cdef int64_t number = 0
         acquire_lock(lock)
         if pool.history != NULL:
@@ -271,7 +271,7 @@ cdef class Recorder:
         for region in regions:
             known.add(region.ptr)
         self.region_frames = {key: kept for key, kept in self.region_frames.items() if key in known}
-        # a collection of garbage above may have let other threads on
+        # a garbage collection above may have let other threads run
         self.frames = {key: kept for key, kept in self.frames.items() if key in wanted or key >= newest}
         self.free_frames = {key: kept for key, kept in self.free_frames.items() if key in wanted or key >= newest}
         self.frames_allowed = max(_FIRST_FRAMES_ALLOWED, 2 * (len(self.frames) + len(self.free_frames)

@@ -104,8 +104,8 @@ cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_def
 
 cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t target,
                          vector[Region]& out) noexcept nogil:
-    """In passes: each takes all that are at least as old as the average of what is left. A range that one free chunk
-    fills counts in the average, and stays (PyTorch's behaviour, EX-25b)."""
+    """Collects the oldest regions in passes: each takes all that are at least as old as the average of what is left. A
+    range that one free chunk fills counts in the average, and stays (PyTorch's behaviour, EX-25b)."""
     cdef uint64_t reclaimed = 0, age
     cdef double total_age = 0, oldest_allowed
     cdef size_t left = candidates.size(), before = 0, kept, i

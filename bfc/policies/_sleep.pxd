@@ -18,8 +18,8 @@ cdef class Run:
     cdef uint64_t nbytes
     cdef list pages                 # of Page, end to end; a page may stand in several runs
     cdef bint is_mapped
-    cdef list lost                  # what of it is mapped all the same: (address, bytes); None: nothing
-    cdef uint64_t tag               # where an engine keeps it
+    cdef list lost                  # what of it stayed mapped: (address, bytes); None: nothing
+    cdef uint64_t tag               # its tag, where a subclass keeps it for later
 
     cdef void note_unmapped(self) noexcept
 
@@ -58,7 +58,7 @@ cdef class Sleeper(Mapper):
     cdef object put_to_sleep(self, dict ways)
     cdef uint64_t wake_up(self, list tags, object fill, uint64_t allowed) except? 0xFFFFFFFFFFFFFFFF
 
-    # What an engine answers, for the thread that maps.
+    # What a subclass overrides, for the thread that maps.
     cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil
     cdef int list_mapped(self, Nap nap) except -1       # adds what is mapped of a tag to the nap's runs and pages
     cdef int list_needed(self, Nap nap) except -1       # what must be mapped so that it can wake

@@ -56,7 +56,7 @@ def by_number(Tag tag):
 
 
 cdef list naps_of(ways, bint are_asleep):
-    """One for each tag that sleeps, or does not."""
+    """A new Nap for each of the tags that sleep, or (`are_asleep` is False) that do not."""
     cdef list naps = []
     cdef Nap nap
     cdef Tag tag
@@ -133,7 +133,7 @@ cdef class Sleeper(Mapper):
     # -- sleep --------------------------------------------------------------------------------------------------------
 
     cdef object put_to_sleep(self, dict ways):
-        """Puts tags to sleep whose contents go the ways that are given. All of them, or none."""
+        """Puts tags to sleep, all of them or none. Their contents go where `ways` says."""
         cdef list naps
         cdef Nap nap
         cdef Page page
@@ -178,7 +178,7 @@ cdef class Sleeper(Mapper):
         return 0
 
     cdef int block(self, uint64_t number) except -1:
-        """Lets nobody allocate in a tag."""
+        """Forbids allocations in a tag."""
         acquire_lock(self.lock[0])
         cdef cbool added = try_push_tag(self.asleep[0], number)
         self.lock.release()
@@ -196,7 +196,7 @@ cdef class Sleeper(Mapper):
         self.lock.release()
 
     cdef int mark(self, Nap nap) except -1:
-        """Lets nobody read or export what lives in a tag, and lists it. It counts against the limit until the memory
+        """Forbids reading and exporting what lives in a tag, and lists it. It counts against the limit until the memory
         has gone."""
         cdef cbool exported = False, listed
         cdef uint64_t unmapped = 0, marked = 0
@@ -246,7 +246,7 @@ cdef class Sleeper(Mapper):
             call.nbytes += nbytes
 
     cdef void unmark(self, Nap nap) noexcept:
-        """Lets all be as it was before `block` and `mark`, or before the tag fell asleep."""
+        """Restores the state from before `block` and `mark`, or from before the tag fell asleep."""
         cdef uint32_t i
         acquire_lock(self.lock[0])
         self.set_aside(nap, -<int64_t>nap.aside)
@@ -276,7 +276,7 @@ cdef class Sleeper(Mapper):
         for stream in sorted(streams):
             sub_allocator.wait(stream)
         if not streams.isdisjoint(sub_allocator.thread_streams) and self.source.native != NULL:
-            with nogil:     # such a stream is another one in each thread
+            with nogil:     # its handle names another stream in each thread
                 result = self.source.native.synchronize(self.source.native.self)
             if result != 0:
                 raise SubAllocatorError(f"{sub_allocator!r} failed with {result} while sleep() waited for the device")
@@ -299,7 +299,8 @@ cdef class Sleeper(Mapper):
         return 0
 
     cdef bint bring_back(self, list naps) noexcept:
-        """Undoes a sleep that failed. False: that failed, too, and all that could be unmapped is."""
+        """Undoes a sleep that failed. False: undoing it failed, too, and everything that could be unmapped is unmapped.
+        """
         cdef Nap nap
         cdef list emptied = []
         try:
@@ -335,7 +336,7 @@ cdef class Sleeper(Mapper):
         return found
 
     cdef void fall_asleep(self, list naps) noexcept:
-        """Enters what the tags have become: their memory has gone."""
+        """Records that the tags are asleep: their memory has gone."""
         cdef Nap nap
         for nap in naps:
             self.note_runs(nap)
@@ -499,12 +500,12 @@ cdef class Sleeper(Mapper):
         return 0
 
     cdef void give_page_up(self, Page page) noexcept:
-        """Releases a page that stands in an engine's books, and is to be made anew."""
+        """Releases a page that a subclass has in its books, and that is to be made anew."""
         cdef Page spare
         try:
             spare = Page()
         except MemoryError:
-            return      # it goes on being held
+            return      # it stays held
         spare.number, spare.nbytes, page.number = page.number, page.nbytes, None
         self.release_page(spare, None)
 
@@ -549,7 +550,7 @@ cdef class Sleeper(Mapper):
         return 0
 
     cdef void rise(self, list naps) noexcept:
-        """Enters that the tags are awake."""
+        """Records that the tags are awake."""
         cdef Nap nap
         for nap in naps:
             nap.is_up = True
@@ -564,8 +565,8 @@ cdef class Sleeper(Mapper):
     # -- forks --------------------------------------------------------------------------------------------------------
 
     cdef void take_over_naps(self) noexcept:
-        """In a forked child, ends what another thread was doing, which does not exist here: its tags sleep. What of
-        their memory is mapped is not known, so that each page is tried."""
+        """In a forked child, ends the sleep or wake that another thread was in the middle of, as that thread does not
+        exist here: its tags sleep. It is not known how much of their memory is mapped, so each page is tried."""
         cdef list naps = self.moving
         cdef Nap nap
         cdef Run run
@@ -575,7 +576,7 @@ cdef class Sleeper(Mapper):
         for nap in naps or ():
             try:
                 if not nap.runs and not nap.is_waking:
-                    self.list_mapped(nap)   # it had not come so far
+                    self.list_mapped(nap)   # that thread had not got so far
             except BaseException:
                 pass
             for run in nap.runs:
@@ -601,7 +602,7 @@ cdef class Sleeper(Mapper):
         if naps:
             self.fall_asleep(naps)
 
-    # -- what an engine answers ---------------------------------------------------------------------------------------
+    # -- what a subclass overrides ------------------------------------------------------------------------------------
 
     cdef int list_mapped(self, Nap nap) except -1:
         return 0

@@ -14,7 +14,7 @@ from bfc.policies._stitching cimport Stitching
 cdef class SleepingPages(Stitching):
     cdef list left                      # of Run: what is mapped where tags sleep, since it could not be unmapped
 
-    cdef bint without_calls             # what is unmapped and released now has gone already, with a tag that sleeps
+    cdef bint without_calls             # no calls: what is unmapped and released now went when its tag fell asleep
 
     cdef void give_up_left(self, Faults faults) noexcept
     cdef int retire_views_of(self, uint64_t tag) except -1

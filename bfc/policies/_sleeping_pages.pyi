@@ -1,4 +1,4 @@
 from bfc.policies._stitching import Stitching
 
 class SleepingPages(Stitching):
-    """Pages of which those of a tag can sleep."""
+    """Stitched pages; those of a tag can sleep."""

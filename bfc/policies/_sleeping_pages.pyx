@@ -1,7 +1,8 @@
 """Stitched pages that sleep.
 
-While a tag sleeps, the books of its pages stay: which slots and views name which page. Only the device has none of it.
-Views that nothing lives in are forgotten before, and so are pages that become free meanwhile, before their tag wakes.
+While a tag sleeps, the records of its pages stay: which slots and views name which page. Only the device's memory for
+them is gone. Views that nothing lives in are forgotten beforehand; pages that become free meanwhile are forgotten
+before their tag wakes.
 """
 
 cimport cython
@@ -33,7 +34,7 @@ cdef int add_pages(Nap nap, Run run, set seen) except -1:
 @cython.final
 @cython.no_gc_clear
 cdef class SleepingPages(Stitching):
-    """Pages of which those of a tag can sleep."""
+    """Stitched pages; those of a tag can sleep."""
 
     def __cinit__(self):
         self.left = []
@@ -53,7 +54,7 @@ cdef class SleepingPages(Stitching):
         return self.list_runs(nap, False)
 
     cdef int retire_views_of(self, uint64_t tag) except -1:
-        """Unmaps what a tag keeps mapped in vain."""
+        """Unmaps the views of a tag that nothing lives in."""
         cdef uint32_t number, set_of_views
         cdef Retired retired
         for number in range(self.pages.views.count()):
@@ -132,7 +133,7 @@ cdef class SleepingPages(Stitching):
             self.keep_left(nap, run)
 
     cdef void keep_left(self, Nap nap, Run run) noexcept:
-        """Keeps what of a run is mapped all the same, to be unmapped later."""
+        """Keeps the part of a run that stayed mapped, to be unmapped later."""
         cdef Run part
         cdef uint64_t first
         run.tag = nap.tag.number
@@ -227,7 +228,7 @@ cdef class SleepingPages(Stitching):
             try:
                 self.source.sub_allocator.unreserve(ptr, nbytes)
             except BaseException:
-                self.retired.append(retired)    # its addresses: the next sweep tries again
+                self.retired.append(retired)    # only its addresses are left: the next sweep tries again
 
     cdef void shrink_stretch(self, Stretch stretch, Faults faults) noexcept:
         try:
@@ -235,7 +236,7 @@ cdef class SleepingPages(Stitching):
                 self.unmap_stuck(stretch, faults)
             self.trim_stretch(stretch, self.pages.count, True, faults)
         except BaseException:
-            pass    # the host is out of memory: then they wake with the rest
+            pass    # the host is out of memory: then these pages wake with the rest
 
     # -- what is not called for memory that has gone ------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ cdef class SleepingPages(Stitching):
     cdef void drop_page(self, uint32_t number, Faults faults) noexcept:
         cdef Page page = self.made[number]
         if self.without_calls and (page.number is None or page.is_mapped):
-            self.made[number] = None    # what is mapped still is released when its tag wakes
+            self.made[number] = None    # if it is still mapped, it is released when its tag wakes
             acquire_lock(self.lock[0])
             self.pages.forget_page(number)
             self.lock.release()

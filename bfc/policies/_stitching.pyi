@@ -1,4 +1,4 @@
 from bfc.policies._page_mapper import PageMapper
 
 class Stitching(PageMapper):
-    """What a request does that no free chunk fits."""
+    """What is done for a request that no free chunk fits."""

@@ -30,7 +30,7 @@ cdef enum:
 
 @cython.no_gc_clear
 cdef class Stitching(PageMapper):
-    """What a request does that no free chunk fits."""
+    """What is done for a request that no free chunk fits."""
 
     cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1:
         """Brings memory for a request nearer, by one step, and may serve it. False: there is no step that would."""
@@ -171,7 +171,7 @@ cdef class Stitching(PageMapper):
                 and not self.is_set_asleep(other.bin_set))
 
     cdef bint trim_strangers(self, Stretch stretch, uint64_t wanted) except -1:
-        """Releases free pages of other tags, which cannot be lent. Whether any went."""
+        """Releases free pages of other tags, which cannot be lent. Returns whether any went."""
         cdef uint64_t before = self.pages.count, there = 0
         cdef dict idle = {}
         cdef Faults faults = Faults()
@@ -330,7 +330,7 @@ cdef class Stitching(PageMapper):
         return True
 
     cdef int seat_held(self, Stretch stretch, bint for_good) except -1:
-        """Lets the held pages be used through their slots in a range from now on. `for_good`: views count on it."""
+        """Lets the held pages be used through their slots in a range from now on. `for_good`: views rely on it."""
         cdef Run here, there
         cdef PageRecord* record
         cdef uint32_t to
@@ -445,7 +445,7 @@ cdef class Stitching(PageMapper):
         return 0
 
     cdef int retire_for(self, uint64_t pages) except -1:
-        """Lets the views that were used longest ago go, so that one more makes them no more than there are pages."""
+        """Retires the views that were used longest ago, so that with one more there are no more views than pages."""
         cdef uint32_t oldest
         cdef bint some = True
         while some:

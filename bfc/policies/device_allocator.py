@@ -94,7 +94,7 @@ class _Place:
             self.allocations += 1
             self.allocated_bytes += nbytes
             self.current_bytes += nbytes
-            if self.current_bytes > self.peak_bytes:  # no call, in which a finaliser could run
+            if self.current_bytes > self.peak_bytes:  # not max(): a finaliser could run in a call
                 self.peak_bytes = self.current_bytes
 
     def count_free(self, nbytes: int) -> None:

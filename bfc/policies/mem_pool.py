@@ -1,4 +1,4 @@
-"""Private pools: memory of one part of a program that no other part is served from."""
+"""Private pools: memory that one part of a program allocates from, and no other part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bfc.policies._caching import CachingAllocator
 from bfc.snapshots.snapshot import Snapshot
 
 _numbers = itertools.count(1)
-#: Each thread's number, as an int that is there: who leaves a scope may find no memory for one.
+#: Each thread's number, kept as an int: there may be no memory to make one when a scope is left.
 _here = threading.local()
 
 

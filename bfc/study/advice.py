@@ -1,4 +1,4 @@
-"""What comes of a search: ranked rows, the best of them, and how they are written."""
+"""The result of a search: ranked rows, the best of them, and how they are written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AdviceRow:
 
     @property
     def name(self) -> str:
-        """What a table says."""
+        """The name of the row in a table."""
         if self.is_pytorch:
             return self.settings or "(the defaults)"
         return f"{self.policy} {self.settings}".strip()
@@ -204,7 +204,8 @@ class Advice:
         yield from texts[1 + len(shown) :]
 
     def _worth_showing(self, rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-        """The first that differ in what they come to, and those that everybody compares with."""
+        """The first rows whose figures differ, and those that everybody compares with: the
+        defaults, expandable segments and the recorded settings."""
         known = ("", "expandable_segments:True", self.recorded.settings)
         shown: list[AdviceRow] = []
         seen = set()
@@ -249,7 +250,7 @@ class Advice:
 
 
 def advised(row: AdviceRow) -> str:
-    """What to write to have a row's settings."""
+    """What a user has to write to get a row's settings."""
     if row.is_pytorch:
         return f"{VARIABLE}={row.settings}" if row.settings else "PyTorch's defaults"
     if row.policy == "caching+stitch":

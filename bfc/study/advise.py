@@ -82,9 +82,9 @@ def advise(
     Notes
     -----
     Rows of PyTorch's policy are replayed with `strict=True`, so that they refuse what PyTorch 2.11
-    refuses. Each size that is named was replayed: whether a run completes is not monotone in the
-    device's size. Sizes and their order are as recorded; under other settings a framework may pick
-    other algorithms.
+    refuses. Each size that is reported was replayed, since whether a run completes is not monotone
+    in the device's size. Sizes and their order are as recorded; under other settings a framework
+    may pick other algorithms.
 
     Cost: 100 to 400 replays, each of 10 to 100 ns an event and some microseconds a driver call.
 
@@ -126,9 +126,9 @@ def advise(
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:
-    """What a recording says, with what a replay under its settings reserves: on a device without a
-    limit, or on one of what was recorded where the first differs, since the run may have met a
-    limit.
+    """What a recording says, with what a replay under its settings reserves. The replay is on a
+    device without a limit. If its peak differs, the replay is repeated on a device of the recorded
+    peak, since the run may have met a limit.
 
     Parameters
     ----------

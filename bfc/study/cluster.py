@@ -111,12 +111,12 @@ class Cluster:
         Parameters
         ----------
         trace : Trace
-            What is sent is what a replay reads of it.
+            Only what a replay reads of it is sent.
 
         Returns
         -------
         distributed.Future
-            As an argument of a task it becomes the trace.
+            If it is passed to a task, the task gets the trace.
         """
         lean = Trace(trace.op, trace.id, trace.size, trace.stream)
         return self._client.scatter(lean, broadcast=True, hash=False)
@@ -147,6 +147,6 @@ class Cluster:
 
 
 def version() -> str:
-    """That of bfc in this process."""
+    """The version of bfc in this process."""
     text: str = importlib.import_module("bfc").__version__
     return text

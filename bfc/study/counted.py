@@ -15,7 +15,7 @@ from bfc.suballocators import (
 
 
 class Counted(SubAllocator):
-    """Put it before a sub-allocator's class to count the calls that a driver would get.
+    """A mixin: put it before a sub-allocator's class to count the calls that a driver would get.
 
     Calls that are refused are counted, too. A wait for a stream is counted apart, in `waits`.
 

@@ -39,7 +39,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     b : Trace, str, os.PathLike, Allocator or Snapshot
         The second run.
     device : int, optional
-        The device whose history to take, of each file that may have those of several.
+        The device whose history is taken from each file that may hold several.
 
     Returns
     -------
@@ -60,8 +60,8 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     Notes
     -----
     Bytes are those that were asked for, and exact: the parts of each kind add up to the total, and
-    `diff(b, a).peak == -diff(a, b).peak`. The peak is after the first event at which the most bytes
-    are live; in a recording of PyTorch, from the moment on at which it begins.
+    `diff(b, a).peak == -diff(a, b).peak`. The peak is the first event after which the most bytes
+    are live; in a recording of PyTorch, only events after its beginning count.
 
     A line is the innermost frame of the user's own code: of a Python file that is not installed. If
     there is none, it is the innermost of any Python file, else the function of PyTorch that names
@@ -86,7 +86,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
 
 
 def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
-    """What grew from one trace to another, which have names.
+    """What grew from one named trace to another.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class _Run:
         return np.sort(last[trace.op[last] == 0])
 
     def held(self, kind: str, live: NDArray[np.intp]) -> Held:
-        """What is live, by the names of one kind."""
+        """What is live, summed by the names of one kind."""
         import numpy as np
 
         trace = self.trace

@@ -13,7 +13,7 @@ from bfc.units import format_bytes, parse_bytes
 
 #: How many rows of a table are printed.
 SHOWN = 8
-#: Of a name in a table, the characters.
+#: The most characters of a name in a table.
 WIDEST = 60
 KINDS = ("owner", "line", "size")
 NO_OWNER, NO_LINE = "(no owner)", "(no stack)"
@@ -83,7 +83,7 @@ class MomentGrowth:
     Attributes
     ----------
     event_a : int
-        The event of the first run after which was counted; -1 if it has no events.
+        The event of the first run after which memory was counted; -1 if it has no events.
     event_b : int
         The same in the second run.
     total : Growth
@@ -289,7 +289,7 @@ class Diff:
 
 
 def ordered(parts: Iterator[Growth] | Sequence[Growth]) -> tuple[Growth, ...]:
-    """What grew most first; what grew equally by name."""
+    """The parts in order: what grew most first, and what grew equally by name."""
     return tuple(sorted(parts, key=lambda part: (-part.bytes, -part.count, part.name)))
 
 
@@ -350,7 +350,7 @@ def _label(kind: str, part: Growth) -> str:
 
 
 def _is_exact(rounded: str, nbytes: str) -> bool:
-    # Only an absurd size is above what is parsed, in PiB.
+    # A size in PiB is absurd, and parse_bytes does not take it.
     return not rounded.endswith("PiB") and parse_bytes(rounded) == int(nbytes)
 
 

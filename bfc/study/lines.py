@@ -102,7 +102,8 @@ class Lines:
         return np.where(chosen > 0, self._stacks[chosen, 1].astype(np.int64), -1)[inverse]
 
     def _innermost(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """For each stack the one with a wanted frame on top that it leads to, or 0."""
+        """For each stack, itself or else the nearest of its callers whose own frame is wanted; 0 if
+        there is none."""
         import numpy as np
 
         parents = self._stacks[:, 0].astype(np.int64)
@@ -115,7 +116,7 @@ class Lines:
             leads_to = further
 
     def _frames_that(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Of each frame, whether its file or, if it is C++, its function is wanted."""
+        """For each frame, whether its file or, if it is C++, its function is wanted."""
         import numpy as np
 
         if not len(self._frames):
@@ -138,10 +139,10 @@ def _is_python(filename: str) -> bool:
 
 
 def _is_backward(function: str) -> bool:
-    """Whether it is C++ that says whose gradient is computed."""
+    """Whether it is a C++ function whose name tells which operator's gradient is computed."""
     return function.startswith("torch::autograd::generated::")
 
 
 def _is_operator(function: str) -> bool:
-    """Whether it is C++ that says which operator runs."""
+    """Whether it is a C++ function whose name tells which operator runs."""
     return function.startswith("at::_ops::")

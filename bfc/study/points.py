@@ -39,7 +39,7 @@ GRID: dict[str, tuple[str | None, ...]] = {
 }
 #: What has no effect without another key.
 NEEDS = {"max_non_split_rounding_mb": "max_split_size_mb"}
-#: PyTorch collects nothing if there is no limit, and a fraction of 1 is none.
+#: PyTorch collects nothing if there is no limit, and a fraction of 1 sets none.
 COLLECTS = "garbage_collection_threshold"
 WITH_A_LIMIT = "per_process_memory_fraction:0.99"
 
@@ -151,7 +151,8 @@ def caching(values: Mapping[str, str | None]) -> Point | None:
 
 
 def values_of(point: Point) -> dict[str, str | None]:
-    """The keys and values of a point that `caching` made; of another, what looks like them."""
+    """The keys and values of a point that `caching` made; for another point, whatever looks like
+    them."""
     pairs = (item.split(":", 1) for item in point.settings.split(",") if ":" in item)
     return {key: value for key, value in pairs if key in VALUES}
 

@@ -14,9 +14,9 @@ from bfc.units import format_bytes
 
 #: The variable of PyTorch, under whose name a snapshot has the text of the settings.
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-#: Of a text that is shown.
+#: The most characters of a text that is shown.
 LONGEST = 200
-#: A peak above is not one of a device.
+#: A peak above this cannot be that of a device.
 MOST = 1 << 60
 _CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 
@@ -71,7 +71,7 @@ class Recorded:
 
 
 def shown(text: str) -> str:
-    """A text of a file, as it may stand in a line on a terminal."""
+    """A text from a file, as it can be printed in one line on a terminal."""
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
@@ -107,7 +107,7 @@ def read(trace: Trace) -> Recorded:
 
 
 def point_of(recorded: Recorded) -> Point | None:
-    """What to replay it under; None if nothing can be compared."""
+    """The point to replay it under; None if nothing can be compared."""
     return None if recorded.obstacle else Point(CACHING, recorded.settings or "")
 
 
@@ -143,7 +143,7 @@ def _peak(torch: dict[str, Any]) -> int | None:
 
 
 def _remarks(torch: dict[str, Any]) -> list[str]:
-    """What the reader has counted that a replay cannot do as the run did."""
+    """Remarks on what the reader has counted that a replay cannot repeat."""
     counts = {
         "private_pool_allocations": "allocations were in private pools",
         "frees_completed_later": "frees waited for another stream",

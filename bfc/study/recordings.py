@@ -10,8 +10,8 @@ from bfc.trace import Trace
 from bfc.trace.rmm_log import COLUMNS
 
 ARCHIVE, LOG, SNAPSHOT = "archive", "log", "snapshot"
-#: What a file's name says of it. A command writes such names, and takes files so named from a
-#: folder.
+#: The kinds of files by the endings of their names. Commands write such names, and take files with
+#: such names from a folder.
 PICKLES = (".pickle", ".pkl")
 ENDINGS = {".npz": ARCHIVE, ".csv": LOG, **dict.fromkeys(PICKLES, SNAPSHOT)}
 
@@ -80,7 +80,7 @@ def read(path: str | os.PathLike[str], device: int | None = None, *, frames: boo
     Raises
     ------
     TraceError
-        If it is neither.
+        If it is something else.
     OSError
         If it cannot be read.
     """

@@ -2,7 +2,7 @@
 
 One key at a time, then pairs of the best values, then one more key while that helps. A size is
 never concluded from others: whether a run completes is not monotone in the device's size, so every
-size that is named was replayed.
+size that is reported was replayed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from bfc.study.workers import Replays
 GRAIN = 2 << 20
 #: Sizes this near to the smallest count as equal: there the calls of the driver decide.
 NEAR = 1.01
-#: The search goes on down to this part of what is live; for the best, down to GRAIN.
+#: Sizes are narrowed to within this part of the live bytes; those of the best, to within GRAIN.
 COARSE = 1 / 1024
-#: How many of the smallest are searched that far.
+#: How many of the smallest are narrowed to within GRAIN.
 REFINED = 3
 #: The values of a key that are paired with those of others.
 BEST_OF_A_KEY = 2
 #: How often one more key is tried beside the best settings.
 CLIMBS = 4
-#: Where a size that was found is looked around, in grains below, and as parts of it above.
+#: Which sizes are tried around one that was found: so many grains below, and such parts of it
+#: above.
 BELOW = (1, 2, 4, 8)
 ABOVE = (1.0025, 1.005, 1.01, 1.02)
-#: How a device grows on which nothing completes, and how often.
+#: By what factor a device is enlarged on which nothing completes, and how often at most.
 GROWTH, MOST_GROWTHS = 1.25, 40
 
 DEFAULT = Point(CACHING, "")
@@ -53,7 +54,7 @@ class Candidate:
     point: Point
     #: On the device that was asked for.
     outcome: Outcome
-    #: The largest size below `high` where it was refused; first, one that cannot be enough.
+    #: The largest size below `high` where it was refused; at first, one that cannot be enough.
     low: int
     #: The smallest size on which it completed; None if none is known.
     high: int | None = None
@@ -205,7 +206,7 @@ class Search:
 
     @staticmethod
     def order(candidate: Candidate) -> tuple[float, int, int, str]:
-        """What fits on less comes first; then what refuses less."""
+        """A sort key: what fits on less comes first, then what refuses less."""
         high = float("inf") if candidate.high is None else candidate.high
         text = candidate.point.settings
         return high, candidate.outcome.refused, len(text), text
@@ -219,8 +220,9 @@ class Search:
     def search(
         self, ours: Iterable[Point], grid: Iterable[Point] = (), known: Iterable[Point] = ()
     ) -> None:
-        """Looks for the best of PyTorch's policy, and of ours. What is known, and the defaults, are
-        what people compare with: their smallest device is searched in any case."""
+        """Looks for the best settings of PyTorch's policy, and of ours. People compare them with
+        the settings that are known, and with the defaults: their smallest device is searched in any
+        case."""
         compared = [DEFAULT, EXPANDABLE, *known]
         keys = one_key_at_a_time()
         self.stage("one setting at a time")
@@ -264,7 +266,8 @@ class Search:
         self.narrow([self.candidates[point] for point in better], self.coarse)
 
     def _best_values(self, keys: dict[str, list[dict[str, str]]]) -> dict[str, list[str]]:
-        """The values of each key that fit on least alone; all of a key that needs another."""
+        """The values of each key that by themselves fit on the smallest device; all values of a key
+        that needs another key."""
         best: dict[str, list[str]] = {}
         for key, listed in keys.items():
             values = [it[key] for it in listed]
@@ -314,7 +317,7 @@ class Search:
         return [point for point in made if point is not None]
 
     def _settle(self, compared: list[Candidate]) -> None:
-        """The exact sizes of the best few, and sizes of what people compare them with."""
+        """Finds exact sizes of the best few, and rough sizes of what people compare them with."""
         self.widen(compared)
         self.narrow(compared, self.coarse, beside=False)
         settled: set[Point] = set()

@@ -1,6 +1,7 @@
 """Many replays of one trace, over any `concurrent.futures.Executor`; processes by default.
 
-The trace goes to them once, as a file or over Dask's network, and the points in batches.
+The trace is sent to the processes once, as a file or over Dask's network, and the points in
+batches.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class Replays:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._sent = None  # the workers drop it
-        _read.pop(self._path, None)  # of threads of this process
+        self._sent = None  # then the workers drop the trace
+        _read.pop(self._path, None)  # where the executor has threads of this process
         self._cleanup.__exit__(*error)
 
     def run(self, tasks: Sequence[Task]) -> list[Outcome]:
@@ -131,7 +132,7 @@ class Replays:
         batches = [tasks[at : at + step] for at in range(0, len(tasks), step)]
         futures = {}
         try:
-            with _without_interrupts():  # which processes that start here would inherit
+            with _without_interrupts():  # processes that start here inherit that
                 for batch in batches:
                     futures[self._submit(batch)] = batch
             for future in as_completed(futures):
@@ -198,7 +199,7 @@ def refuse_to_start_again() -> None:
 
 
 def _end_with_the_parent() -> None:
-    """A worker waits for work for ever if the process that started it was killed."""
+    """Ends a worker when the process that started it is killed: it would wait for work for ever."""
     from multiprocessing import connection, parent_process
 
     parent = parent_process()

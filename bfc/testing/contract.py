@@ -320,7 +320,8 @@ class SubAllocatorContract(MappingContract):
 
 
 def take_from_threads(source: SubAllocator, nbytes: int, most: int) -> list[Block]:
-    """What eight threads at once get, which take turns far more often than usual; each so many."""
+    """The blocks that eight threads get at once, each at most `most`. Python switches between them
+    far more often than usual."""
     blocks: list[Block] = []
 
     def work() -> None:

@@ -27,7 +27,7 @@ class Heard:
     answers: deque[bool] = field(default_factory=deque)
 
     def done(self) -> bool:
-        """Asks the fence itself."""
+        """Queries the fence itself."""
         self.answers.append(self.fence is None or self.fence.done())
         return self.answers[-1]
 
@@ -130,7 +130,7 @@ class Tape:
             address += self.live.pop(address)
 
     def _hearing(self, kind: str) -> Any:
-        """The source's call of that kind, and the tape hears it."""
+        """A call of the source of that kind that the tape also records."""
         called = getattr(self.source, kind)
 
         def hear(first: int, *rest: Any) -> Any:
@@ -152,7 +152,7 @@ class Tape:
         return hear
 
     def _note(self, kind: str, first: int, rest: tuple[Any, ...], answer: Any) -> None:
-        """What is mapped now."""
+        """Keeps `live` up to date with what is mapped."""
         if kind == "create" and answer is not None:
             self._pages[answer] = first
         elif kind == "map":
@@ -219,14 +219,15 @@ class TapedSource(SubAllocator):
 
 
 class TapedFence:
-    """A fence as the model asks it: what the allocator's said, in the same order."""
+    """A fence as the model queries it: it answers what the allocator's fence answered, in the same
+    order."""
 
     def __init__(self, heard: Heard | None) -> None:
         self._answers = deque[bool]() if heard is None else heard.answers
         self._heard = heard
 
     def done(self) -> bool:
-        """Where the allocator asked less often, the fence itself is asked."""
+        """If the allocator queried it less often, the fence itself is queried."""
         if self._heard is None:
             return True
         return self._answers.popleft() if self._answers else self._heard.done()

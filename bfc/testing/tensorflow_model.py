@@ -35,8 +35,8 @@ def backpedal(size: int) -> int:
 class Chunk:
     """A record. `allocation_id` is -1 where it is free; `deleted` says that it waits to be reused.
 
-    Which record is reused matters only to the queue of timestamped frees: one that was merged away
-    while it stood there, and then came to be the rest of a split, is found by the next pass.
+    Which record is reused matters only to the queue of timestamped frees: a record that was merged
+    away while it was queued, and then reused for the rest of a split, is found by the next pass.
     """
 
     ptr: int = 0

@@ -33,7 +33,7 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def answers(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What the method refuses becomes its answer."""
+    """A decorator: what the method refuses becomes its answer."""
 
     @functools.wraps(method)
     def answer(*arguments: Any) -> Any:
@@ -65,7 +65,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Event:
-    """Also a fence, as an allocator of ours sees it."""
+    """An event, which is also a fence for an allocator of ours."""
 
     device: StandIn
     stream: int
@@ -87,7 +87,7 @@ class Event:
 
 
 class StandIn(SubAllocator):
-    """What the peer's stand-in for the CUDA runtime is, in Python, as a sub-allocator too.
+    """The peer's stand-in for the CUDA runtime, in Python; it is a sub-allocator, too.
 
     Its log, `calls`, has the peer's words, but names an event by its stream alone: see
     `calls_by_stream`.
@@ -187,7 +187,7 @@ class StandIn(SubAllocator):
         self.queues[stream].finish()
 
     def finish_events(self, stream: int, count: int) -> None:
-        """So many of the stream's unfinished events, the oldest, are over; it stays held."""
+        """Finishes the `count` oldest unfinished events of a stream, which stays held."""
         queue = self.queues[stream]
         queue.finished += min(count, queue.recorded - queue.finished)
 
@@ -201,7 +201,7 @@ class StandIn(SubAllocator):
     # Virtual memory
 
     def reserve(self, nbytes: int) -> int | None:
-        """Addresses with nothing behind them, at the end of the last ones."""
+        """Addresses with nothing behind them, following the last ones."""
         if self._refuses("reserve", nbytes, self._strike("reserve")):
             return None
         address = self._next_reserved
@@ -261,7 +261,7 @@ class StandIn(SubAllocator):
         self.calls.append(("access", nbytes, address))
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Whole mappings, in one call."""
+        """Unmaps whole mappings, in one call."""
         self._fail_mapping("unmap", nbytes)
         mappings = self._mappings(address, nbytes)
         if not mappings:
@@ -271,7 +271,7 @@ class StandIn(SubAllocator):
         self.calls.append(("unmap", nbytes, address))
 
     def wait(self, stream: int) -> None:
-        """For all that is queued on the stream."""
+        """Waits for all that is queued on the stream."""
         self.calls.append(("wait", 0, stream))
         self.finish(stream)
 
@@ -287,7 +287,7 @@ class StandIn(SubAllocator):
         )
 
     def _mappings(self, address: int, nbytes: int) -> list[int]:
-        """Where those begin that fill these addresses; none where they do not."""
+        """Where the mappings begin that fill these addresses; empty if they are not filled."""
         found, at = [], address
         while at < address + nbytes and at in self.mapped:
             found.append(at)
@@ -309,7 +309,7 @@ class Subject:
         self._slots: dict[int, int] = {}
 
     def close(self) -> None:
-        """As the peer's: nothing is freed."""
+        """Does what the peer's `close` does: nothing is freed."""
 
     def run(self, operations: Iterable[Operation]) -> list[Any]:
         """What each operation answers, as `TorchPeer.run`."""
@@ -339,7 +339,7 @@ class Subject:
             self._slots[slot] = address
         return address
 
-    #: Of 2**60 bytes and more, which upstream refuses at once here alone, both do.
+    #: In upstream only `allocate` refuses 2**60 bytes and more at once; here both do.
     allocate = malloc
 
     def _slot(self, slot: int) -> int:

@@ -73,7 +73,7 @@ class TorchModel(Ranges, Subject):
             self.expandable = bool(getattr(settings, "expandable_segments", False))
         else:
             self.apply(settings or "")
-        #: As large as it was at the start: what a fraction is of.
+        #: The device's size at the start, of which a memory fraction is taken.
         self.device_bytes = self.device.total_bytes
         self.limit: int | None = None
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
@@ -116,7 +116,7 @@ class TorchModel(Ranges, Subject):
         return round_up(size, LARGE_GRANULE)
 
     def pool_for(self, size: int, stream: int) -> SubPool:
-        """Of the newest scope that takes the stream, else the default one [2.3]."""
+        """The pool of the newest scope that takes the stream, else the default one [2.3]."""
         for scope in reversed(self.scopes):
             if scope.takes(stream):
                 return scope.pool.sub_pools[size > MIB]
@@ -178,7 +178,7 @@ class TorchModel(Ranges, Subject):
         return self.limit is not None and self.settings.garbage_collection_threshold > 0
 
     def collect(self) -> None:
-        """The whole free segments of the default large pool, the oldest ones first [2.8]."""
+        """Gives back wholly free segments of the default large pool, the oldest first [2.8]."""
         assert self.limit is not None
         threshold = int(self.settings.garbage_collection_threshold * self.limit)
         wanted = self.reserved - threshold
@@ -224,8 +224,8 @@ class TorchModel(Ranges, Subject):
         return chunk
 
     def borrow(self, request: Request) -> Chunk | None:
-        """From a pool that lends to requests which would fail, as if expandable segments were
-        off [2.14]."""
+        """Takes a block from a pool that lends to requests which would fail, as if expandable
+        segments were off [2.14]."""
         if request.pool.owner is not None:
             return None
         plain = replace(request, expandable=False)
@@ -268,8 +268,8 @@ class TorchModel(Ranges, Subject):
         return chunk
 
     def split(self, chunk: Chunk, size: int) -> Chunk:
-        """The low part, a new record. The rest goes back to the free ones, and keeps what was last
-        asked for of the whole."""
+        """Returns the low part, a new record. The rest goes back to the free blocks, and keeps the
+        requested size of the whole."""
         low = self.beside(chunk, chunk.address, size, after=False)
         chunk.address += size
         chunk.size -= size
@@ -315,7 +315,8 @@ class TorchModel(Ranges, Subject):
         self.count(pool, active=-1, active_bytes=-size, requested_bytes=-chunk.requested)
 
     def merge(self, chunk: Chunk, neighbour: Chunk) -> int:
-        """Add a free neighbour to a block, if both have memory or neither has: its bytes, or 0."""
+        """Add a free neighbour to a block, if both have memory or neither has. Returns its bytes,
+        or 0."""
         if neighbour.is_active or neighbour.mapped != chunk.mapped:
             return 0
         (chunk.pool.free if neighbour.mapped else chunk.pool.unmapped).remove(neighbour)
@@ -343,7 +344,8 @@ class TorchModel(Ranges, Subject):
         chunk.uses.clear()
 
     def record_deferred(self) -> None:
-        """What was freed in a scope. Upstream forgets the uses recorded there [2.15]."""
+        """Records events for what was freed in a scope. Upstream forgets the uses recorded there
+        [2.15]."""
         deferred, self.deferred = self.deferred, []
         for chunk in deferred:
             chunk.uses -= chunk.scope_uses
@@ -411,7 +413,7 @@ class TorchModel(Ranges, Subject):
                 del self.pools[pool.id]
 
     def release_available(self, request: Request) -> bool:
-        """Of the oversize blocks: the smallest that suffices, else the largest ones. Ranges are
+        """Gives back oversize blocks: the smallest that suffices, else the largest ones. Ranges are
         passed over; where the smallest is of a range, so are all that are larger."""
         if self.max_split == UNLIMITED:
             return False
@@ -515,7 +517,7 @@ class TorchModel(Ranges, Subject):
             self.numbers[f"{group}.{pool.kind}"].add(amount)
 
     def count_holes(self, chunk: Chunk, number: int, nbytes: int) -> None:
-        """Free parts of split segments. Upstream leaves out those of ranges."""
+        """Counts free parts of split segments. Upstream leaves out those of ranges."""
         if chunk.range is None:
             self.count(chunk.pool, inactive_split=number, inactive_split_bytes=nbytes)
 

@@ -112,7 +112,7 @@ class Ranges:
     segments: list[list[Chunk]]
     counters: dict[str, int]
     rolls_back: bool
-    #: Of the rest of the model.
+    #: Provided by the rest of the model.
     count: Callable[..., None]
     merge: Callable[[Chunk, Chunk], int]
     neighbours: Callable[[Chunk], list[Chunk]]
@@ -121,8 +121,9 @@ class Ranges:
     # Searching [2.6]
 
     def best_of(self, fitting: list[Chunk], expandable: bool) -> Chunk | None:
-        """Of the free blocks that are large enough, in order of size: the first one, but in ranges
-        a hole before the end of a range that can grow. With the option off, none of a range."""
+        """Of the free blocks that are large enough, in order of size: the first one. In ranges, a
+        hole is preferred to the end of a range that can grow. With the option off, none of a range.
+        """
         if not expandable:
             return next((chunk for chunk in fitting if chunk.range is None), None)
         at = 0
@@ -220,7 +221,8 @@ class Ranges:
     # Giving back
 
     def unmap_free(self, pool: SubPool) -> None:
-        """All slots that lie wholly in free blocks, and ranges that hold nothing any more."""
+        """Unmaps all slots that lie wholly in free blocks, and drops ranges that hold nothing any
+        more."""
         for chunk in [chunk for chunk in pool.in_order() if chunk.range is not None]:
             self.unmap_chunk(chunk)
             if not chunk.is_split:

@@ -87,7 +87,7 @@ class Chunk:
     allocated: bool = False
     events: int = 0
     uses: set[int] = field(default_factory=set)
-    #: The uses that were recorded in a scope [2.15].
+    #: Uses on other streams that were recorded in a scope [2.15].
     scope_uses: set[int] = field(default_factory=set)
     born: int = 0
     #: Where it is a part of an expandable segment; only there, memory may be missing.

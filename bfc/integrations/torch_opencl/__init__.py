@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["enable", "fallbacks"]
 
 NAME = "opencl"
-#: What a thread of PyTorch's needs to end what it does.
+#: How long a thread of PyTorch's needs to finish what it is doing.
 A_MOMENT_SECONDS = 0.05
 _lock = ForkSafeLock()
 _extension: ModuleType | None = None

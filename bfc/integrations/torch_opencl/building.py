@@ -2,8 +2,8 @@
 cache.
 
 It is one translation unit, so the compiler is called directly, and no ninja is needed. A file of
-the cache has two numbers in its name: of the compiler, and of its own content, so that a damaged
-file is known without loading it.
+the cache has two numbers in its name: one for the compiler, and one for its own content, so that a
+damaged file is noticed without loading it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME = "_bfc_torch_opencl"
 WHAT = "the extension for PyTorch"
 OLDEST = (2, 11)
 INSTALL = "pip install 'bfc-allocator[torch-opencl]'"
-#: -O1 takes half the time of -O2, and what is hot lies in the pool, which is compiled already.
+#: -O1 takes half the time of -O2, and the hot code is in the pool, which is compiled already.
 FLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-shared")
 LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 ERROR_LINES = 6
@@ -80,7 +80,7 @@ def supported_torch() -> Any:
 
 
 def _key(torch: Any, source: Path) -> str:
-    """The name of a folder: all that the extension is made from, but for the compiler."""
+    """The name of a folder, from all that the extension is made from, except the compiler."""
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     parts: list[object] = [torch.__version__, torch.version.git_version, abi, platform.machine()]
     parts += [FLAGS, LIBRARIES, _definitions(torch)]
@@ -95,7 +95,7 @@ def _digest(content: bytes) -> str:
 
 
 def _definitions(torch: Any) -> tuple[str, ...]:
-    """As `torch.utils.cpp_extension` has them."""
+    """The macros that `torch.utils.cpp_extension` defines."""
     return (
         f"-DTORCH_EXTENSION_NAME={NAME}",
         "-DTORCH_API_INCLUDE_EXTENSION_H",
@@ -117,7 +117,7 @@ def _whole(folder: Path) -> Iterator[Path]:
 
 
 def _compiler_number(command: list[str]) -> str:
-    """Of its path, its options and its version."""
+    """A number for the compiler's path, options and version."""
     asked = subprocess.run(
         [*command, "--version"], capture_output=True, text=True, errors="replace", check=False
     )

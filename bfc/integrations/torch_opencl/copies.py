@@ -100,8 +100,8 @@ def _to_device(to: torch.Tensor, source: torch.Tensor, non_blocking: bool, place
 def _between_devices(
     to: torch.Tensor, source: torch.Tensor, place: Place, source_place: Place
 ) -> None:
-    """Queued on the current stream of the source's device, and ordered on both. Complete on return
-    if it goes through the host."""
+    """Copies from device to device, queued on the current stream of the source's device, and
+    ordered on both. Complete on return if it goes through the host."""
     conj, neg = _change(to, source)
     if place.source.context == source_place.source.context and _gives_same_bits(
         to, source, conj, neg
@@ -137,7 +137,7 @@ def _gives_same_bits(to: torch.Tensor, source: torch.Tensor, conj: bool, neg: bo
 
 
 def _real_part(view: View, to: torch.Tensor, source: torch.Tensor) -> View:
-    """What a real destination gets of a complex source. (A bool gets both parts.)"""
+    """The part of a complex source that a real destination gets. (A bool gets both parts.)"""
     if source.is_complex() and not to.is_complex() and to.dtype not in (torch.bool, source.dtype):
         view.dtype = numpy_dtype(source.dtype.to_real())
     return view

@@ -12,7 +12,7 @@ namespace bfc_opencl {
 REGISTER_ALLOCATOR(kType, &allocator);
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-// Once a process: PyTorch keeps an allocator for good.
+// Called once per process: PyTorch keeps an allocator for good.
 void start(py::object given_runtime, py::object capsule, int devices) {
     TORCH_CHECK(runtime == nullptr, "an allocator serves PyTorch's device opencl in this process already");
     TORCH_CHECK(devices > 0 && devices <= kMostDevices, "1 to ", static_cast<int>(kMostDevices), " devices can be served");

@@ -29,7 +29,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         if (device.index() >= 0 && device.index() < device_count) current_device = device.index();
     }
 
-    // A stream's id is the handle of its queue; 0 is the queue of the device's own.
+    // A stream's id is the handle of its queue; 0 is the device's own queue.
 
     c10::Stream getStream(c10::Device device) const override {
         return stream(device, current_streams[index_of(device)]);

@@ -42,7 +42,7 @@ STRIDES = struct.Struct("@18q6Ii0q")
 REDUCTION = struct.Struct("@20q12I3I2i0q")
 PRODUCT = struct.Struct("@9q3I0q")
 
-#: The bytes of a Sum there.
+#: The bytes of the struct Sum of `arithmetic`.
 SUM_BYTES = 8
 
 #: What a kernel takes: memory (None), and structs of so many bytes.
@@ -59,7 +59,7 @@ ARGUMENTS = {
 
 
 class Kernels:
-    """The kernels of one device, for one thread: arguments are set in them."""
+    """The kernels of one device, for one thread: a kernel object holds its arguments."""
 
     def __init__(self, source: OpenCLSubAllocator) -> None:
         from bfc.copying import opencl_stream
@@ -163,8 +163,8 @@ def _padded(numbers: Sequence[int], filling: int) -> tuple[int, ...]:
 
 
 def fill(out: torch.Tensor, value: float, place: Place) -> bool:
-    """Every item becomes `value`. Where they lie without gaps, of any dtype, and without a
-    kernel."""
+    """Sets every item to `value`. If the items lie without gaps, they may have any dtype, and no
+    kernel is needed."""
     if out.is_neg() or out.is_conj():
         return False
     if out.numel() == 0:

@@ -282,10 +282,10 @@ inline at::Tensor& mm_out(const at::Tensor& self, const at::Tensor& other, at::T
     return on_host<at::_ops::mm_out>::call(self, other, out);
 }
 
-// Below this, every whole number is a double.
+// Below this, every whole number is exact as a double.
 constexpr double kExact = 9007199254740992;
 
-// Never on the host: what the kernel does not serve is a copy of one number to all places.
+// Never on the host: where the kernel does not serve, one number is copied to all places.
 inline at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
     if (self.numel() == 0) return self;
     const bool is_exact = value.isFloatingPoint() || (!value.isComplex() && std::abs(value.toDouble()) < kExact);

@@ -1,5 +1,5 @@
-// The cells of LSTM and GRU. PyTorch asks every back end but its CPU's for these, so the fallback finds none: the CPU
-// does without. Here they run on the host.
+// The cells of LSTM and GRU. PyTorch calls these on every back end except the CPU, which has none, so the fallback to
+// the CPU finds nothing to call. Here they run on the host.
 #pragma once
 
 #include "operators.hpp"

@@ -22,7 +22,7 @@ constexpr c10::DeviceIndex kMostDevices = 64;
 
 inline bfc::DeviceAllocator<kType> allocator;
 inline std::atomic<c10::DeviceIndex> device_count{0};
-inline std::atomic<bool> is_child{false};   // of a process that had started OpenCL
+inline std::atomic<bool> is_child{false};   // whether this is a forked child of a process that had started OpenCL
 
 inline thread_local c10::DeviceIndex current_device = 0;
 inline thread_local std::array<c10::StreamId, kMostDevices> current_streams{};
@@ -47,7 +47,7 @@ inline bool python_is_gone() noexcept {
 #endif
 }
 
-// Calls a method of the runtime, with the GIL held. An error of Python's goes on as PyTorch passes them.
+// Calls a method of the runtime, with the GIL held. A Python error is passed on as PyTorch passes on its own.
 template <class... Arguments>
 py::object ask(const char* name, Arguments&&... arguments) {
     refuse_child();
@@ -68,7 +68,7 @@ void tell(const char* name, Arguments&&... arguments) {
     ask(name, std::forward<Arguments>(arguments)...);
 }
 
-// The same for an answer that C++ knows.
+// The same, for an answer of a C++ type.
 template <class Answer, class... Arguments>
 Answer ask_for(const char* name, Arguments&&... arguments) {
     py::gil_scoped_acquire gil;

@@ -58,7 +58,8 @@ class DevicePlace:
         return self.queue_of(self._extension.current_stream(self.index))
 
     def queue_of(self, stream: int) -> Any:
-        """The pyopencl.CommandQueue of a stream, by its id. Raises ValueError for others' ids."""
+        """The pyopencl.CommandQueue of a stream, by its id. Raises ValueError if the id is not one
+        of its streams."""
         found = self._queues.get(stream)
         if found is None:
             raise ValueError(

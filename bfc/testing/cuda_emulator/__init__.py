@@ -24,7 +24,7 @@ that a real driver would have punished are noted as complaints. Copies of two an
 work.
 
 **What it does not do.** It runs no kernels: modules and libraries take any code, and a launch waits
-in its stream's queue and then does nothing, so that nothing of what its kernel writes is there.
+in its stream's queue and then does nothing, so that nothing is there that its kernel would write.
 There are no graphs, no arrays and copies of them, no sharing with other processes; those calls give
 CUDA_ERROR_NOT_SUPPORTED. The CUDA runtime (cudart) checks whose driver it runs on and refuses this
 one, and so do CuPy and PyTorch; cuda-python, cuda.core and Numba's driver calls run. Its calls take

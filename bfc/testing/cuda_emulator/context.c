@@ -126,7 +126,7 @@ API cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return emulator_end(&call, CUDA_SUCCESS);
 }
 
-/* Who has retained the context still has to release it. */
+/* Whoever has retained the context still has to release it. */
 API cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     struct call call = CALL("cuDevicePrimaryCtxReset");
@@ -276,7 +276,7 @@ API cuCtxGetDevice(CUdevice *out)
     return emulator_end(&call, out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-/* What takes a context or, when it is null, the current one. */
+/* For calls that take a context, or null for the current one. */
 static CUresult chosen(CUcontext handle, struct context **out)
 {
     CUresult result = CUDA_SUCCESS;

@@ -288,7 +288,7 @@ EXPORT size_t emu_live_events(void)
     return count;
 }
 
-/* Only those that were created: the legacy stream and those of threads are nobody's. */
+/* Counts only streams that a caller created, not the legacy stream and those of threads. */
 static size_t count_streams(void)
 {
     size_t count = 0;

@@ -332,7 +332,7 @@ class Driver:
         self.library.emu_set_others(device, nbytes)
 
     def set_free(self, device: int, nbytes: int) -> None:
-        """Let other processes use as much as leaves this free now.
+        """Let other processes use so much that this many bytes are free now.
 
         Parameters
         ----------
@@ -663,7 +663,7 @@ class Driver:
 
 
 def _number(stream: object) -> int:
-    """The handle in a number, a CUstream, or what says __cuda_stream__."""
+    """The handle in a number, a CUstream, or an object with __cuda_stream__."""
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
     return int(stream)  # type: ignore[call-overload, no-any-return]

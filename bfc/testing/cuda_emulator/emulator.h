@@ -82,12 +82,12 @@ struct access {
 
 enum { AT_DEVICE = 1, AT_HOST = 2, AT_HOST_NODE = 3 };
 
-/* The three streams that have no object of their own at the caller's. */
+/* The three streams that a caller names without having created them. */
 #define LEGACY_STREAM ((CUstream)(uintptr_t)1)
 #define PER_THREAD_STREAM ((CUstream)(uintptr_t)2)
 
 /* CLOSED: a stream that was destroyed with work left. STALE: lived when the machine was made anew;
- * who frees such a thing later is no culprit. */
+ * freeing such a thing later is no mistake. */
 enum state { UNUSED = 0, ALIVE, CLOSED, DEAD, STALE };
 
 enum kind { DEVICE, MANAGED, HOST, REGISTERED, POOLED, MAPPED };
@@ -311,7 +311,7 @@ enum {
     STARTED = 1,           /* cuInit */
     CONTEXT = 2 | STARTED, /* a current context that is alive */
     UNSAFE = 4,            /* not while somebody captures */
-    FREEING = 8,           /* done if the address is of a machine before this one */
+    FREEING = 8,           /* success without effect if the address is from before a reset */
 };
 
 #define BEGIN(call, needs) \

@@ -57,7 +57,7 @@ static void capture_end(struct capture *capture)
     free(capture);
 }
 
-/* The stream goes while it captures: who began here can never end. */
+/* The stream goes while it captures. Nobody could end a capture that began on it any more. */
 static void capture_leave(struct stream *stream)
 {
     if (!stream->capture)

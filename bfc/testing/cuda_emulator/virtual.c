@@ -31,7 +31,7 @@ static bool aligned(uint64_t number)
     return number && number % GRANULARITY == 0;
 }
 
-/* For what is wrong in itself: the caller should have known. */
+/* Refuses a call that is wrong in itself, with a complaint: the caller should have known. */
 static CUresult refuse(struct call *call, const char *problem)
 {
     bool has_place = call->address != NO_NUMBER;
@@ -212,7 +212,7 @@ API cuMemCreate(uint64_t *out, size_t bytes, const struct wanted *wanted, unsign
     return emulator_end(&call, CUDA_SUCCESS);
 }
 
-/* STALE is success without a thing to do. */
+/* For a STALE handle it succeeds with NULL: there is nothing to do. */
 static CUresult physical_find(struct call *call, uint64_t handle, struct physical **out)
 {
     struct physical *physical = slab_find(&machine.physicals, memory_at(handle));

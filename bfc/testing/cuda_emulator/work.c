@@ -241,7 +241,7 @@ CUresult wait_record(struct call *call, struct record *record)
     return result;
 }
 
-/* Queues the work and waits for it. Who gives up waiting takes the work back: its memory may be
+/* Queues the work and waits for it. A caller that gives up takes the work back: its memory may be
  * gone once the caller has returned. */
 CUresult work_block(struct call *call, struct work *work, struct stream *stream)
 {
