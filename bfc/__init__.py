@@ -1,19 +1,19 @@
 """A GPU memory allocator that you can use, see into and trust.
 
-Importing it calls no driver and no NumPy. What stands on a line below imports only from lines above
-it. In order:
+Importing it calls no driver and does not import NumPy. Each line of the list imports only from
+lines above it. In order:
 
     native/, include/, units.py, streams.py, devices.py   words, and structures in C++
     interpreter/, errors.py
-    _core.pyx, files.py, compiling.py, drivers/   the engine; all that calls a driver
-    cuda.py, pytorch/, suballocators/             PyTorch's words; where regions come from
+    _core.pyx, files.py, compiling.py, drivers/   the engine; all code that calls a driver
+    cuda.py, pytorch/, suballocators/             PyTorch's terms; where regions come from
     snapshots/, buffers/
-    allocators/                                   the machine that the policies share
+    allocators/                                   the code that the policies share
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     integrations/, study/                         other libraries; policies compared
     browser/                                      a run as a page for the browser
-    cli/, testing/                                use `bfc` as a user does
+    cli/, testing/                                they use `bfc` as a user does
     __main__.py
 """
 

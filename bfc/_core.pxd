@@ -2,8 +2,8 @@
 
 A *region* is one block from a sub-allocator. *Chunks* tile it: in use or free, linked to their neighbours in address
 order, named by a *handle* (an index, never a pointer). Free chunks stand in a set of *bins* ordered by (size, address).
-A pool knows integers only. It calls no device, holds no Python object, and runs without the GIL; the compiler holds it
-to that. docs/walk.md follows one allocation and one free through here.
+A pool knows integers only. It calls no device, holds no Python object, and runs without the GIL, which the compiler
+checks. docs/walk.md follows one allocation and one free through here.
 """
 
 cimport cython
@@ -18,23 +18,23 @@ ctypedef uint32_t ChunkHandle
 cdef enum:
     NO_CHUNK = 0xFFFFFFFF           # nothing fits, or no neighbour
     NO_HOST_MEMORY = 0xFFFFFFFE     # the bookkeeping could not grow; nothing has changed
-    MINIMUM_SIZE = 256              # every chunk starts at a multiple of it
+    MINIMUM_SIZE = 256              # every chunk starts at a multiple of this
 
 cdef enum ChunkState:
     DELETED                         # a record on the slot list
-    FREE                            # in one bin
+    FREE                            # listed in one bin
     IN_USE
     WAITING                         # freed by its owner, while another stream may still use it
-    UNMAPPED                        # reserved addresses without memory; in no bin, and merged with no free chunk
+    UNMAPPED                        # reserved addresses without memory; in no bin, and not merged with free chunks
     LEAVING                         # free memory of a range that is being unmapped, or that could not be; in no bin
-    ABSENT                          # addresses whose pages are used through others; in no bin, and merged with nothing
+    ABSENT                          # its pages are in use at other addresses; in no bin, and not merged with anything
 
 cdef struct Chunk:                  # 64 bytes, one cache line
     uint64_t ptr
     uint64_t size
     uint64_t requested_size         # what the caller asked for
     int64_t allocation_id           # > 0 and never used twice; -1 where the chunk is not in use
-    uint64_t freed_at_count         # when it was freed: by the timing counter, by the pool's clock; or 0
+    uint64_t freed_at_count         # when it was freed, by the timing counter or by the pool's clock; or 0
     uint64_t stream
     ChunkHandle prev                # the neighbours in the same region; in a deleted record `next` is the next slot
     ChunkHandle next
@@ -46,11 +46,11 @@ cdef enum:
     USED_ELSEWHERE = 0x100          # a stream other than the chunk's own may use it: see record_stream
     INDEXED = 0x200                 # its address is in the table of starts
     EXPORTED = 0x400                # another object holds a view of its memory
-    COUNTED = 0x800                 # set and cleared under one lock, to find a chunk that is listed twice
-    LEFT_BEHIND = 0x1000            # its free was left to a later call, and the list of such frees was full
+    COUNTED = 0x800                 # set and cleared while the lock is held, to detect a chunk that is listed twice
+    LEFT_BEHIND = 0x1000            # its free was left to a later call, but the list of such frees had no room for it
     TRACED = 0x2000                 # Python's tracemalloc knows of it
-    OWNER_SHIFT = 16                # from this bit on: the number of its owner, while it is in use or waits; 0: nobody
-    MARKS = 0xFFFF2000              # both of these: what ends with its use
+    OWNER_SHIFT = 16                # from this bit up: its owner's number while it is in use or WAITING; 0: nobody
+    MARKS = 0xFFFF2000              # TRACED and the owner: the bits that are cleared when the chunk goes out of use
 
 cdef struct Region:
     uint64_t ptr
@@ -224,16 +224,16 @@ cdef extern from "torch_sizes.hpp" namespace "bfc" nogil:
     cbool is_large "bfc::TorchSizes::is_large"(uint64_t rounded)
 
 cdef enum:
-    SMALL = 0                       # kinds of chunks, where a policy counts them apart
+    SMALL = 0                       # kinds of chunks, if the policy counts them separately
     LARGE = 1
     NO_LANE = 0xFFFFFFFF
-    IN_RANGES = 0xFFFFFFFF          # as a lane's thread: the chunks of a lane that lie in ranges
+    IN_RANGES = 0xFFFFFFFF          # a value of Lane.thread: the chunks of a lane that lie in ranges
 
 cdef extern from *:
     """
     static const uint64_t BFC_IN_REGIONS = uint64_t{1} << 63;
     """
-    const uint64_t IN_REGIONS "BFC_IN_REGIONS"  # in a lane's thread: what lies in regions where others map pages
+    const uint64_t IN_REGIONS "BFC_IN_REGIONS"  # a bit of Lane.thread: its chunks lie in regions; other lanes map pages
 
 cdef extern from *:
     """
@@ -241,7 +241,7 @@ cdef extern from *:
     static const uint64_t BFC_TOO_LARGE = uint64_t{1} << 60;
     """
     const uint64_t UNLIMITED "BFC_UNLIMITED"
-    const uint64_t TOO_LARGE "BFC_TOO_LARGE"    # PyTorch refuses a request of so many bytes untried
+    const uint64_t TOO_LARGE "BFC_TOO_LARGE"    # PyTorch refuses a request of this many bytes without trying it
 
 cdef struct Lane:                   # in PyTorch's policy: free chunks of one stream in one private pool
     uint64_t pool[2]                # (0, 0): the default pool
@@ -252,20 +252,20 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     Bins* bins
     uint64_t split_remainder        # split where at least this much is left over
     cbool split_at_twice            # or if the chunk is at least twice the request
-    cbool counts_pieces             # in PyTorch's counts of what is split off; not where the regions are ranges
+    cbool counts_pieces             # whether PyTorch counts its split-off chunks: not if its regions are ranges
     cbool is_range                  # its regions are ranges: reserved addresses, part of which have no memory
     cbool looks_in_ranges           # a request looks in `ranges`, too
     uint32_t ranges                 # the set of bins for the lane's chunks of this kind in ranges; 0: there is none
     uint64_t oversize               # a chunk of at least this serves no smaller request, and is not split
-    uint64_t oversize_slack         # and serves a larger request only if less than this is left over
+    uint64_t oversize_slack         # and it serves a larger request only if less than this is left over
     uint64_t ticks                  # what a search adds to the pool's clock
     uint32_t kind
-    uint32_t regions                # how many have their chunks here
+    uint32_t regions                # how many regions have their chunks in these bins
     Lane lane
-    uint64_t cuts_below             # a request of at least this takes its chunk whole: `oversize`, or no limit
-    uint64_t mapped_bytes           # of ranges
-    Window* window                  # of a range whose pages may have further addresses: its slots; else NULL
-    uint64_t asleep                 # 1: what its ranges hold has no memory now, and is not counted as reserved
+    uint64_t cuts_below             # a request of at least this gets an unsplit chunk: `oversize`, or no limit
+    uint64_t mapped_bytes           # in the ranges
+    Window* window                  # the slots of a range whose pages may have further addresses; else NULL
+    uint64_t asleep                 # 1: its ranges have no memory now, and are not counted as reserved
     uint64_t unused                 # 128 bytes in all: finding one by its index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
@@ -275,32 +275,32 @@ cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch
     uint64_t largest_alloc_size
     uint64_t pool_bytes
     uint64_t peak_pool_bytes
-    uint64_t bytes_waiting          # the part of bytes_in_use that is freed already and waits for a stream
+    uint64_t bytes_waiting          # the part of bytes_in_use that its owner has freed, and that waits for a stream
 
 
-cdef struct Events:                 # a trace, and where its replay writes
+cdef struct Events:                 # a trace, and the arrays that its replay writes to
     const uint8_t* op               # ALLOCATE, DEALLOCATE or RELEASE
-    const uint32_t* number          # of the allocation, an index into `handles`
+    const uint32_t* number          # the number of the allocation: an index into `handles`
     const uint64_t* size
     const uint16_t* stream
-    ChunkHandle* handles            # what is live; else NO_CHUNK
-    uint64_t* addresses             # one an event
+    ChunkHandle* handles            # by the number of the allocation; NO_CHUNK if it is not live
+    uint64_t* addresses             # one for each event
     size_t count
-    Lane lane                       # where a policy has lanes: whose chunks, but for the stream
-    cbool by_stream                 # which the trace names then
-    const uint16_t* owner           # of each allocation, a number that the pool knows; NULL: none has one
-    Timeline* timeline              # what is written down of it over time; NULL: nothing is
+    Lane lane                       # if the policy has lanes: the lane, except for its stream
+    cbool by_stream                 # whether to take the stream from the trace
+    const uint16_t* owner           # the owner of each allocation, by its number; NULL: none has an owner
+    Timeline* timeline              # the figures over time; NULL: none are recorded
 
 cdef enum:
     ALLOCATE = 0
     DEALLOCATE = 1
-    RELEASE = 2                     # of all that is cached: the pool's caller does that
+    RELEASE = 2                     # empties the cache: the pool's caller does that
 
 ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
 ctypedef ChunkHandle (*AskPages)(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                  cbool indexed) noexcept nogil
 
-cdef struct Tally:                  # bytes asked for, of a replay
+cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
     uint64_t peak_live
 
@@ -312,36 +312,36 @@ cdef class SharedCounter:
 
 @cython.final
 cdef class Pool:
-    cdef void* chunk_block              # what realloc gave; `chunks` is its first cache line
+    cdef void* chunk_block              # from realloc; `chunks` begins at the first cache line in it
     cdef Chunk* chunks
-    cdef size_t skipped                 # the bytes of the block before it
+    cdef size_t skipped                 # the bytes of the block before `chunks`
     cdef size_t chunk_count
     cdef size_t chunk_capacity
     cdef uint64_t granularity           # a power of two from MINIMUM_SIZE on: what BFC rounds sizes up to
     cdef ChunkHandle free_slot
-    cdef Starts starts                  # the chunks in use, by address, but for those of a replay under way
+    cdef Starts starts                  # the chunks in use by address, except those of a replay in progress
     cdef vector[BinSet] bin_sets
     cdef cmap[uint64_t, Region] regions  # by end address
-    cdef OwnedBytes owned               # in use, by the owner's number
+    cdef OwnedBytes owned               # the bytes in use by the owner's number
     cdef int64_t next_allocation_id
-    cdef int64_t release_id             # what the history notes of memory that goes while the cache is emptied; or 0
+    cdef int64_t release_id             # the allocation_id in the history of segments freed by emptying the cache; or 0
     cdef Counters counters
-    cdef SharedCounter timing_counter   # None: frees carry no timestamp
+    cdef SharedCounter timing_counter   # None: frees have no timestamp
     cdef void* timing
     cdef uint64_t safe_frontier
     cdef uint64_t unchecked             # changes since a debug build's last check
     cdef vector[ChunkHandle] timestamped
-    cdef Usage* usage                   # with lanes: what PyTorch counts. NULL: chunks have one set of bins, BFC's
-    cdef History* history               # NULL: nothing is written down
+    cdef Usage* usage                   # with lanes: PyTorch's counts. NULL: all chunks are in one set of bins
+    cdef History* history               # NULL: nothing is recorded
     cdef TorchSizes sizes
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
-    cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane takes its place
+    cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
     cdef cbool has_options              # whether a lane may have ranges, a limit of oversize chunks, or ticks
-    cdef void* pages                    # who keeps the pages that have several addresses; NULL: there are none
-    cdef TellPages free_view             # and frees a chunk that lies in no window
-    cdef AskPages find_elsewhere        # what serves a request that no chunk fits, or NO_CHUNK
-    cdef TellPages small_page_is_free    # and is told where a whole page of a range of small chunks is free
+    cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
+    cdef TellPages free_view             # its function that frees a chunk that lies in no window
+    cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
+    cdef TellPages small_page_is_free    # its function to call when a whole page of a range of small chunks is free
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1

@@ -4,8 +4,8 @@ class SharedCounter:
     """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
 
     `BFCAllocator.set_timing_counter` gives each free its next count. `allocate_raw(freed_before=...)`
-    then uses no memory that was freed at a later count, and `BFCAllocator.set_safe_frontier` says up to
-    which count the device has come.
+    then uses no memory that was freed at a later count, and `BFCAllocator.set_safe_frontier` says which
+    count the device has reached.
 
     Examples
     --------

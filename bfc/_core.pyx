@@ -1,4 +1,4 @@
-"""The pool: best fit with coalescing over integers. `_core.pxd` has its data layout and its words."""
+"""The pool: best fit with coalescing over integers. `_core.pxd` has its data layout and its terms."""
 
 cimport cython
 from cython.operator cimport dereference as deref, postincrement
@@ -49,7 +49,7 @@ cdef enum:
     FIRST_CHUNKS = 64
     CHUNKS_CHECKED_AT_EACH_CHANGE = 256
     LOOK_AHEAD = 6                  # events
-    FITS_THE_CACHE = 4096           # chunks: a quarter of a megabyte of records
+    FITS_THE_CACHE = 4096           # chunks: their records take a quarter of a megabyte
 
 
 cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
@@ -77,8 +77,8 @@ cdef class SharedCounter:
     """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
 
     `BFCAllocator.set_timing_counter` gives each free its next count. `allocate_raw(freed_before=...)`
-    then uses no memory that was freed at a later count, and `BFCAllocator.set_safe_frontier` says up to
-    which count the device has come.
+    then uses no memory that was freed at a later count, and `BFCAllocator.set_safe_frontier` says which
+    count the device has reached.
 
     Examples
     --------
@@ -106,9 +106,9 @@ cdef class SharedCounter:
 
 cdef inline void look_ahead(Events* events, Chunk* chunks, size_t chunk_count, size_t i) noexcept nogil:
     """Prefetches what later frees will touch: their entry in the table, then the chunk, then its neighbours. A trace
-    tells them in advance, and each would be a cache miss if thousands of chunks are live.
+    names them in advance, and each would be a cache miss if thousands of chunks are live.
 
-    It has no branch: if there is no such chunk (an allocation to come, no neighbour), it prefetches the first one.
+    It has no branch: if there is no such chunk (it is not allocated yet, or has no neighbour), it prefetches the first.
     """
     cdef size_t j = i + 3 * LOOK_AHEAD
     if j >= events.count:
@@ -155,12 +155,12 @@ cdef class Pool:
         return <uint32_t>(self.bin_sets.size() - 1)
 
     cdef int use_lanes(self) except -1:
-        """Keeps chunks apart by lane and by kind from now on, and counts as PyTorch does."""
+        """From now on keeps chunks of different lanes and kinds apart, and counts as PyTorch does."""
         self.usage = new Usage()
         return 0
 
     cdef inline uint32_t find_lane(self, Lane* lane) noexcept nogil:
-        """The lane's set of bins for small chunks, behind which its set for large ones stands; or NO_LANE.
+        """The index of the lane's set of bins for small chunks, or NO_LANE. Its set for large ones has the next index.
 
         A program has few lanes, and asks for the same one again and again."""
         cdef uint32_t i = self.last_lane
@@ -173,7 +173,7 @@ cdef class Pool:
         return NO_LANE
 
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
-        """Opens a lane, in the place of one without regions if there is one. NO_LANE: the host is out of memory."""
+        """Opens a lane, reusing the record of one without regions if it can. NO_LANE: the host is out of memory."""
         cdef uint32_t i, kind
         cdef BinSet* opened
         for i in range(0, <uint32_t>self.bin_sets.size(), 2):
@@ -220,8 +220,8 @@ cdef class Pool:
         return True
 
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil:
-        """The set of bins for what a set's lane has in ranges; a new one, if need be. NO_LANE: the host is out of
-        memory."""
+        """The set of bins for the chunks in ranges of the same lane and kind; a new one, if need be. NO_LANE: the host
+        is out of memory."""
         cdef uint32_t pair = bin_set & ~<uint32_t>1, added = <uint32_t>self.bin_sets.size(), kind
         if self.bin_sets[bin_set].ranges == 0:
             if not self.open_pair():
@@ -252,7 +252,7 @@ cdef class Pool:
         self.history.add(record)
 
     cdef inline void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil:
-        """Says whose a chunk is that was handed out just now. `owned` knows the owner, or it is 0: nobody."""
+        """Sets the owner of a chunk that was just handed out: a number that `owned` knows, or 0 for nobody."""
         if owner == 0:
             return
         self.owned.give(&self.chunks[handle], owner)
@@ -281,13 +281,13 @@ cdef class Pool:
                                               uint64_t stream, uint64_t freed_before, cbool indexed,
                                               cbool counts, cbool options, cbool paged) noexcept nogil:
         """`counts`, here and below: whether PyTorch's counts are kept. `options`: whether its options are used, too.
-        `paged`: whether pages may have several addresses. play() knows all three when it is compiled."""
+        `paged`: whether pages may have several addresses. In play() all three are compile-time constants."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if options and wanted.looks_in_ranges:
-            wanted = self.find_in_ranges_too(wanted, rounded, &in_ranges)   # not &found: that would keep it in memory
+            wanted = self.find_in_ranges_too(wanted, rounded, &in_ranges)   # not &found: it should stay in registers
             if wanted == NULL:
                 return in_ranges.handle
             found = in_ranges
@@ -298,7 +298,7 @@ cdef class Pool:
                 return NO_CHUNK
             if options and found.size >= wanted.oversize and (rounded < wanted.oversize
                                                               or found.size - rounded >= wanted.oversize_slack):
-                wanted.bins.insert(found.size, found.address, found.handle)     # put back: any other chunk is as large
+                wanted.bins.insert(found.size, found.address, found.handle)     # put back: no other fit is smaller
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
@@ -307,8 +307,8 @@ cdef class Pool:
         return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts, options, paged)
 
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
-        """Takes the best fit among a lane's chunks in regions and in ranges out of its bin. Returns the set that it was
-        in. NULL: the handle in `found` says why there is none."""
+        """Takes the best fit among a lane's chunks, in regions and in ranges, out of its bin. Returns the set of bins
+        that held it. NULL: the handle in `found` says why there is none."""
         cdef BinSet* ranges = &self.bin_sets[wanted.ranges]
         cdef int where
         found.handle = NO_HOST_MEMORY
@@ -338,7 +338,7 @@ cdef class Pool:
     cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
                                      uint64_t stream, cbool indexed, cbool counts, cbool options,
                                      cbool paged) noexcept nogil:
-        """Puts a free chunk, which has been taken out of its bin, to use. Needs a reserve() before it."""
+        """Hands out a free chunk that has been taken out of its bin. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # a branch would be mispredicted
@@ -402,7 +402,7 @@ cdef class Pool:
             self.chunks[handle].state &= ~<uint32_t>INDEXED
 
     cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil:
-        """Prefetches both neighbours of a chunk, which its free is about to look at."""
+        """Prefetches both neighbours of a chunk that is about to be freed: the free looks at them."""
         cdef Chunk* chunk = &self.chunks[handle]
         prefetch(&self.chunks[chunk.prev if chunk.prev != NO_CHUNK else handle])
         prefetch(&self.chunks[chunk.next if chunk.next != NO_CHUNK else handle])
@@ -415,7 +415,7 @@ cdef class Pool:
 
     cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
                                      cbool is_plain) noexcept nogil:
-        """`is_plain`: the chunk's state is IN_USE and nothing else: it has no owner either."""
+        """`is_plain`: the chunk's state is exactly IN_USE, with no other bits, so it has no owner either."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
         if paged and owner.is_range and owner.window == NULL:
@@ -453,7 +453,7 @@ cdef class Pool:
 
     cdef inline void give_to_window(self, BinSet* owner, ChunkHandle handle, uint64_t ptr,
                                     uint64_t size) noexcept nogil:
-        """Notes in a range that these bytes, now a part of a free chunk, have become free."""
+        """Tells a range's window that these bytes, now a part of a free chunk, have become free."""
         if owner.window.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
                 and owner.kind == SMALL:
             self.small_page_is_free(self.pages, handle)
@@ -498,7 +498,7 @@ cdef class Pool:
         self.counters.peak_pool_bytes = self.counters.pool_bytes
 
     cdef Counters totals(self) noexcept nogil:
-        """The counters. In PyTorch's policy some of them come from `usage`."""
+        """The counters. Under PyTorch's policy some of them are computed from `usage`."""
         cdef Counters totals = self.counters
         cdef Gauge gauge
         if self.usage != NULL:
@@ -542,7 +542,7 @@ cdef class Pool:
         return bfc_find_start(self.starts, self.chunks, ptr)
 
     cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil:
-        """A chunk for a request that the lane's free chunks fit. NO_CHUNK else, and then nothing has changed."""
+        """A chunk for a request, if one of the lane's free chunks fits. Else NO_CHUNK, and nothing has changed."""
         cdef uint64_t rounded = self.sizes.round(requested)
         cdef uint64_t clock = self.clock
         cdef ChunkHandle handle = NO_CHUNK
@@ -561,7 +561,7 @@ cdef class Pool:
         return handle
 
     cdef ChunkHandle allocate_in_range(self, Lane* lane, uint64_t requested) noexcept nogil:
-        """The same, rounded as BFC does."""
+        """Like allocate_in_lane, but rounds the request as BFC does."""
         cdef uint64_t rounded = round_up(requested, self.granularity)
         cdef uint32_t bin_set = self.find_lane(lane)
         cdef ChunkHandle handle
@@ -574,7 +574,7 @@ cdef class Pool:
         return handle
 
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
-        """Frees what one stream alone has used, and nobody views. False for all else, and then nothing has changed."""
+        """Frees a chunk that only one stream has used and nobody views. Else returns False, and nothing has changed."""
         cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
         if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>MARKS != IN_USE | INDEXED:
             return False
@@ -582,7 +582,7 @@ cdef class Pool:
         return self.free_chunk(handle)
 
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil:
-        """Frees a chunk in use, unless other streams use it, too. False, and then nothing has changed."""
+        """Frees a chunk in use, unless other streams use it, too: then returns False, and nothing has changed."""
         return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
 
     cdef uint64_t largest_free(self) noexcept nogil:
@@ -596,8 +596,8 @@ cdef class Pool:
     # -- replay -------------------------------------------------------------------------------------------------------
 
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-        """Runs events from `start` on, up to the first that it cannot serve, whose number it returns, or `end`. None of
-        them may be a RELEASE.
+        """Runs events from `start` on, until `end` or until it cannot serve one. Returns the number of the event where
+        it stopped. None of the events may be a RELEASE.
 
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
         granularity.
@@ -616,13 +616,13 @@ cdef class Pool:
         return self.play_loop(events, start, end, tally, False, False, False, False)
 
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
-        """What is true now, after an event."""
+        """The timeline's row for the state after an event."""
         return TimelineRow(event, live, self.used_now(), self.counters.pool_bytes, self.largest_free(),
                            timeline.refused, timeline.driver_calls)
 
     cdef inline void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil:
-        """Adds an event to the timeline if it is an extreme so far: the end of a fall, where the next event allocates
-        (`rises`), or else of a rise. In between there is none."""
+        """Adds an event to the timeline if the bytes are at an extreme: a new minimum if the next event allocates
+        (`rises`), else a new maximum. Only an allocation can follow a minimum, and only a free a maximum."""
         if timeline.is_extreme(live, self.used_now(), rises):
             timeline.note_extreme(self.row_after(timeline, event, live), rises)
 
@@ -642,7 +642,7 @@ cdef class Pool:
         cdef uint64_t* addresses = events.addresses
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
-        cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane comes or goes in this loop
+        cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
@@ -709,7 +709,7 @@ cdef class Pool:
         return above != self.regions.end() and deref(above).second.ptr < ptr + size
 
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil:
-        """Takes a block in as one free chunk, `join`ed to the region that ends where it starts, if there is one.
+        """Adds a block as one free chunk. With `join`, it extends the region that ends where the block starts, if any.
 
         False: the host is out of memory, and nothing has changed.
         """
@@ -748,7 +748,7 @@ cdef class Pool:
 
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil:
-        """Writes the record of a chunk that is nobody's, without neighbours."""
+        """Writes the record of a chunk that has neither an owner nor neighbours."""
         cdef Chunk* chunk = &self.chunks[handle]
         chunk.ptr = ptr
         chunk.size = size
@@ -761,7 +761,8 @@ cdef class Pool:
         chunk.state = state
 
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil:
-        """The regions without a chunk in use, or all, in address order; no ranges. False: the host is out of memory."""
+        """Lists regions in address order, without ranges: all, or those without a chunk in use. False: the host is out
+        of memory."""
         cdef cmap[uint64_t, Region].iterator it = self.regions.begin()
         cdef ChunkHandle handle
         while it != self.regions.end():
@@ -826,13 +827,13 @@ cdef class Pool:
     cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size,
                                  uint64_t freed_at_count) noexcept nogil:
         """Cuts the tail off as a free chunk of its own. It is not merged to the right: without timestamps no two
-        neighbours are free, and with them upstream does not merge it either."""
+        neighbours are free, and with them TensorFlow does not merge it either."""
         cdef ChunkHandle rest_handle = self.take_slot()
         cdef Chunk* chunk = &self.chunks[handle]
         cdef Chunk* rest = &self.chunks[rest_handle]
         rest.ptr = chunk.ptr + size
         rest.size = chunk.size - size
-        rest.requested_size = chunk.requested_size      # stale in both, as PyTorch's snapshots show it
+        rest.requested_size = chunk.requested_size      # the old value stays in both, and PyTorch's snapshots show it
         rest.allocation_id = -1
         rest.freed_at_count = freed_at_count
         rest.stream = chunk.stream
@@ -901,7 +902,7 @@ cdef class Pool:
     # -- timestamped frees --------------------------------------------------------------------------------------------
 
     cdef SharedCounter set_timing_counter(self, SharedCounter counter):
-        """Returns the one before: dropped under the lock, its finaliser would wait for that lock."""
+        """Returns the old one, for the caller to drop later: under the lock, its finaliser would wait for that lock."""
         cdef SharedCounter before = self.timing_counter
         self.timing_counter = counter
         self.timing = <void*>counter if counter is not None else NULL
@@ -910,7 +911,7 @@ cdef class Pool:
     # -- records ------------------------------------------------------------------------------------------------------
 
     cdef inline cbool reserve(self, Bins* bins) noexcept nogil:
-        """Room for one more chunk, so that nothing can fail half-way. False: the host is out of memory."""
+        """Makes room for one more chunk, so that nothing can fail half-way. False: the host is out of memory."""
         if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
             return False
         return bins.reserve()
@@ -935,7 +936,7 @@ cdef class Pool:
         return True
 
     cdef inline ChunkHandle take_slot(self) noexcept nogil:
-        """A record, most recently deleted first. Needs a reserve() before it."""
+        """An unused record, the most recently deleted one first. Needs a reserve() before it."""
         cdef ChunkHandle handle = self.free_slot
         if handle != NO_CHUNK:
             self.free_slot = self.chunks[handle].next
@@ -952,7 +953,7 @@ cdef class Pool:
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
     cdef cbool check_is_due(self) noexcept nogil:
-        """Whether a debug build should check now: after every change of a small pool, less often of a large one."""
+        """Whether a debug build should check now: after every change of a small pool, and less often in a large one."""
         self.unchecked += 1
         if self.unchecked * CHUNKS_CHECKED_AT_EACH_CHANGE < self.chunk_count:
             return False

@@ -1,4 +1,4 @@
-"""What is compiled when it is first used: with which compiler, and where the result is kept."""
+"""What is compiled when it is first used: the compiler for it, and where the result is kept."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def cache() -> Path:
 
 
 def compiler(variable: str, usual: str) -> list[str] | None:
-    """The command of a compiler, with its whole path: what an environment variable names, or else
-    the usual one. None where it is not there."""
+    """The command of a compiler, with its full path: the one that an environment variable names, or
+    else the usual one. None if it is not installed."""
     command = shlex.split(os.environ.get(variable) or usual)
     found = shutil.which(command[0])
     return None if found is None else [found, *command[1:]]
 
 
 def needed(variable: str, usual: str, language: str, what: str) -> list[str]:
-    """The same, of a compiler that must be there. Raises DeviceUnavailableError, which says what
-    it was to compile."""
+    """Like `compiler`, for a compiler that must be there. Else raises DeviceUnavailableError, which
+    says what was to be compiled."""
     command = compiler(variable, usual)
     if command is None:
         name = shlex.split(os.environ.get(variable) or usual)[0]
@@ -46,8 +46,8 @@ def needed(variable: str, usual: str, language: str, what: str) -> list[str]:
 
 @contextlib.contextmanager
 def kept_in(folder: Path, what: str) -> Iterator[Path]:
-    """A new folder inside one of the cache, to build in; what is to stay is renamed out of it.
-    An error of the file system is a RuntimeError, which says what could not be kept."""
+    """A new folder inside `folder` to build in; the caller renames what it wants to keep out of it.
+    An error of the file system becomes a RuntimeError, which says what could not be kept."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as name:

@@ -1,4 +1,4 @@
-"""What CUDA there is on this machine. Importing this calls no driver; asking does."""
+"""Whether CUDA is available here. Importing this module calls no driver; its functions do."""
 
 from __future__ import annotations
 

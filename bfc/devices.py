@@ -8,15 +8,15 @@ from typing import NamedTuple, Protocol
 
 #: DLPack's numbers for the kinds of memory that it knows.
 DLPACK_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "cuda_managed": 13}
-#: Its codes for dtypes, by NumPy's letter for their kind, and for dtypes of ml_dtypes, by name. The
-#: last ones are known to DLPack since 1.1.
+#: DLPack's codes for dtypes, by NumPy's letter for their kind, and for dtypes of ml_dtypes, by
+#: name. The latter are in DLPack since 1.1.
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 DLPACK_EXTRA_CODES = {
     "bfloat16": 4, "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9,
     "float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13,
     "float8_e8m0fnu": 14,
 }  # fmt: skip
-#: The flags of a capsule.
+#: The flags of a DLPack capsule.
 DLPACK_READ_ONLY, DLPACK_IS_COPIED = 1, 2
 
 

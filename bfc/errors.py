@@ -9,18 +9,18 @@ from bfc.units import format_bytes
 
 
 class PagesInUse(NamedTuple):
-    """How much of its pages an allocator with `virtual_memory` uses when it refuses a request.
+    """How many of its pages an allocator with `virtual_memory` uses when it refuses a request.
 
     Attributes
     ----------
     page_size : int
         The bytes of a page.
     pages : int
-        All pages.
+        The number of all pages.
     in_use : int
-        Those in which something is in use.
+        The number of pages in which something is in use.
     sparse : int
-        Those of which less than a tenth is in use.
+        The number of pages of which something, but less than a tenth, is in use.
     """
 
     page_size: int
@@ -39,7 +39,7 @@ class OutOfMemoryError(MemoryError):
     in_use : int, optional
         The bytes that are allocated.
     reserved : int, optional
-        The bytes that the sub-allocator has given.
+        The bytes that the sub-allocator has handed out to the allocator.
     limit : int, optional
         The allocator's memory limit in bytes.
     largest_free : int, optional
@@ -47,7 +47,7 @@ class OutOfMemoryError(MemoryError):
     fragmentation : float, optional
         The fraction of the free bytes outside the largest free chunk; NaN if nothing is free.
     refused : str, optional
-        Who has refused it, in words.
+        Who refused the request, in words.
     advice : tuple of str, optional
         What to try.
     pages : PagesInUse, optional
@@ -136,7 +136,7 @@ class OutOfMemoryError(MemoryError):
 
 
 def _largest_owners(by_owner: dict[str, int]) -> str:
-    """The three owners with most bytes in use."""
+    """The three owners with the most bytes in use."""
     ordered = sorted(by_owner.items(), key=lambda item: -item[1])
     shown = [
         f"{' '.join(name.split())[:40] or 'nobody'} {format_bytes(nbytes)}"
@@ -153,13 +153,13 @@ class InvalidPointerError(ValueError):
 
 
 class SubAllocatorError(RuntimeError):
-    """A sub-allocator failed in another way than "out of memory", or broke its contract.
+    """A sub-allocator failed for a reason other than "out of memory", or broke its contract.
 
     Attributes
     ----------
     lost : tuple of (int, int)
         Addresses and bytes that a failed `map` has left mapped, because undoing it failed too. The
-        text names them. They may be offered to `unmap` again. Empty as a rule.
+        text names them. `unmap` may be called for them again. Usually empty.
     """
 
     lost: tuple[tuple[int, int], ...] = ()
@@ -212,7 +212,7 @@ class ClosedError(RuntimeError):
 
 
 class AsleepError(RuntimeError):
-    """The memory sleeps: it has addresses, and no bytes until `wake()`. Nothing was changed."""
+    """The memory sleeps: its addresses have no memory until `wake()`. Nothing was changed."""
 
 
 class InvariantError(AssertionError):
@@ -227,7 +227,7 @@ class TraceError(ValueError):
     fault : str
         The file, and what is wrong.
     devices : tuple of int, optional
-        The devices that a snapshot has histories of, if one of them must be chosen.
+        The devices whose histories a snapshot holds, if the caller must choose one of them.
 
     Attributes
     ----------
@@ -312,12 +312,12 @@ class SettingsError(ValueError):
 
 
 def never_set_up() -> ClosedError:
-    """The error of an allocator that no `__init__` has finished."""
+    """The error for an allocator whose `__init__` did not finish."""
     return ClosedError("this allocator was never set up: its __init__ did not run, or failed")
 
 
 def out_of_host_memory() -> MemoryError:
-    """The error for a change that found no host memory for its bookkeeping, and was not made."""
+    """The error for a change that was not made: no host memory for the bookkeeping."""
     return MemoryError(
         "the host is out of memory for the allocator's bookkeeping; nothing has changed: try again"
     )

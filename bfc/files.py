@@ -1,4 +1,4 @@
-"""Files: those that are read are regular, and those that are written are whole or not there."""
+"""Reads only regular files, and writes a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from bfc.errors import TraceError
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A new file, which takes the place of `path` once it is whole. After an error nothing of it is
-    left."""
+    """A new file, which replaces `path` once it is complete. An error leaves nothing of it."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:  # a pipe or a device: written to, not replaced
             yield file
@@ -37,7 +36,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _new(name: str, path: str | os.PathLike[str]) -> IO[bytes]:
-    """A new file. An error names `path`, which the caller knows."""
+    """A new file. An error names `path`, which the user gave, and not `name`."""
     try:
         return open(name, "xb")
     except OSError as error:
@@ -45,7 +44,7 @@ def _new(name: str, path: str | os.PathLike[str]) -> IO[bytes]:
         raise
 
 
-#: Files that have no end, or wait for another process.
+#: Kinds of files that have no end, or that wait for another process.
 OTHER_KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -57,7 +56,7 @@ OTHER_KINDS = {
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """A file, opened for reading. Raises OSError, or TraceError if it is not a regular file."""
-    # The open file is asked what it is: by now the path may lead to another one.
+    # The check is of the open file: by now the path may lead to another one.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)

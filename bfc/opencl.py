@@ -1,5 +1,5 @@
-"""What OpenCL there is on this machine, and memory for a framework's OpenCL back end. Importing
-this calls no driver; asking does."""
+"""Whether OpenCL is available on this machine, and memory for a framework's OpenCL back end.
+Importing this module calls no driver; its functions do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a user may pass as a stream: an int (a handle of the driver; 0 is the default stream), or an
-object that knows its handle."""
+object that has such a handle."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class SupportsIntPtr(Protocol):
         """The handle of the queue."""
 
     def finish(self) -> None:
-        """Wait for all that is queued."""
+        """Wait for everything that is queued."""
 
 
 StreamLike = SupportsIndex | SupportsCudaStream | SupportsIntPtr
 
 
 def is_queue(stream: object) -> bool:
-    """Whether an object is a queue of OpenCL, not a stream of CUDA.
+    """Whether an object is an OpenCL queue, not a CUDA stream.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ _MOST_DIGITS = 100
 
 
 def parse_bytes(size: SupportsIndex | str) -> int:
-    """A number of bytes from an int or a text.
+    """A number of bytes from an int or a string.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def parse_bytes(size: SupportsIndex | str) -> int:
     Raises
     ------
     TypeError
-        If `size` is neither an int nor a text.
+        If `size` is neither an int nor a string.
     ValueError
         If `size` is malformed, negative or above 2**63 - 1.
 
@@ -65,7 +65,7 @@ def parse_bytes(size: SupportsIndex | str) -> int:
 
 
 def as_int(value: SupportsIndex) -> int:
-    """`operator.index`, but not of a bool: as a size, a stream or an address it is a slip.
+    """`operator.index`, which refuses a bool: as a size, a stream or an address it is a mistake.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def format_bytes(nbytes: int) -> str:
     Returns
     -------
     str
-        With one decimal in KiB, with two from MiB on.
+        With one decimal in KiB, and with two in MiB and larger units.
 
     Examples
     --------

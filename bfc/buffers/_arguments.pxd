@@ -1,4 +1,4 @@
-"""What users pass, read into C numbers: one fast path for plain ints, and clear errors for the rest."""
+"""Converts arguments to C numbers: a fast path for plain ints, and clear errors for the rest."""
 
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool

@@ -18,7 +18,7 @@ cdef extern from *:
         char *data;
     } bfc_array_head;
     """
-    ctypedef struct ArrayHead "bfc_array_head":     # of NumPy's arrays, as its ABI has it
+    ctypedef struct ArrayHead "bfc_array_head":     # the head of a NumPy array, as its ABI defines it
         char* data
 
 cdef enum:
@@ -28,7 +28,7 @@ ctypedef uint64_t (*Reader)(object) except? 0xFFFFFFFFFFFFFFFF
 
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF:
-    """A number of bytes up to 2**63 - 1. TypeError for a text, which only `allocate` takes."""
+    """A number of bytes up to 2**63 - 1. Raises TypeError for a string, which only `allocate` accepts."""
     cdef uint64_t size
     if small_int(nbytes, &size):
         return size
@@ -76,9 +76,9 @@ cdef uint64_t address_from(object ptr) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cpdef uint64_t array_address(object array) except? 0:
-    """Where the first item of a NumPy array lies. Raises TypeError.
+    """The address of the first item of a NumPy array. Raises TypeError.
 
-    NumPy's own attributes for it take about 1 us, and crash where the host has no memory.
+    NumPy's own attributes for it take about 1 us, and crash if the host has no memory.
     """
     import numpy
 
@@ -88,12 +88,12 @@ cpdef uint64_t array_address(object array) except? 0:
 
 
 cdef int sizes_from(object sizes, vector[uint64_t]* found) except -1:
-    """Each as `size_from` gives it. Any iterable; an array of 64-bit ints goes fastest."""
+    """Reads the sizes as `size_from` does. Any iterable; an array of 64-bit ints is fastest."""
     return numbers_from(sizes, found, size_from)
 
 
 cdef int addresses_from(object ptrs, vector[uint64_t]* found) except -1:
-    """Each as `address_from` gives it. Any iterable; an array of 64-bit ints goes fastest."""
+    """Reads the addresses as `address_from` does. Any iterable; an array of 64-bit ints is fastest."""
     return numbers_from(ptrs, found, address_from)
 
 
@@ -109,7 +109,7 @@ cdef int numbers_from(object given, vector[uint64_t]* found, Reader read) except
 
 
 cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
-    """Whether it is an array of 64-bit ints from 0 to 2**63 - 1 without gaps, and which."""
+    """Copies an array of 64-bit ints from 0 to 2**63 - 1 without gaps. False if it is not such an array."""
     cdef Py_buffer view
     cdef uint64_t together = 0
     cdef uint64_t number
@@ -123,7 +123,7 @@ cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
         if view.ndim != 1 or view.itemsize != 8 or view.format not in (b"l", b"L", b"q", b"Q"):
             return False
         found.resize(view.shape[0])
-        if view.len:        # an empty array may lie at NULL
+        if view.len:        # an empty array may have the address NULL
             memcpy(found.data(), view.buf, view.len)
     finally:
         PyBuffer_Release(&view)

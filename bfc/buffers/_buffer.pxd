@@ -1,4 +1,4 @@
-"""A buffer: one allocation with an owner, and the protocols by which other libraries take it."""
+"""A buffer: one allocation with an owner, and the protocols through which other libraries use it."""
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -14,15 +14,16 @@ cdef class Buffer
 
 
 cdef class Owner:
-    """What a buffer belongs to, and gives its chunk back to. Allocators derive from it, so no import points upwards."""
+    """What a buffer belongs to and gives its chunk back to. Allocators derive from it, so this file imports none of
+    them."""
 
-    cdef readonly object sub_allocator      # whose memory it hands out
+    cdef readonly object sub_allocator      # where its memory comes from
     cdef readonly object device
     cdef readonly bint host_accessible
     cdef int64_t exports            # views of this memory that other libraries hold
     cdef int require_set_up(self) except -1
-    # Lets a consumer's stream wait for the buffer's own stream, and use the buffer until consumer_left is called.
-    # Returns the consumer's handle, or NO_CONSUMER if it is the buffer's own stream.
+    # Makes a consumer's stream wait for the buffer's own stream. The consumer may use the buffer until consumer_left is
+    # called. Returns the handle of the consumer's stream, or NO_CONSUMER if it is the buffer's own stream.
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept
     # Copies after what is queued on the stream, and waits until that is done.
@@ -32,13 +33,13 @@ cdef class Owner:
     # Waits for what is queued on the stream now.
     cdef int wait_for(self, uint64_t stream) except -1
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream)
-    # A stream as users see it: None where the host is the user. And as __cuda_array_interface__ wants it: never 0.
+    # A stream as users see it: None if the host is the user. And as __cuda_array_interface__ requires it: never 0.
     cdef object visible_stream(self, uint64_t stream)
     cdef object interface_stream(self, uint64_t stream)
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept
-    # What to raise where memory is not live, or sleeps.
+    # The error to raise if memory is not live, or sleeps.
     cdef object why_not(self, ChunkHandle handle, int64_t allocation_id)
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept
     cdef void last_view_gone(self) noexcept
@@ -71,7 +72,7 @@ cdef class Buffer:
 
 cdef inline void become(Buffer self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start,
                         Py_ssize_t nbytes, uint64_t stream) noexcept:
-    """Makes an empty buffer that of an allocation."""
+    """Gives an allocation to an empty buffer."""
     self.owner = owner
     self.handle = handle
     self.allocation_id = allocation_id
@@ -88,4 +89,4 @@ cdef class BufferView(Buffer):
 
 cdef class _Share:
     cdef Buffer shown
-    cdef uint64_t consumer          # the stream that uses the memory until then, or NO_CONSUMER
+    cdef uint64_t consumer          # the stream that uses the memory as long as this lives, or NO_CONSUMER

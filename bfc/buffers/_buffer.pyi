@@ -345,7 +345,7 @@ class BufferView(Buffer):
     Parameters
     ----------
     base : Buffer
-        Whose memory it is.
+        The buffer that has the memory.
     dtype : dtype_like
         As in `Buffer.view`.
     shape : int or sequence of int, optional

@@ -1,5 +1,5 @@
-"""Buffers: how an allocation lives and goes, what the host and other libraries do with it, and views of it with a
-dtype and a shape."""
+"""Buffers: the life of an allocation, its use by the host and by other libraries, and views of it with a dtype and a
+shape."""
 
 import math
 
@@ -20,7 +20,7 @@ from bfc.interpreter.stubs import SignatureOfStub
 
 _GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
 _VIEW_OF_NONE = "a view of no buffer: its __init__ did not run, or failed"
-#: What __cuda_array_interface__ may lead to: memory that a CUDA device reaches.
+#: The kinds of memory for __cuda_array_interface__: those that a CUDA device can reach.
 _CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
 _HOST = (CPU, 0)
 
@@ -40,7 +40,7 @@ cdef class Owner:
     __signature__ = SignatureOfStub()
 
     cdef int require_set_up(self) except -1:
-        """Raises ClosedError where no `__init__` has finished: there is no sub-allocator then."""
+        """Raises ClosedError if `__init__` has not finished: there is no sub-allocator then."""
         if self.sub_allocator is None:
             raise never_set_up()
         return 0
@@ -75,7 +75,7 @@ cdef class Owner:
         source = self.sub_allocator
         if stream == HOST_STREAM or not source.asynchronous:
             return None
-        # another thread may read it, whose own stream this is not: the default stream waits for all of them
+        # another thread may read it, with another per-thread stream: the default stream waits for all of them
         return source.default_stream_alias if stream == 0 or stream in source.thread_streams else stream
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
@@ -97,11 +97,11 @@ cdef class Owner:
         pass
 
 
-#: Who owns a buffer that was never made by an allocator.
+#: The owner of a buffer that was never made by an allocator.
 cdef Owner NOBODY = Owner()
 
 
-#: Format texts that live as long as the module, as the buffer protocol wants them.
+#: Format strings that live as long as the module, as the buffer protocol requires.
 _FORMATS = {}
 
 
@@ -146,7 +146,7 @@ cdef class Buffer:
 
     __signature__ = SignatureOfStub()
 
-    def __cinit__(self):        # whatever its __init__ takes
+    def __cinit__(self):        # any arguments, as a subclass's __init__ may take any
         self.owner = NOBODY
 
     def __init__(self):
@@ -162,8 +162,8 @@ cdef class Buffer:
         return self.start
 
     cdef int hold(self) except -1:
-        """Counts one more view of this memory. It is counted before the memory is looked up, so that a free or a close
-        in between either sees the view, or is seen by the look-up."""
+        """Counts one more view of this memory. It is counted before the memory is looked up: a free or a close in
+        between either sees the view, or the look-up sees the free or the close."""
         self.exports += 1
         self.owner.exports += 1
         if self.nbytes and not self.owner.sync_exported(self.handle, self.allocation_id, &self.exports):
@@ -299,7 +299,7 @@ cdef class Buffer:
             step *= dims[i]
         try:
             view.buf = <void*>self.address()
-            self.hold()     # the last that may fail: from here on the view is counted, and will be released
+            self.hold()     # the last step that may fail: from here on the view is counted, and will be released
         except BaseException:
             PyMem_Free(dims)
             raise
@@ -331,7 +331,7 @@ cdef class Buffer:
         return array.copy() if copy else array
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source) except -1:
-        """Owner.copy_bytes, with all of this memory as one side. The memory cannot be freed meanwhile."""
+        """Calls Owner.copy_bytes with all of this memory as one side. The memory cannot be freed meanwhile."""
         self.address()
         if self.nbytes == 0:
             return 0
@@ -343,7 +343,7 @@ cdef class Buffer:
         return 0
 
     cdef object fitting(self, array):
-        """What NumPy makes of `array`, as a C-contiguous array of as many bytes as there are here."""
+        """`array` as a C-contiguous NumPy array of as many bytes as this buffer has."""
         import numpy
 
         array = numpy.frombuffer(array, numpy.uint8) if isinstance(array, bytes) else numpy.asarray(array, order="C")
@@ -575,7 +575,7 @@ cdef class Buffer:
         return self.exported(there, consumer, versioned, READ_ONLY if self.read_only else 0)
 
     cdef bint goes_as(self, tuple there, tuple here) except -1:
-        """Whether a DLPack device names this memory, without a copy."""
+        """Whether this memory can be exported for a DLPack device without a copy."""
         if there == _HOST:
             return there == here or self.owner.host_accessible
         return there == here or (self.device.kind == "cuda_managed" and there == (CUDA, self.device.ordinal))
@@ -653,7 +653,7 @@ cdef class BufferView(Buffer):
     Parameters
     ----------
     base : Buffer
-        Whose memory it is.
+        The buffer that has the memory.
     dtype : dtype_like
         As in `Buffer.view`.
     shape : int or sequence of int, optional
@@ -701,7 +701,7 @@ cdef class BufferView(Buffer):
         cdef _Layout layout = layout_of(dtype)
         cdef bint is_read_only = bool(read_only) or base.read_only
         cdef Py_ssize_t size = nbytes
-        # Code of the caller, which ran above for dtype and shape, may have called this __init__ a second time.
+        # Reading dtype and shape may run code of the caller, which may have called this __init__ a second time.
         if self.base is not None:
             raise RuntimeError("a view is made once: make another")
         self.layout = layout
@@ -765,10 +765,10 @@ cdef class BufferView(Buffer):
 
 
 @cython.final
-@cython.no_gc       # as the capsule that leads to it: the collector sees neither
+@cython.no_gc       # like the capsule that refers to it: the collector sees neither
 @cython.freelist(16)
 cdef class _Share:
-    """What a DLPack capsule keeps: a buffer's memory, counted as a view of it until this goes."""
+    """What a DLPack capsule keeps alive: a buffer's memory, counted as a view as long as this object lives."""
 
     def __cinit__(self):
         self.consumer = NO_CONSUMER

@@ -10,9 +10,9 @@ def current_stream() -> StreamLike | None:
     """
 
 class use_stream:
-    """A context manager that sets the stream of allocations and copies which name none.
+    """A context manager that sets the stream of allocations and copies that name no stream.
 
-    It holds in this thread, and in this asyncio task. It can be nested.
+    It applies to this thread, and to this asyncio task. It can be nested.
 
     Parameters
     ----------

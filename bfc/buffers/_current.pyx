@@ -22,9 +22,9 @@ cpdef object current_stream():
 
 
 cdef class use_stream:
-    """A context manager that sets the stream of allocations and copies which name none.
+    """A context manager that sets the stream of allocations and copies that name no stream.
 
-    It holds in this thread, and in this asyncio task. It can be nested.
+    It applies to this thread, and to this asyncio task. It can be nested.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ cdef class use_stream:
     __signature__ = SignatureOfStub()
 
     cdef object stream
-    cdef list tokens        # one for each time that it was entered and not left
+    cdef list tokens        # one for each time that it was entered and not yet left
 
     def __cinit__(self, *args, **kwargs):
         self.tokens = []

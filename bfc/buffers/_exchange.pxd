@@ -1,4 +1,4 @@
-"""How other libraries take memory: what its items are in each protocol, and DLPack's capsules."""
+"""How other libraries use memory: the types of its items in each protocol, and DLPack's capsules."""
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -11,10 +11,10 @@ cdef int CPU, CUDA, OPENCL, CUDA_MANAGED
 cdef class _Layout:
     cdef object dtype
     cdef str typestr
-    cdef str format                 # None: the buffer protocol cannot name it
+    cdef str format                 # None: the buffer protocol has no format for it
     cdef object descr               # None: not structured
     cdef Py_ssize_t itemsize
-    cdef uint8_t code, bits         # DLPack's; 0 bits: it has none
+    cdef uint8_t code, bits         # DLPack's numbers; 0 bits: DLPack has none
 
 
 cdef _Layout ONE_BYTE

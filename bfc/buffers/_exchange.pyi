@@ -1,7 +1,7 @@
 def read_capsule(
     capsule: object,
 ) -> tuple[int, int, tuple[int, ...], tuple[int, ...] | None, tuple[int, int, int], bool]:
-    """What a DLPack capsule leads to, of either kind. It is not consumed: the memory is there as long as the capsule.
+    """The contents of a DLPack capsule of either kind. It is not consumed: the memory lives as long as the capsule.
 
     Parameters
     ----------
@@ -17,5 +17,5 @@ def read_capsule(
     Raises
     ------
     ValueError
-        If it is no capsule of DLPack's, or was consumed.
+        If it is not a DLPack capsule, or was consumed.
     """

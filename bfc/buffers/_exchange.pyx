@@ -1,6 +1,6 @@
-"""How other libraries take memory: what its items are in each protocol, and DLPack's capsules, made and read.
+"""How other libraries use memory: the types of its items in each protocol, and DLPack's capsules, made and read.
 
-Knows no buffers: a capsule keeps some object alive, and lets it go with its consumer.
+This file does not know buffers: a capsule keeps some object alive until its consumer is done.
 """
 
 import operator
@@ -52,7 +52,7 @@ cdef extern from "Python.h":
 cdef extern from "wait.hpp" namespace "bfc" nogil:
     PyGILState_STATE ensure_gil()
 
-cdef struct Export:             # what a capsule leads to; shape and strides stand behind it
+cdef struct Export:             # what a capsule points to; shape and strides follow it in memory
     PyObject* keeper            # a reference
     DLManagedTensorVersioned versioned
     DLManagedTensor old
@@ -61,8 +61,8 @@ READ_ONLY, IS_COPIED = devices.DLPACK_READ_ONLY, devices.DLPACK_IS_COPIED
 CPU, CUDA = devices.DLPACK_DEVICE_TYPES["cpu"], devices.DLPACK_DEVICE_TYPES["cuda"]
 OPENCL, CUDA_MANAGED = devices.DLPACK_DEVICE_TYPES["opencl"], devices.DLPACK_DEVICE_TYPES["cuda_managed"]
 
-#: DLPack's (code, bits) by NumPy's name of a dtype. NumPy's long double is missing on purpose: its bytes are no IEEE
-#: number.
+#: DLPack's (code, bits) by NumPy's name of a dtype. NumPy's long double is missing on purpose: its bytes are not
+#: an IEEE number.
 _TYPES = {
     **{f"int{bits}": (devices.DLPACK_CODES["i"], bits) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": (devices.DLPACK_CODES["u"], bits) for bits in (8, 16, 32, 64)},
@@ -77,7 +77,7 @@ _TYPES = {
 
 @cython.final
 cdef class _Layout:
-    """What a buffer's items are in each protocol. `dtype` is whatever NumPy takes as one."""
+    """The type of a buffer's items in each protocol. `dtype` is anything that NumPy accepts as a dtype."""
 
     def __init__(self, dtype, typestr, format, itemsize, dlpack, descr=None):
         self.dtype = dtype
@@ -92,7 +92,7 @@ cdef _Layout ONE_BYTE = _Layout("|u1", "|u1", "B", 1, _TYPES["uint8"])
 
 
 def _format_of(dtype):
-    """NumPy's own text for a dtype in the buffer protocol, or None where it has none that leads back (dates, void)."""
+    """NumPy's format for a dtype in the buffer protocol, or None if it has none that can be read back (dates, void)."""
     import numpy
 
     try:
@@ -108,7 +108,7 @@ cdef _Layout layout_of(dtype):
 
 
 def _descr_of(dtype):
-    """The fields of a structured dtype, None for all others, and where fields overlap or stand out of order."""
+    """The fields of a structured dtype. None for all others, and if fields overlap or are out of order."""
     try:
         return dtype.descr if dtype.names else None
     except ValueError:
@@ -148,7 +148,7 @@ cdef object consumer_from(stream, bint on_cuda):
 
 
 # -- DLPack capsules ---------------------------------------------------------------------------------------------------
-# One malloc holds both structures, of which the capsule names one, and behind them shape and strides.
+# One malloc holds both structures, of which the capsule uses one, followed by shape and strides.
 
 cdef object capsule_of(keeper, uint64_t data, uint64_t offset, tuple shape, _Layout items, tuple there, bint versioned,
                        uint64_t flags):
@@ -193,7 +193,8 @@ cdef object capsule_of(keeper, uint64_t data, uint64_t offset, tuple shape, _Lay
 
 
 cdef void drop(object capsule) noexcept:
-    """A capsule goes. Unless its consumer has taken it over, which renames it, so does the export."""
+    """The destructor of a capsule. It releases the export, unless a consumer has taken it over and so renamed the
+    capsule."""
     if PyCapsule_IsValid(capsule, "dltensor_versioned"):
         delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned"))
     elif PyCapsule_IsValid(capsule, "dltensor"):
@@ -209,7 +210,7 @@ cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
 
 
 cdef void release(Export* export) noexcept nogil:
-    """A consumer in C++ may call it from a destructor, and a thread must not be unwound there."""
+    """Releases an export. A C++ consumer may call this from a destructor, where the thread must not be unwound."""
     cdef PyGILState_STATE state
     if Py_IsInitialized():
         state = ensure_gil()
@@ -219,7 +220,7 @@ cdef void release(Export* export) noexcept nogil:
 
 
 cdef void forget(Export* export) noexcept:
-    """Keeps the exception that may be raised at the moment: consumers clean up while one is."""
+    """Drops an export. It preserves a pending exception, since consumers may clean up while one is set."""
     cdef PyObject* kind
     cdef PyObject* error
     cdef PyObject* trace
@@ -230,7 +231,7 @@ cdef void forget(Export* export) noexcept:
 
 
 def read_capsule(capsule):
-    """What a DLPack capsule leads to, of either kind. It is not consumed: the memory is there as long as the capsule.
+    """The contents of a DLPack capsule of either kind. It is not consumed: the memory lives as long as the capsule.
 
     Parameters
     ----------
@@ -246,7 +247,7 @@ def read_capsule(capsule):
     Raises
     ------
     ValueError
-        If it is no capsule of DLPack's, or was consumed.
+        If it is not a DLPack capsule, or was consumed.
     """
     cdef DLManagedTensorVersioned* managed
     cdef DLTensor* tensor

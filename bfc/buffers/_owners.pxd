@@ -11,10 +11,10 @@ cdef bint owners_used           # whether one was ever set, in any thread: False
 
 cdef class Scope:
     cdef uint32_t number
-    cdef object only            # None: it holds for every allocator; or for this one alone
+    cdef object only            # the only allocator that it applies to; None: all of them
     cdef Scope outer
-    cdef object context         # that it was entered in, while it is open
-    cdef bint is_open           # for threads without the GIL
+    cdef object context         # the context that it was entered in, while it is open
+    cdef bint is_open           # whether threads without the GIL can find it
 
     cdef int stop(self) except -1
     cdef int open(self) except -1
@@ -22,7 +22,7 @@ cdef class Scope:
 
 
 cdef class Entered:
-    cdef object token           # of the context variable
+    cdef object token           # the token of the context variable
     cdef Scope scope
 
 cdef Entered enter(uint32_t number, object only)

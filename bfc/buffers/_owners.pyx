@@ -1,8 +1,8 @@
 """Whose memory is allocated: what `with bfc.owner(name):` sets.
 
-The innermost scope is the value of a context variable, so each thread and each asyncio task has its own. Python keeps
-the last value that was looked up in a thread, and drops it when another context takes over: a look-up from C costs
-3 ns, or 7 in a context without a scope. To keep the value ourselves would be wrong, since nobody tells us of a switch.
+The innermost scope is the value of a context variable, so each thread and each asyncio task has its own. Python caches
+the last value that was looked up in a thread, and drops it when the context changes: a look-up from C costs 3 ns, or 7
+in a context without a scope. A cache of our own would be wrong, since nothing tells us of such a change.
 
 Names have numbers, the same in every allocator of the process. A number is never used for another name.
 """
@@ -25,7 +25,7 @@ cdef extern from "Python.h":
     int PyContextVar_Reset(object var, object token) except -1
 
     ctypedef struct PyThreadState:
-        PyObject* context           # of context variables. Only its own thread changes it
+        PyObject* context           # the current context. Only the thread itself changes it
     PyThreadState* PyThreadState_Get()
     PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
 
@@ -39,17 +39,17 @@ cdef extern from "scopes.hpp" namespace "bfc" nogil:
 cdef enum:
     MOST_OWNERS = 0xFFFF        # numbers: they have 16 bits in a chunk, and in a trace
 
-#: The name of the last number, which all names share that came too late for one of their own.
+#: The name of the last number, which is shared by all names for which no number was left.
 _MORE_OWNERS = "(more owners)"
 
 _scope = ContextVar("bfc.owner")
 
 cdef bint owners_used = False
-#: By number. It only grows, so whoever has it can read the names of older numbers at any time.
+#: By number. It only grows, so the name of an older number can be read at any time.
 cdef list owner_names = [""]
 cdef dict numbers = {}
 cdef object no_allocator = object()
-cdef OpenScopes* open_scopes = NULL     # NULL: nobody allocates without the GIL
+cdef OpenScopes* open_scopes = NULL     # NULL: no thread allocates without the GIL
 _ranges = (None, None)                  # functions that begin and end a range in a profiler
 
 
@@ -78,7 +78,7 @@ cdef object name_of_owner(uint32_t number):
     return owner_names[number]
 
 
-# The context is the first to be cleared in a garbage cycle, and its address in use until this object is gone.
+# In a garbage cycle the context is cleared first, but its address must stay taken until this object is gone.
 @cython.final
 @cython.no_gc_clear
 cdef class Scope:
@@ -88,7 +88,7 @@ cdef class Scope:
         self.close()
 
     cdef int open(self) except -1:
-        """Lets threads without the GIL find it, which it has just become the innermost scope of."""
+        """Lets threads without the GIL find this scope, which has just become the innermost one."""
         cdef PyObject* context = PyThreadState_Get().context
         if open_scopes == NULL or context == NULL:
             return 0
@@ -104,7 +104,7 @@ cdef class Scope:
             self.is_open = False
 
     cdef int stop(self) except -1:
-        """From now on it holds for nothing, not even in the tasks that were started in it."""
+        """From now on it applies to nothing, not even in tasks that were started within it."""
         self.only = no_allocator
         return 0
 
@@ -115,7 +115,7 @@ cdef class Entered:
 
 
 cdef Entered enter(uint32_t number, object only):
-    """Sets the owner of what is allocated from here on, by all allocators or by one `only`."""
+    """Sets the owner of all allocations from now on, or of those from the allocator `only`."""
     global owners_used
     cdef Entered entered = Entered.__new__(Entered)
     cdef Scope scope = Scope.__new__(Scope)
@@ -126,7 +126,7 @@ cdef Entered enter(uint32_t number, object only):
     try:
         entered.token = PyContextVar_Set(_scope, scope)
     except BaseException:
-        scope.stop()    # it may be the value all the same: CPython 3.11 sets it, and then has no memory for the token
+        scope.stop()    # it may be the value already: CPython 3.11 sets it before it needs memory for the token
         raise
     owners_used = True
     if only is None:
@@ -139,19 +139,19 @@ cdef Entered enter(uint32_t number, object only):
 
 
 cdef bint leave(Entered entered) except -1:
-    """Takes `enter` back. False: it was not entered in this thread, or in this task."""
+    """Undoes `enter`. False: the scope was not entered in this thread, or in this task."""
     try:
         PyContextVar_Reset(_scope, entered.token)
     except ValueError:
         return False
     except MemoryError:
-        entered.scope.stop()    # it stays the value, and what is around it counts
+        entered.scope.stop()    # it stays the value, but the scope around it applies
     entered.scope.close()
     return True
 
 
 cdef int follow_scopes() except -1:
-    """From now on threads without the GIL ask whose their memory is: see `owner_without_gil`."""
+    """From now on threads without the GIL look up the owner: see `owner_without_gil`."""
     global open_scopes
     cdef Scope scope = innermost()
     if open_scopes != NULL:
@@ -163,8 +163,8 @@ cdef int follow_scopes() except -1:
 
 
 cdef uint32_t owner_without_gil() noexcept nogil:
-    """The number of the owner in a thread that has let go of the GIL: that of the innermost scope that was entered in
-    its present context. NO_OWNER where there is none, also if the context has inherited one."""
+    """The number of the owner in a thread that has released the GIL: that of the innermost scope that was entered in
+    its current context. NO_OWNER if there is none, even if the context has inherited one."""
     cdef PyThreadState* thread
     if open_scopes == NULL or exiting:
         return NO_OWNER
@@ -273,7 +273,7 @@ cdef class owner:
             raise RuntimeError("this owner was never set up: its __init__ did not run, or failed")
         begin, end = _ranges
         cdef list item = [None, end, None]
-        self.entered.append(item)       # before the variable is set, since the host may have no memory for it
+        self.entered.append(item)       # before the variable is set, since this may fail for lack of host memory
         try:
             item[2] = begin(self.name) if begin is not None else None
             entered = enter(self.number, None)

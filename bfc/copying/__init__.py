@@ -4,12 +4,12 @@ Importing this loads no NumPy and no driver; the first copy does. In order:
 
     layout.py           arithmetic of shapes and strides
     host.py             copies on the host, by NumPy
-    waiting.py          keeps objects until a stream has finished with them
-    kernels.py          the source of the kernel
+    waiting.py          keeps objects alive until a stream has finished with them
+    kernels.py          the source of the copy kernel
     arithmetic.py       the source of kernels that compute
     view.py             a `View`: items in some memory
-    readers.py          the protocols that lead to memory: `view_of`
-    copy_stream.py      what the engine asks of a stream
+    readers.py          the protocols through which memory is found: `view_of`
+    copy_stream.py      what the engine needs from a stream
     launch.py           decisions before a launch
     cuda_stream.py, opencl_stream.py
     engine.py           the checks, and the path between two kinds of memory

@@ -19,7 +19,7 @@ def copy(
         A NumPy array, a `bfc.Buffer` or a view of one, an array or a buffer of pyopencl, or an
         object with the buffer protocol, `__cuda_array_interface__` or DLPack.
     src : array or array_like
-        The same, or anything that NumPy makes an array of.
+        The same, or anything that NumPy can convert to an array.
     non_blocking : bool, optional
         Between the host and a device, return when the copy is queued. Do not change the host's
         memory before the stream has finished.
@@ -41,14 +41,14 @@ def copy(
     ------
     ValueError
         If the shapes do not broadcast, a text is not a number, `dst` is read-only, items of `dst`
-        share memory by a stride of 0, or `stream` is of a device that has no part in the copy.
+        share memory by a stride of 0, or `stream` belongs to a device that is not part of the copy.
     TypeError
         If a side is not memory, or holds Python objects.
     ClosedError
         If a buffer was freed, or its allocator closed.
     InvalidPointerError
-        If memory of another library was freed (but pyopencl cannot tell that of a `Buffer` that was
-        released, and may crash).
+        If memory of another library was freed. (For a released `Buffer`, pyopencl cannot tell, and
+        may crash.)
     OutOfMemoryError
         If a device has no room for a temporary.
     DeviceUnavailableError
@@ -70,7 +70,7 @@ def copy(
 
     As in C, a float that does not fit into an integer gives an arbitrary one. A complex value loses
     its imaginary part in a real `dst`, with one `ComplexWarning` per copy. `src` and `dst` may overlap
-    on the host; elsewhere the result is undefined then.
+    on the host; elsewhere the result of an overlap is undefined.
 
     Cost: one pass over the memory. Two, with a temporary, between host and device if the dtypes
     differ or one side is not contiguous, and between devices without peer access. The first copy

@@ -1,4 +1,4 @@
-"""`bfc.copy`, and a fast path between two NumPy arrays, on which no Python function is called.
+"""`bfc.copy`, and a fast path between two NumPy arrays, which calls no Python function.
 
 NumPy's function is found in its table when the first copy is made, so that neither building nor importing this needs
 NumPy; the layout of an array is part of NumPy's ABI.
@@ -42,10 +42,10 @@ cdef enum:
     CONTIGUOUS = 1              # an array's flags
     WRITEABLE = 0x400
     COPY_INTO = 50              # PyArray_CopyInto in NumPy's table
-    NUMBERS = 24                # of dtypes, up to half
+    NUMBERS = 24                # of the built-in dtypes, up to half
     LONG_COPY = 1 << 16         # bytes; above this the GIL is released
 
-#: By the number of a dtype: the bytes of an item, or 0 if it is not a plain number.
+#: The bytes of an item, by the number of its dtype; 0 if the dtype is not a plain number.
 cdef int[NUMBERS] SIZES = [1, 1, 1, 2, 2, 4, 4, sizeof(long), sizeof(long), 8, 8, 4, 8, sizeof(long double),
                            8, 16, 2 * sizeof(long double), 0, 0, 0, 0, 0, 0, 2]
 
@@ -146,7 +146,7 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
         A NumPy array, a `bfc.Buffer` or a view of one, an array or a buffer of pyopencl, or an
         object with the buffer protocol, `__cuda_array_interface__` or DLPack.
     src : array or array_like
-        The same, or anything that NumPy makes an array of.
+        The same, or anything that NumPy can convert to an array.
     non_blocking : bool, optional
         Between the host and a device, return when the copy is queued. Do not change the host's
         memory before the stream has finished.
@@ -168,14 +168,14 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     ------
     ValueError
         If the shapes do not broadcast, a text is not a number, `dst` is read-only, items of `dst`
-        share memory by a stride of 0, or `stream` is of a device that has no part in the copy.
+        share memory by a stride of 0, or `stream` belongs to a device that is not part of the copy.
     TypeError
         If a side is not memory, or holds Python objects.
     ClosedError
         If a buffer was freed, or its allocator closed.
     InvalidPointerError
-        If memory of another library was freed (but pyopencl cannot tell that of a `Buffer` that was
-        released, and may crash).
+        If memory of another library was freed. (For a released `Buffer`, pyopencl cannot tell, and
+        may crash.)
     OutOfMemoryError
         If a device has no room for a temporary.
     DeviceUnavailableError
@@ -197,7 +197,7 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
 
     As in C, a float that does not fit into an integer gives an arbitrary one. A complex value loses
     its imaginary part in a real `dst`, with one `ComplexWarning` per copy. `src` and `dst` may overlap
-    on the host; elsewhere the result is undefined then.
+    on the host; elsewhere the result of an overlap is undefined.
 
     Cost: one pass over the memory. Two, with a temporary, between host and device if the dtypes
     differ or one side is not contiguous, and between devices without peer access. The first copy

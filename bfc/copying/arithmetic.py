@@ -1,8 +1,8 @@
-"""Kernels of float32 that compute, in the language that OpenCL C and CUDA C share: item by item,
-sums, and products of matrices.
+"""Kernels that compute with float32, in the language that OpenCL C and CUDA C share: itemwise
+operations, sums, and matrix products.
 
-Sums are added up in double precision. Where a device has none, the error of each step is added up
-beside the sum (Kahan, Babuska; Ogita, Rump and Oishi for products), which is as good.
+Sums are added up in double precision. If a device has none, the error of each step is added up in
+addition to the sum (Kahan, Babuska; Ogita, Rump and Oishi for products), which is as accurate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from string import Template
 from bfc.copying.kernels import HEADER
 from bfc.copying.layout import MAX_DIMS
 
-#: What is computed from two items `x` and `y`. A fused step rounds once, as PyTorch's CPU does.
+#: The results for two items `x` and `y`. A fused operation rounds once, as PyTorch does on a CPU.
 OPERATIONS = {
     "add": "x + y",
     "subtract": "x - y",
@@ -23,7 +23,7 @@ OPERATIONS = {
     "keep": "x",
 }
 
-#: Columns that one thread of a CPU computes together.
+#: How many columns one thread of a CPU computes together.
 COLUMNS = 8
 
 PRELUDE = Template("""
@@ -117,8 +117,8 @@ typedef struct {
 } Product;
 """)
 
-#: `values` says which of x and y are numbers of the launch, and not items. A kernel with strides
-#: walks a shape, one without takes items that lie one after the other on all sides.
+#: `values` says which of x and y are arguments of the launch, and not items. A kernel with strides
+#: walks a shape. One without strides is for items that are contiguous on all sides.
 ITEMWISE = Template("""
 KERNEL void ${name}_run(GLOBAL float *out, GLOBAL const float *a, GLOBAL const float *b, Run run)
 {
@@ -154,7 +154,8 @@ KERNEL void ${name}_strided(GLOBAL float *out, GLOBAL const float *a, GLOBAL con
 }
 """)
 
-#: Each thread adds up a part of what belongs to an item of the result. `sum_of_parts` adds those.
+#: Each thread adds up a part of the items for one item of the result. `sum_of_parts` adds the
+#: parts.
 SUM = """
 INLINE i8 place_of_output(const Reduction *way, u4 output, GLOBAL const float **a)
 {
@@ -246,7 +247,7 @@ KERNEL void product(GLOBAL float *out, GLOBAL const float *a, GLOBAL const float
 
 
 def text_of(*, in_single: bool = False) -> str:
-    """The program with all kernels. `in_single` adds up without double precision, although the
+    """The program with all kernels. With `in_single` it does not use double precision, even if the
     device has it."""
     kernels = (ITEMWISE.substitute(name=name, result=text) for name, text in OPERATIONS.items())
     first = "#define IN_SINGLE\n" if in_single else ""

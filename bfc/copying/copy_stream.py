@@ -1,4 +1,4 @@
-"""What the engine asks of a stream, whichever vendor's it is."""
+"""What the engine needs from a stream of any vendor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class CopyStream(Protocol):
-    """The stream of a device that a copy is queued on, as the engine needs it from CUDA and from
-    OpenCL. What only one of them needs is in that one's class (`CUDACopyStream`,
+    """The stream of a device that a copy is queued on: what the engine needs from both CUDA and
+    OpenCL. What only one of them needs is in its own class (`CUDACopyStream`,
     `OpenCLCopyStream`)."""
 
     def wait_for_users(self, *views: View) -> None:
-        """Makes all that is queued here later wait for what uses the views' memory now."""
+        """Makes all work queued here later wait for the work that uses the views' memory now."""
 
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
         """Packed memory on the device. Raises OutOfMemoryError."""
@@ -45,7 +45,7 @@ class CopyStream(Protocol):
         """Waits for what is queued here."""
 
     def wait_for(self, other: Any) -> None:
-        """Makes all that is queued here later wait for what is queued on another stream now."""
+        """Makes all work queued here later wait for the work queued on another stream now."""
 
     def keep(self, host: View) -> None:
         """Keeps the host's memory until all that is queued here now has finished."""

@@ -52,7 +52,7 @@ THREADS, BLOCKS_EACH = 256, 32
 
 def chosen_stream(stream: Any) -> int | None:
     """The handle of the stream that the user passed to this copy or to `bfc.use_stream`. None if
-    there is neither, or if the latter is a queue of OpenCL."""
+    there is neither, or if the latter is an OpenCL queue."""
     if stream is None:
         stream = _current.current_stream()
         if stream is None or is_queue(stream):
@@ -69,7 +69,7 @@ def reaches(source: View, to: View) -> bool:
 
 
 def forget() -> None:
-    """Forgets all that was asked of the devices, for use after they were reset."""
+    """Forgets all cached facts about the devices, for use after they were reset."""
     calls.forget()
     _libraries.clear()
     _waiting.forget()
@@ -101,8 +101,8 @@ def streams_between(source: View, to: View, stream: Any) -> tuple[CUDACopyStream
 
 
 def refuse_named(stream: Any, handle: int | None) -> None:
-    """Raises ValueError if the caller of the copy named `stream`, whose device has no part in it.
-    A stream that `bfc.use_stream` has set is for every copy, and is passed over in this one."""
+    """Raises ValueError if the caller of the copy passed `stream`, whose device is not part of the
+    copy. A stream from `bfc.use_stream` is meant for all copies, and is ignored in this one."""
     if stream is not None:
         raise ValueError(
             f"the stream {handle:#x} belongs to no device whose memory is copied here: "
@@ -111,16 +111,16 @@ def refuse_named(stream: Any, handle: int | None) -> None:
 
 
 def stream_named(stream: int, ordinal: int) -> CUDACopyStream:
-    """A stream that pinned memory names. It may be of any device; a default stream is that of the
-    device on which the memory was made."""
+    """A stream that pinned memory names. It may belong to any device. A default stream is the one
+    of the device on which the memory was made."""
     if stream <= PER_THREAD:
         return CUDACopyStream(device(ordinal), stream)
     return CUDACopyStream(device(device_of(context_of(stream))), stream)
 
 
 def wait_on_host(view: View) -> None:
-    """Before the host itself reads or writes pinned memory that names a stream: waits for that, as
-    `__cuda_array_interface__` asks."""
+    """Waits for the stream that pinned memory names, before the host itself reads or writes the
+    memory, as `__cuda_array_interface__` requires."""
     if view.kind != "cuda_host" or view.stream is None or view.buffer is not None:
         return
     stream = stream_named(view.stream, view.ordinal)
@@ -143,7 +143,7 @@ class CUDACopyStream:
         self.device = device
         self.handle = handle
         self.held: list[object] = []
-        #: Whether it is the only stream of a copy, whose context may stay current all along.
+        #: Whether it is the only stream of a copy. Its context may then stay current throughout.
         self.alone = alone
         self._mode: Any = None
         self._call = call if alone else device.call
@@ -200,8 +200,8 @@ class CUDACopyStream:
                 self._wait_for_stream(view.stream)
 
     def _hold(self, buffer: Buffer) -> object:
-        """A capsule for this stream: it waits for the buffer's own, and the buffer's allocator
-        learns when the capsule goes that the stream has used it."""
+        """A capsule for this stream: the stream waits for the buffer's own, and when the capsule is
+        dropped the buffer's allocator learns that the stream has used the buffer."""
         stream = -1 if self.is_capturing() else self.handle
         return buffer.__dlpack__(stream=stream, max_version=(1, 0))
 
@@ -214,10 +214,10 @@ class CUDACopyStream:
             self.wait_for(there)
 
     def wait_for_users_of_pinned(self, host: View) -> None:
-        """The same for pinned memory. If it belongs to a buffer of bfc, this holds the buffer, and
-        waits for the buffer's stream."""
+        """Like `wait_for_users`, for pinned memory. If it belongs to a buffer of bfc, this holds
+        the buffer, and waits for the buffer's stream."""
         buffer = host.buffer or _buffer_under(host.array)
-        shown = ("cuda_host", "cuda_managed")  # an array may show managed memory, too
+        shown = ("cuda_host", "cuda_managed")  # an array may lie in managed memory, too
         if buffer is None or not buffer.nbytes or buffer.device.kind not in shown:
             self.wait_for_named(host)
             return
@@ -228,10 +228,10 @@ class CUDACopyStream:
 
     def note_use_of_pinned(self, host: View) -> None:
         """Tells the allocator of a pinned block that the stream uses the block. The stream may be
-        destroyed before the block is freed, so it is marked now: for a buffer by the capsule that
-        is held, for an address here. While a graph is captured an event cannot be asked, so then
-        the stream is recorded, and marked when the block is freed."""
-        pinned = sys.modules.get("bfc.pinned")  # not imported: no block of it exists
+        destroyed before the block is freed, so an event is recorded on it now: for a buffer by the
+        capsule that is held, for an address here. While a graph is captured an event cannot be
+        queried, so only the stream is noted, and the event is recorded when the block is freed."""
+        pinned = sys.modules.get("bfc.pinned")  # if it is not imported, none of its blocks exist
         found = pinned.find(host.address) if pinned is not None else None
         there = self
         if found is not None and found[0].is_pinned:
@@ -287,10 +287,10 @@ class CUDACopyStream:
         self._call("cuStreamSynchronize", self.handle)
 
     def keep(self, host: View) -> None:
-        """Keeps the host's memory until the copy is done, if nobody else does. The driver has read
-        pageable memory when its call returns, unless the device reads it in place. The allocator of
-        our pinned memory knows the stream. Pinned memory of others, such as numba and CuPy, is
-        kept."""
+        """Keeps the host's memory until the copy is done, if nobody else does. That is not needed
+        for pageable memory, which the driver has read when its call returns (unless the device
+        reads it in place), nor for bfc's pinned memory, whose allocator knows the stream. It is
+        needed for pinned memory of other libraries, such as numba and CuPy."""
         if host.buffer is not None or self.is_capturing():
             return
         in_place = host.kind == "cuda_host" or self.device.attribute(PAGEABLE_ACCESS)
@@ -408,15 +408,15 @@ def _destroy(event: Any) -> None:
 
 def _is_done(event: Any) -> bool:
     error = int(driver().cuEventQuery(event.event)[0])
-    return error != NOT_READY  # what has failed is not worth keeping either
+    return error != NOT_READY  # an event that has failed need not be kept either
 
 
-#: The host's memory of transfers that were not waited for.
+#: The host's memory in transfers that nobody has waited for yet.
 _waiting = Waiting(_is_done)
 
 
 def _buffer_under(array: np.ndarray[Any, Any] | None) -> Buffer | None:
-    """The buffer whose memory an array shows, if it is one of ours."""
+    """The `bfc.Buffer` whose memory an array uses, or None."""
     under: Any = array
     while isinstance(under, np.ndarray):
         under = under.base

@@ -156,16 +156,16 @@ def _through_host(to: View, source: View, change: int, named: Any) -> None:
 
 
 def _is_of_second(named: Any, to: View, source: View) -> bool:
-    """Whether the stream that was named is one of the destination's device. If both sides are
-    OpenCL's, it is if it is in the destination's context."""
+    """Whether the named stream belongs to the destination's device; between two OpenCL devices,
+    whether it belongs to the destination's context."""
     if to.kind == source.kind:
         return bool(getattr(named, "context", None) == to.context)
     return is_queue(named) == (to.kind == "opencl")
 
 
 def _as_bytes(to: View, source: View) -> tuple[View, View] | None:
-    """Both sides, seen from their first byte on, if the copy is one of plain bytes: if they have
-    the same dtype, and are one run of items each."""
+    """Both sides as views that start at their first byte, if plain bytes can be copied: if they
+    have the same dtype, and each is one contiguous run of items."""
     if to.dtype != source.dtype:
         return None
     if to.strides == source.strides and to.is_packed:
@@ -198,7 +198,7 @@ def _within(stream: CopyStream, to: View, source: View, change: int) -> None:
 
 
 def _from_below(view: View, offset: int) -> View:
-    """The same memory, seen from its first byte on."""
+    """The same memory as a view that starts at its first byte."""
     return view if offset == 0 else replace(view, address=view.address + offset)
 
 
@@ -221,7 +221,7 @@ def requires_temporaries(*, same_device: bool, peers: bool, alike: bool) -> bool
 
 
 def _across(stream: CopyStream, to: View, source: View, change: int, non_blocking: bool) -> None:
-    """Between the host and a device. Blocking waits for the stream exactly once."""
+    """Copies between the host and a device. A blocking copy waits for the stream exactly once."""
     if to.on_host:
         _from_device(stream, to, source, change, non_blocking)
     else:
@@ -229,7 +229,7 @@ def _across(stream: CopyStream, to: View, source: View, change: int, non_blockin
 
 
 def _rows_across(stream: CopyStream, to: View, source: View, change: int) -> bool:
-    """Queues rows that are long enough to be copied without a temporary. Returns whether it did."""
+    """Queues a copy of rows that are long enough to need no temporary. Returns whether it did."""
     if change or to.dtype != source.dtype:
         return False
     way = walk(to.shape, to.strides, source.strides)
@@ -288,7 +288,7 @@ def _from_device(
         stream.move(*ends)
         _wait_or_keep(stream, to, non_blocking)
         if change:
-            # As one run of items it needs no memory, for which there may be no room.
+            # A copy of one run of items needs no temporary, for which there may be no room.
             memory: Any = (ctypes.c_char * to.nbytes).from_address(ends[0].address)
             run = np.frombuffer(memory, to.dtype)
             _host.copy(run, run, *_flags(change))
@@ -316,7 +316,7 @@ def _from_device(
     if arrives is to:
         _wait_or_keep(stream, to, non_blocking)
         return
-    stream.synchronize()  # the host is to read what arrives
+    stream.synchronize()  # the host will read what arrives
     assert arrives.array is not None
     _host.copy(to.array, arrives.array, *_flags(0 if on_device else change))
 
@@ -355,8 +355,8 @@ def _between(
     peers: bool,
     non_blocking: bool,
 ) -> None:
-    """From one CUDA device to another, on the source's stream. The copy comes after all that is
-    queued on the destination's stream now, and before all that is queued there later."""
+    """Copies between CUDA devices, on the source's stream. The copy runs after all work queued on
+    the destination's stream now, and before all work queued there later."""
     ends = None if change else _as_bytes(to, source)
     if not requires_temporaries(same_device=False, peers=peers, alike=ends is not None):
         casts = bool(change) or to.dtype != source.dtype

@@ -38,7 +38,7 @@ def warn_of_imaginary(stacklevel: int) -> None:
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # 2: of another package, as bfloat16
+    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # 2: of another package, like bfloat16
 
 
 def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> None:
@@ -49,11 +49,11 @@ def copy(to: Array, source: Array, conj: bool = False, neg: bool = False) -> Non
     conj = conj and complex_source
     if not (conj or neg):
         if to.dtype != source.dtype and not (_is_number(to.dtype) and _is_number(source.dtype)):
-            # A text that is not a number raises an error when it is reached. Nothing may be written
-            # before that.
+            # A string that is not a number raises an error when it is reached. Nothing may be
+            # written before that.
             source = source.astype(to.dtype)
         elif to.ndim == 1 and np.may_share_memory(to, source):
-            # NumPy does not notice that different steps through the same memory meet.
+            # NumPy does not notice an overlap of views with different steps.
             source = source.copy()
         np.copyto(to, source, casting="unsafe")
         return

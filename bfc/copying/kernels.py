@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-#: What a launch may ask for in addition to the cast. It is done to the values read.
+#: What a launch may do in addition to the cast, to the values that were read.
 CONJUGATE, NEGATE = 1, 2
 
 #: Names of the dtypes with arithmetic, as NumPy's kind and size.
 CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
-#: The types by which a plain copy moves bytes, by their size.
+#: The types with which a plain copy moves bytes, by their size.
 UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 HEADER = Template("""
@@ -151,19 +151,19 @@ _INDENT = " " * 8
 
 
 def code_of(dtype: np.dtype) -> str | None:
-    """The name of a dtype that kernels have arithmetic for, else None."""
+    """The name of a dtype, if kernels have arithmetic for it, else None."""
     code = f"{dtype.kind}{dtype.itemsize}"
     return code if code in CODES and dtype.isnative else None
 
 
 def component_size(code: str) -> int:
-    """The bytes that an item, or either half of a complex one, has."""
+    """The bytes of an item, or of either half of a complex one."""
     size = int(code[1:])
     return size // 2 if code[0] == "c" else size
 
 
 def needs_double(*codes: str) -> bool:
-    """Whether a kernel between these computes in double precision."""
+    """Whether a kernel between these dtypes computes in double precision."""
     return bool({"f8", "c16"} & set(codes))
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def plan(to: View, source: View, change: int) -> tuple[tuple[str, str], Walk] | None:
-    """The codes of the kernel's dtypes, source and destination, and its walk. None if items do not
-    lie at multiples of their size, as a kernel with arithmetic needs them to."""
+    """The codes of the kernel's dtypes, source and destination, and its walk. None if items are
+    not aligned to their size, as a kernel with arithmetic requires."""
     way = walk(to.shape, to.strides, source.strides)
     if not change and to.dtype == source.dtype:
         unit, way = in_units(way, to.dtype.itemsize, to.address, source.address)

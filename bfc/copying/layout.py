@@ -1,4 +1,4 @@
-"""Arithmetic of where the items of a copy lie on its two sides: shapes, and strides and offsets in
+"""Computes where the items of a copy lie on its two sides: shapes, and strides and offsets in
 bytes. Needs no device and no NumPy."""
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-#: How many dimensions a kernel takes; what has more is launched in pieces.
+#: The most dimensions of one launch; a copy with more is launched in pieces.
 MAX_DIMS = 6
-#: How many items one launch covers at most, so that a kernel counts them in 32 bits.
+#: The most items of one launch, so that a kernel can count them in 32 bits.
 MAX_ITEMS = 2**31 - 1
 
 
@@ -34,7 +34,7 @@ class Walk(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a driver's copies of two and three dimensions take, in bytes and rows."""
+    """The arguments of a driver's copies of two and three dimensions, in bytes and rows."""
 
     width: int
     height: int
@@ -59,7 +59,7 @@ def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def is_packed(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether items lie row by row without gaps. The stride of a single item says nothing.
+    """Whether items lie row by row without gaps. A dimension of one item may have any stride.
 
     >>> is_packed((2, 1, 3), (12, 99, 4), 4)
     True
@@ -76,7 +76,7 @@ def is_packed(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
 def expanded_strides(
     shape: Sequence[int], strides: Sequence[int], onto: Sequence[int]
 ) -> tuple[int, ...]:
-    """The strides under which a shape is read as a larger one. Raises ValueError where it does not
+    """The strides with which a shape is read as a larger one. Raises ValueError if it does not
     broadcast.
 
     >>> expanded_strides((3, 1), (8, 8), (2, 3, 4))
@@ -84,7 +84,7 @@ def expanded_strides(
     """
     lead = len(onto) - len(shape)
     if lead < 0:
-        # NumPy drops leading dimensions of one, in assignments.
+        # In assignments NumPy drops leading dimensions of length 1.
         if any(count != 1 for count in shape[:-lead]):
             raise _no_broadcast(shape, onto)
         return expanded_strides(shape[-lead:], strides[-lead:], onto)
@@ -149,8 +149,8 @@ def joined(shape: Sequence[int], *sides: Sequence[int]) -> list[tuple[int, ...]]
 
 
 def are_apart(dims: Sequence[tuple[int, ...]]) -> bool:
-    """Whether no two items of the first side of `joined` share a place. False where that would take
-    more than a look.
+    """Whether no two items of the first side of `joined` share a place. Also False if that cannot
+    be told easily.
 
     >>> are_apart([(2, 3), (3, 1)]), are_apart([(2, 2), (3, 1)])
     (True, False)
@@ -165,7 +165,7 @@ def are_apart(dims: Sequence[tuple[int, ...]]) -> bool:
 
 
 def is_one_run(way: Walk, itemsize: int) -> bool:
-    """Whether both sides are the same bytes one after the other."""
+    """Whether both sides are contiguous bytes in the same order."""
     dims = way.dims
     return not dims or (len(dims) == 1 and dims[0].to == dims[0].source == itemsize)
 

@@ -43,11 +43,11 @@ LAYOUT: Any = np.dtype(
 
 
 class CompilerRefusedError(DeviceUnavailableError):
-    """The compiler of a device builds no kernel of ours: copies of plain bytes still work."""
+    """The compiler of a device does not build our kernels. Copies of plain bytes still work."""
 
 
 class Context:
-    """A context's kernels, and its queue for copies that name none."""
+    """A context's kernels, and its queue for copies that name no queue."""
 
     def __init__(self, context: Any, device: Any) -> None:
         self.context = context
@@ -71,8 +71,8 @@ class Context:
         return cl.Kernel(program, kernels.kernel_name(source, to))
 
     def program(self, key: Hashable, text: Callable[[], str], *options: str) -> Any:
-        """The program of a key, built once. Raises CompilerRefusedError, and from then on without
-        another try."""
+        """The program of a key, built once. Raises CompilerRefusedError; later calls raise it
+        without another try."""
         with self.lock:
             if key not in self._programs:
                 self._programs[key] = self._build(text(), list(options))
@@ -160,7 +160,7 @@ class OpenCLCopyStream:
         #: True if only bfc knows the queue, so that nobody else can wait for it.
         self.is_private = queue is None
         self.last: list[Any] = []
-        self.earlier: list[Any] = []  # events of arrays, which all that is queued here comes after
+        self.earlier: list[Any] = []  # events of arrays; all work queued here comes after them
         self.kept: list[object] = []
 
     # -- what comes before and after ---------------------------------------------------------------
@@ -176,13 +176,13 @@ class OpenCLCopyStream:
             elif view.events is None:
                 has_no_events = True
         if has_no_events and not _queues.is_ordered(self.queue):
-            self.wait_for(self.queue)  # nothing else says when such memory was last used
+            self.wait_for(self.queue)  # nothing else tells when such memory was last used
         self.last.extend(self.earlier)
 
     def note_uses(self, *views: View) -> None:
         """Tells the views' owners that the queue uses their memory. OpenCL keeps buffers until its
-        commands are done, and pyopencl frees shared virtual memory behind what is queued on the
-        queue that it is bound to."""
+        commands are done, and pyopencl frees shared virtual memory after the work on the queue that
+        it is bound to."""
         if self.is_private:
             self.synchronize()
             return
@@ -205,10 +205,10 @@ class OpenCLCopyStream:
         _waiting.keep(self.last[-1], tuple(self.kept))
 
     def _note(self, events: list[Any]) -> None:
-        """The copy's event takes the place of those that it comes after: pyopencl's `add_event`
-        would wait for the oldest of many."""
+        """Replaces the array's events that the copy has waited for with the copy's event, since
+        pyopencl's `add_event` would wait for the oldest of many."""
         if self.last[-1] in self.earlier:
-            return  # there was nothing to do
+            return  # nothing was queued
         if self.last[-1] not in events:
             events.append(self.last[-1])
         for event in self.earlier:
@@ -235,7 +235,7 @@ class OpenCLCopyStream:
             allocator, block = found
             allocator.record_event(host.address, block, self.queue)
             return
-        # Of a buffer of ours no view, so that it can be freed once the user has waited.
+        # For a buffer of bfc, keep no view, so that it can be freed once the user has waited.
         self.kept.append((host.owner, None if host.buffer is not None else host.array))
 
     def _after(self, event: Any) -> None:
@@ -248,7 +248,7 @@ class OpenCLCopyStream:
         view = View("opencl", 0, 0, dtype, shape, strides, context=self.known.context)
         try:
             memory = cl.Buffer(self.known.context, cl.mem_flags.READ_WRITE, view.nbytes)
-            # Made resident now: a lack of memory shows here, and not at the kernel.
+            # Made resident now, so that a lack of memory is found here, and not by the kernel.
             self._after(
                 cl.enqueue_migrate_mem_objects(
                     self.queue,
@@ -334,7 +334,7 @@ class OpenCLCopyStream:
         event = function(self.queue, *arguments, wait_for=self.last, **options)
         self._after(event)
         if isinstance(event, cl.NannyEvent):
-            self.kept.append(event)  # its end would wait for the transfer
+            self.kept.append(event)  # dropping the event would wait for the transfer
 
     # -- kernels -----------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ def _no_room(nbytes: int, device: Any) -> OutOfMemoryError:
 
 
 def _place(view: View, offset: int) -> tuple[Any, Any]:
-    """A kernel's arguments for a side: memory, and where in it the walk starts."""
+    """A kernel's arguments for one side: the memory, and the place in it where the walk starts."""
     if view.memory is not None:
         return view.memory, np.int64(view.address + offset)
     low, high = span(view.shape, view.strides, view.dtype.itemsize)
@@ -392,7 +392,7 @@ def _place(view: View, offset: int) -> tuple[Any, Any]:
 
 
 def _end(view: View, nbytes: int) -> Any:
-    """What pyopencl copies from or to: a buffer, or so many bytes at an address."""
+    """An object that pyopencl can copy from or to: a buffer, or `nbytes` bytes at an address."""
     if view.memory is not None:
         return view.memory
     array = _array_at(view.address, nbytes)
@@ -400,7 +400,7 @@ def _end(view: View, nbytes: int) -> Any:
 
 
 def _is_unbound(view: View) -> bool:
-    """Whether it is shared virtual memory of pyopencl's that goes at once when it is dropped."""
+    """Whether it is pyopencl's shared virtual memory that is freed at once when it is dropped."""
     if view.memory is not None or view.buffer is not None:
         return False
     memory = getattr(view.owner, "base_data", view.owner)
@@ -426,7 +426,7 @@ def _is_done(event: Any) -> bool:
     return bool(event.command_execution_status <= cl.command_execution_status.COMPLETE)
 
 
-#: What transfers use that were not waited for.
+#: The memory in transfers that nobody has waited for yet.
 _waiting = Waiting(_is_done)
 
 

@@ -1,4 +1,4 @@
-"""The protocols that lead to memory, and how each is read: `view_of`."""
+"""The protocols through which memory is found, and how each is read: `view_of`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bfc.streams import stream_handle
 BYTE = np.dtype(np.uint8)
 
 
-# -- ours ------------------------------------------------------------------------------------------
+# -- bfc's own -------------------------------------------------------------------------------------
 
 
 def _buffer(thing: Any) -> Any:
@@ -67,10 +67,10 @@ def _of_buffer(buffer: Buffer, _thing: Any, _stream: int) -> View:
 
 
 def _find_in_opencl(view: View, root: Buffer) -> None:
-    """Finds OpenCL's buffer, and the offset in it, for the invented address of a buffer of ours."""
+    """Finds the OpenCL buffer, and the offset in it, for the made-up address of a `bfc.Buffer`."""
     source = root.allocator.sub_allocator
     if source.svm:
-        _refuse_gone(root)  # DLPack has no shared virtual memory: the buffer is held as it is
+        _refuse_gone(root)  # DLPack has no shared virtual memory, so there is no capsule to hold
     else:
         view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     view.context = source.context
@@ -91,7 +91,7 @@ def _refuse_gone(block: Buffer | None) -> None:
 
 
 def _view(thing: Any) -> View | None:
-    """What another room of ours has already read."""
+    """A `View` that another part of bfc has made."""
     return thing if isinstance(thing, View) else None
 
 
@@ -116,7 +116,7 @@ def _of_numpy(thing: Any, _thing: Any, _stream: int) -> View:
 def _buffer_protocol(thing: Any) -> Any:
     try:
         return np.asarray(memoryview(thing))
-    except (TypeError, BufferError):  # BufferError: not for this memory, or not for its dtype
+    except (TypeError, BufferError):  # BufferError: not possible for this memory or dtype
         return None
 
 
@@ -134,7 +134,7 @@ def _of_array_interface(_found: Any, thing: Any, _stream: int) -> View:
 
 
 def _of_items(thing: Any) -> View:
-    """A new array of something that is not memory: a number, a list of numbers."""
+    """A new array from something that is not memory, such as a number or a list of numbers."""
     array = np.asarray(thing)
     if array.dtype.hasobject:
         raise TypeError(
@@ -148,7 +148,7 @@ def _of_items(thing: Any) -> View:
 
 
 def _cl_array(thing: Any) -> Any:
-    """An array of pyopencl. Where there is one, pyopencl is loaded."""
+    """An array of pyopencl. If there is one, pyopencl is imported already."""
     arrays = sys.modules.get("pyopencl.array")
     return thing if arrays is not None and isinstance(thing, arrays.Array) else None
 
@@ -187,7 +187,7 @@ def _in_opencl(
         if not memory.svm_ptr and view.items:
             raise ClosedError("this shared virtual memory was released")
         view.address += memory.svm_ptr
-        view.stream = getattr(memory, "_queue", None)  # behind which pyopencl frees it
+        view.stream = getattr(memory, "_queue", None)  # pyopencl frees it after its work
         view.context = None if view.stream is None else view.stream.context
     else:
         import pyopencl as cl
@@ -199,8 +199,8 @@ def _in_opencl(
 
 
 def _find_whole(view: View, memory: Any) -> None:
-    """A sub-buffer is a part of its buffer: so two parts are seen to overlap, and PoCL 3 crashes
-    where rows of a sub-buffer are copied."""
+    """Replaces a sub-buffer by its buffer and an offset: otherwise an overlap of two parts would
+    not be noticed, and PoCL 3 would crash when rows of a sub-buffer are copied."""
     import pyopencl as cl
 
     whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
@@ -289,8 +289,9 @@ def _exported(thing: Any, **extra: int) -> Any:
 
 def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> tuple[Any, int, int]:
     """The capsule, its device, and the stream of that device that its producer was given. If
-    `stream` is of another device, that is the default stream, for which the other side then waits.
-    The device of managed memory is asked of the driver: its producers always name device 0."""
+    `stream` belongs to another device, the producer gets the default stream, and the other side
+    waits for that. The driver is asked for the device of managed memory, since producers always
+    name device 0."""
     from bfc.drivers.cuda import calls
 
     if managed:
@@ -346,7 +347,7 @@ def _of_dlpack(numbers: Any, thing: Any, stream: int) -> View:
 
 
 def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
-    """NumPy's dtype by DLPack's numbers."""
+    """NumPy's dtype for DLPack's numbers."""
     if lanes != 1 or bits % 8:
         raise TypeError(f"items of {lanes} times {bits} bits are not copied")
     if code in _CODES:
@@ -375,7 +376,7 @@ class Protocol(NamedTuple):
     read: Callable[[Any, Any, int], View]
 
 
-#: The first that an object supports is read: many arrays support several of the last four.
+#: The first protocol that an object supports is used: many arrays support several of the last four.
 PROTOCOLS = (
     Protocol(_buffer, _of_buffer),
     Protocol(_view, _of_view),

@@ -29,11 +29,11 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     readonly: bool = False
-    array: np.ndarray[Any, Any] | None = None  # of the host's memory
+    array: np.ndarray[Any, Any] | None = None  # the host's memory as an array
     memory: Any = None  # the pyopencl.Buffer; None for shared virtual memory
-    context: Any = None  # pyopencl's
-    stream: Any = None  # what is queued there comes first: a handle, for OpenCL a queue
-    buffer: Buffer | None = None  # whose allocator is to know which streams use it
+    context: Any = None  # the pyopencl.Context
+    stream: Any = None  # work queued on it comes first: a handle, for OpenCL a queue
+    buffer: Buffer | None = None  # its allocator must learn which streams use it
     events: Any = None  # the pyopencl.Array that keeps a list of events
     owner: Any = None  # kept until the copy is done
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Waiting:
-    """A queue of events, and the object that each of them keeps.
+    """A queue of events, and the object that is kept until each event is done.
 
     Dropping an object may run a finaliser that copies, in this thread too. So nothing here waits
     for a lock, or drops an object while it holds one.
@@ -24,7 +24,7 @@ class Waiting:
         """Keeps an object, and drops those whose events are done, the oldest first."""
         self._queue.append((event, what))
         if not self._lock.acquire(blocking=False):
-            return  # the thread that holds it drops what is done
+            return  # the thread that holds the lock drops what is done
         gone = []
         try:
             while self._queue and self._is_done(self._queue[0][0]):
@@ -33,7 +33,7 @@ class Waiting:
             self._lock.release()
 
     def events(self) -> list[Any]:
-        """The events that an object is kept for, the oldest first."""
+        """The events until which objects are kept, the oldest first."""
         return [event for event, _what in list(self._queue)]
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""All that calls a driver: one folder a vendor. In order:
+"""All code that calls a driver: one folder for each vendor. In order:
 
 cuda/, opencl/
 """

@@ -1,4 +1,4 @@
-"""Headers for others to compile with. In order:
+"""Headers that other packages compile with. In order:
 
 bfc_allocator.h            an allocator as a table of C functions
 bfc_torch_allocator.hpp    a c10::DeviceAllocator over it, for any back end of PyTorch

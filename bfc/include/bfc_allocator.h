@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Raised when the meaning of what is here changes. New fields are added at the end, and `size` tells. */
+/* Increased when the meaning of a field changes. New fields are added at the end; `size` says whether they exist. */
 #define BFC_ALLOCATOR_VERSION 1
 #define BFC_ALLOCATOR_CAPSULE "bfc.allocator"
 
@@ -49,7 +49,7 @@ typedef struct bfc_allocator {
     uint32_t size;          /* of this structure, in bytes */
     void *self;             /* the first argument of every function */
 
-    /* Allocates `nbytes` bytes on a device, for use on a stream: a handle as bfc takes it, 0 for the default one. */
+    /* Allocates `nbytes` bytes on a device, for use on a stream: its handle, or 0 for the default stream. */
     bfc_result (*allocate)(void *self, int device, size_t nbytes, int64_t stream, void **ptr, char *why, size_t room);
     /* Frees an allocation of any device. An address that is not live is counted, and a warning says so. While the
      * interpreter exits, and in a forked child, it does nothing. */
@@ -58,17 +58,17 @@ typedef struct bfc_allocator {
     bfc_result (*record_stream)(void *self, void *ptr, int64_t stream, char *why, size_t room);
     /* Copies between two allocations of one device, and waits until that is done. */
     bfc_result (*copy)(void *self, void *to, const void *from, size_t nbytes, int64_t stream, char *why, size_t room);
-    /* Gives back to the driver what is free, on all devices. */
+    /* Gives free memory back to the driver, on all devices. */
     bfc_result (*empty)(void *self, char *why, size_t room);
     bfc_result (*stats)(void *self, int device, bfc_device_stats *stats, char *why, size_t room);
     bfc_result (*reset_accumulated_stats)(void *self, int device, char *why, size_t room);
     bfc_result (*reset_peak_stats)(void *self, int device, char *why, size_t room);
-    /* The free and all bytes of a device, as far as its sub-allocator knows. */
+    /* The free bytes and the total bytes of a device, as far as its sub-allocator knows. */
     bfc_result (*memory_info)(void *self, int device, size_t *free, size_t *total, char *why, size_t room);
-    /* The device whose pool an address lies in, whether in a live allocation or not; -1 for memory of others. */
+    /* The device whose pool an address lies in, whether in a live allocation or not; -1 for other memory. */
     int (*device_of)(void *self, const void *ptr);
 
-    /* Keep the table, and its pools, beyond the capsule; and let go of them again. */
+    /* `retain` keeps the table and its pools alive beyond the capsule; `release` ends that. */
     void (*retain)(void *self);
     void (*release)(void *self);
 } bfc_allocator;

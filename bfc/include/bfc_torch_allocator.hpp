@@ -28,8 +28,8 @@ namespace bfc {
 template <c10::DeviceType Type>
 class DeviceAllocator final : public c10::DeviceAllocator {
 public:
-    // Lets the allocator of a capsule serve this device type, for as long as the process lives. PyTorch keeps tensors
-    // beyond every other time, so it is never taken back.
+    // Lets the allocator of a capsule serve this device type until the process ends. PyTorch may keep tensors until
+    // then, so the allocator is never removed.
     void serve(PyObject* capsule) {
         auto* given = static_cast<const bfc_allocator*>(PyCapsule_GetPointer(capsule, BFC_ALLOCATOR_CAPSULE));
         if (given == nullptr) {
@@ -66,7 +66,7 @@ public:
 
     at::DeleterFnPtr raw_deleter() const override { return &free_memory; }
 
-    // Runs in destructors, so it lets no exception out. The table counts what was not live, and warns.
+    // Runs in destructors, so it lets no exception out. The table counts an address that was not live, and warns.
     static void free_memory(void* ptr) noexcept {
         const bfc_allocator* bfc = table_.load();
         if (ptr != nullptr && bfc != nullptr) bfc->free(bfc->self, ptr);
@@ -132,7 +132,7 @@ public:
         why.check(served().reset_peak_stats(served().self, device, why.text, sizeof why.text));
     }
 
-    // Overrides PyTorch's function where that is one already.
+    // Overrides PyTorch's function in those versions that have it.
     std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
         std::pair<size_t, size_t> info;
         Why why;
@@ -141,7 +141,7 @@ public:
         return info;
     }
 
-    // The device whose pool an address lies in; -1 for memory of others.
+    // The device whose pool an address lies in; -1 for other memory.
     static int device_of(const void* ptr) {
         const bfc_allocator& bfc = served();
         return bfc.device_of(bfc.self, ptr);

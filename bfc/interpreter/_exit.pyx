@@ -1,4 +1,4 @@
-"""Whether the interpreter is about to go away: the one hook at exit that allocators, drivers and pools share."""
+"""Whether the interpreter is about to exit: the one exit hook that allocators, drivers and pools share."""
 
 import atexit
 

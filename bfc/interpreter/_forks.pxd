@@ -1,4 +1,4 @@
-"""What has to know that threads ended in the middle of something: by a fork, or with the interpreter."""
+"""For code whose threads may end half-way through their work: by a fork, or when the interpreter shuts down."""
 
 from libc.stdint cimport uint64_t
 

@@ -1,10 +1,10 @@
 from typing import Self
 
 class ForkSafeLock:
-    """A re-entrant lock for sections that run Python. One that a dead thread has held is free: of the parent's threads
-    only the one that forked lives in the child, and of all only one sees the interpreter's end.
+    """A re-entrant lock for sections that run Python. It counts as free if the thread that held it is dead: of the
+    parent's threads only the one that forked lives in the child, and only one thread outlives the interpreter's end.
 
-    What it guards must make sense after each step of a section, since the child may find the work half done.
+    The data that it guards must be valid after each step of a section, since the child may find the work half done.
 
     >>> from bfc.interpreter._forks import ForkSafeLock
     >>> lock = ForkSafeLock()

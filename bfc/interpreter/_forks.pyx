@@ -1,9 +1,9 @@
 """What happens in a forked child, and locks that survive threads which end in the middle of a section: by a fork, or
 when the interpreter shuts down.
 
-Who has to do something at a fork says so here, where the one hook of the C library calls it, and then the one of
-Python's. Only the locks of allocators hook in themselves (lock.hpp): they are taken before the fork, behind all of
-Python's hooks, and let go in the parent too.
+Code that must run in a forked child registers a function here. One hook of the C library calls the C functions, and
+later one hook of Python's calls the Python functions. Only the locks of allocators have a hook of their own (lock.hpp):
+they are taken before the fork, after all of Python's before-fork hooks, and released in the parent too.
 """
 
 import os
@@ -22,7 +22,7 @@ cdef extern from "<pthread.h>" nogil:
 cdef enum:
     POLL_MICROSECONDS = 50
     POLL_MICROSECONDS_AT_MOST = 1000
-    MOST_FUNCTIONS = 4          # that are called in a child
+    MOST_FUNCTIONS = 4          # C functions to call in a child
 
 cdef uint64_t forks = 0
 cdef unsigned long forker = 0
@@ -53,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 
 cdef int call_in_child(InChild function) except -1:
-    """From now on every forked child calls a function before any Python runs in it, in the order of registration."""
+    """Registers a function that every forked child calls before any Python runs in it, in the order of registration."""
     global registered
     if registered == MOST_FUNCTIONS:
         raise RuntimeError("too many functions to call at a fork: raise MOST_FUNCTIONS")
@@ -63,7 +63,7 @@ cdef int call_in_child(InChild function) except -1:
 
 
 cdef int call_python_in_child(object function) except -1:
-    """The same for what needs the interpreter, which calls it among the hooks of `os.register_at_fork`."""
+    """Registers a Python function, which the interpreter calls in the child as a hook of `os.register_at_fork`."""
     functions_of_python.append(function)
     return 0
 
@@ -74,15 +74,15 @@ cdef uint64_t era() noexcept:
 
 
 cdef unsigned long survivor() noexcept:
-    """The thread that was left when the era last changed; 0 if it never has."""
+    """The thread that was left when the era last changed; 0 if it has never changed."""
     return PyThread_get_thread_ident() if is_finalizing() else forker
 
 
 cdef class ForkSafeLock:
-    """A re-entrant lock for sections that run Python. One that a dead thread has held is free: of the parent's threads
-    only the one that forked lives in the child, and of all only one sees the interpreter's end.
+    """A re-entrant lock for sections that run Python. It counts as free if the thread that held it is dead: of the
+    parent's threads only the one that forked lives in the child, and only one thread outlives the interpreter's end.
 
-    What it guards must make sense after each step of a section, since the child may find the work half done.
+    The data that it guards must be valid after each step of a section, since the child may find the work half done.
 
     >>> from bfc.interpreter._forks import ForkSafeLock
     >>> lock = ForkSafeLock()
@@ -113,4 +113,4 @@ cdef class ForkSafeLock:
 
     def __exit__(self, kind, error, traceback):     # *exc_info would need memory for a tuple
         if self.depth and self.holder == PyThread_get_thread_ident() and self.era == era():
-            self.depth -= 1     # otherwise a fork inside the section has freed it already
+            self.depth -= 1     # otherwise a fork inside the section has released it already

@@ -7,7 +7,7 @@ cdef enum:
 
 cdef struct Deferral:
     bint in_main_thread
-    uint64_t put_aside              # bit n - 1: signal n's handler
+    uint64_t put_aside              # bit n - 1: the handler of signal n was replaced
     PyObject* handlers[SIGNALS]     # by n - 1
 
 cdef void defer_handlers(Deferral* deferral) noexcept

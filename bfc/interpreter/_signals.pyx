@@ -1,8 +1,8 @@
-"""Defers Python's signal handlers while a source runs: an exception in it could lose memory that only it knows of.
+"""Defers Python's signal handlers while a sub-allocator runs: an exception in it could lose memory that only it knows.
 
 Whichever thread the system delivers a signal to, Python runs its handler in the main thread, between any two lines. So
-a signal mask cannot keep a Ctrl-C out of a source. Instead, `put_off` replaces the handlers during the call. Signals
-that came meanwhile are given to the interpreter as pending calls, after the handlers are back.
+a signal mask cannot keep a Ctrl-C out of a sub-allocator. Instead, `put_off` replaces the handlers during the call.
+Signals that came meanwhile are given to the interpreter as pending calls, after the handlers are restored.
 """
 
 import _signal
@@ -30,23 +30,23 @@ cdef extern from *:
     int _PyOS_IsMainThread()
 
 cdef enum:
-    ATTEMPTS = 100      # at replacing a handler, while others that are due raise
+    ATTEMPTS = 100      # at replacing a handler, while pending handlers raise
 
 cdef int last_signal = min(SIGNALS, _signal.NSIG - 1)
 cdef object get_handler = _signal.getsignal
 cdef object replace_handler = _signal.signal
 
-cdef int depth = 0                          # calls of sources under way in the main thread, each inside the last
-cdef unsigned long main_thread = 0          # while there are any
-cdef bint came[SIGNALS + 1]                 # by number
-cdef list replaced = [None] * (SIGNALS + 1)     # the handler that was put aside last, by number
+cdef int depth = 0                          # nested calls of sub-allocators in the main thread
+cdef unsigned long main_thread = 0          # valid while depth > 0
+cdef bint came[SIGNALS + 1]                 # by signal number
+cdef list replaced = [None] * (SIGNALS + 1)     # the handler that was replaced last, by signal number
 
 
 def put_off(number, frame):
-    """The handler of every signal while a source is called: it lets the real one run when the source has returned."""
+    """The handler of every signal while a sub-allocator is called: the real one runs after the call has returned."""
     if depth:
         came[<int>number] = True
-    elif replaced[number] is not None:      # somebody took it for the handler, and calls it
+    elif replaced[number] is not None:      # somebody read this as the handler, and calls it
         return replaced[number](number, frame)
 
 
@@ -57,14 +57,14 @@ cdef int handle(void* number) except -1:
         return 0
     try:
         frame = sys._getframe()
-    except ValueError:      # C code called for it, with no Python below
+    except ValueError:      # C code called it, with no Python frame below
         frame = None
     handler(<size_t>number, frame)
     return 0
 
 
 cdef int raise_now(void* error) except -1:
-    """A pending call."""
+    """A pending call: raises the error."""
     raised = <object>error
     Py_DECREF(raised)
     raise raised
@@ -84,7 +84,7 @@ cdef cbool raise_later(object error) noexcept:
 cdef cbool set_handler(int number, object handler) noexcept:
     """Sets a handler as `signal.signal` does, but keeps the C handler of a library that has replaced Python's.
 
-    `signal.signal` first runs the handlers that are due. What they raise must not stop this.
+    `signal.signal` first runs the handlers of pending signals. Their exceptions must not stop this function.
     """
     cdef sigaction_t installed
     cdef int _attempt
@@ -103,9 +103,9 @@ cdef cbool set_handler(int number, object handler) noexcept:
 
 
 cdef void defer_handlers(Deferral* deferral) noexcept:
-    """Defers all Python handlers until `resume_handlers`. In other threads than the main one it does nothing.
+    """Defers all Python handlers until `resume_handlers`. In threads other than the main one it does nothing.
 
-    Cost: some microseconds, to look at the handler of every signal.
+    Cost: a few microseconds, to look at the handler of every signal.
     """
     global depth, main_thread
     cdef int number
@@ -127,8 +127,8 @@ cdef void defer_handlers(Deferral* deferral) noexcept:
 
 
 cdef void resume_handlers(Deferral* deferral) noexcept:
-    """Puts the handlers back, except those that were replaced meanwhile. Those that are due run as soon as Python code
-    runs, or in `run_handlers`."""
+    """Puts the handlers back, except those that were replaced meanwhile. Handlers of signals that came meanwhile run as
+    soon as Python code runs, or in `run_handlers`."""
     global depth
     cdef int number
     if not deferral.in_main_thread:
@@ -143,18 +143,18 @@ cdef void resume_handlers(Deferral* deferral) noexcept:
     for number in range(1, last_signal + 1):
         if came[number] and (depth == 0 or deferral.put_aside >> (number - 1) & 1):
             came[number] = False
-            # Not tripped again, where that can be helped: an event loop that is told of signals heard of this one.
+            # If possible the signal is not raised again: an event loop with a wakeup fd was told of it already.
             if Py_AddPendingCall(handle, <void*><size_t>number) != 0:
                 PyErr_SetInterruptEx(number)
 
 
 cdef int run_handlers() except -1:
-    """Runs what is due in this thread, as Python does between two lines, and raises what it raises."""
+    """Runs this thread's pending calls, as Python does between two lines, and passes on their exceptions."""
     return Py_MakePendingCalls()
 
 
 def _after_fork_in_child():
-    """In a forked child, drops the parent's signals, and calls of sources in threads that do not exist here."""
+    """In a forked child, forgets the parent's signals, and calls under way in threads that do not exist here."""
     global depth
     cdef int number
     for number in range(1, last_signal + 1):

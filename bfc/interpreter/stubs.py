@@ -13,7 +13,7 @@ EMPTY = inspect.Parameter.empty
 
 class SignatureOfStub:
     """A class attribute `__signature__`, for `inspect.signature`, help() and editors: the
-    parameters of the constructor, as the class's stub has them. The file is read when first asked.
+    parameters of the constructor, as the class's stub has them. The stub is read when first needed.
     """
 
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
@@ -25,12 +25,12 @@ class SignatureOfStub:
                 return signature_of(kind)
         if kind is object:
             return inspect.Signature()
-        raise AttributeError("__signature__")  # a class of the user's own: Python reads that
+        raise AttributeError("__signature__")  # a user's subclass: Python reads its signature
 
 
 @cache
 def signature_of(kind: type) -> inspect.Signature:
-    """Raises AttributeError where there is no stub, or no such constructor in it."""
+    """Raises AttributeError if there is no stub, or if it has no constructor of the class."""
     names = kind.__module__.split(".")[1:]
     try:
         text = PACKAGE.joinpath(*names).with_suffix(".pyi").read_text("utf-8")

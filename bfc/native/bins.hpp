@@ -1,12 +1,12 @@
 // The free chunks of one set, in order of (size, address): exact best fit in O(log n), whatever the sizes are.
 //
 // Sizes fall into fine bins, 32 to a doubling, and two bitmaps find the next bin that is not empty. On real traces nine
-// of ten are found empty, so a bin holds its smallest chunk itself; the others stand in a B+ tree behind it, which is
-// one flat leaf until there are more than 48. Slots stand in *descending* order, so that the smallest is the last of
-// its leaf and leaves without moving another.
+// bins of ten are empty, so a bin holds its smallest chunk itself. The others are in a B+ tree behind it, which is
+// one flat leaf until there are more than 48. Slots are in *descending* order, so that the smallest is the last of
+// its leaf and can be removed without moving the others.
 //
 // TensorFlow's 21 bins partition sizes too, so a search upwards through either finds the same chunk: the smallest that
-// is large enough, the lowest address among equals. docs/design.md tells why it is not std::set (measured).
+// is large enough, the lowest address among equals. docs/design.md says why it is not a std::set (measured).
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct FreeChunk {
     uint32_t handle;
 };
 
-// The order as one number: among equal sizes, of which there are many, two comparisons would be two branches.
+// The order as one number: many sizes are equal, and comparing size and address apart would take two branches.
 inline unsigned __int128 key_of(uint64_t size, uint64_t address) {
     return (static_cast<unsigned __int128>(size) << 64) | address;
 }
@@ -49,7 +49,7 @@ public:
     static constexpr int kBins = (64 - kGranuleBits - kMantissaBits + 1) << kMantissaBits;
     static constexpr int kWords = (kBins + 63) / 64;
     static constexpr int kFanOut = 48;
-    static constexpr int kSpareNodes = 16;    // more than one insertion can split: a tree that high fits no machine
+    static constexpr int kSpareNodes = 16;    // one insertion splits fewer: no machine could hold a tree that high
     static constexpr int kMostSpareNodes = 256;
 
     Bins() = default;
@@ -161,7 +161,7 @@ public:
         return true;
     }
 
-    // The same; false also where an entry is out of order or in the wrong place. For check().
+    // Like collect, but also false if an entry is out of order or in the wrong place. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
         try {
             out.reserve(out.size() + count());
@@ -188,22 +188,22 @@ public:
     }
 
 private:
-    // A leaf's slots are entries. An inner node's slot i is a lower bound of what child i holds (the last one's is
-    // never looked at), so a key belongs to the first child whose slot does not lie above it.
+    // A leaf's slots are entries. An inner node's slot i is a lower bound of the entries of child i (the slot of the
+    // last child is never read), so a key belongs to the first child whose slot does not lie above it.
     struct Node {
         uint32_t count;
         uint32_t height;        // 0: a leaf
         FreeChunk slot[kFanOut];
-        Node* child[kFanOut];   // in a leaf never touched; in a spare node child[0] is the next spare
+        Node* child[kFanOut];   // unused in a leaf; in a spare node child[0] is the next spare
     };
 
-    // Most bins hold one chunk or none, so the smallest stands in the bin itself and the others in a tree behind it.
+    // Most bins hold one chunk or none, so the smallest is in the bin itself and the others in a tree behind it.
     struct alignas(32) Bin {    // half a cache line
         uint64_t size = 0;
         uint64_t address = 0;
         uint32_t handle = 0;
         uint32_t count = 0;
-        Node* rest = nullptr;   // kept, empty, when the last of the others goes: it will be wanted again
+        Node* rest = nullptr;   // when its last entry is removed, the empty leaf is kept: it will be needed again
 
         FreeChunk first() const { return FreeChunk{size, address, handle}; }
         void set_first(const FreeChunk& chunk) {
@@ -256,7 +256,7 @@ private:
 
     BFC_COLD void erase_other(const FreeChunk& chunk) { erase(chunk.size, chunk.address); }
 
-    // The bin holds one at least, and counts this one already.
+    // The bin holds at least one chunk, and its count includes the new one already.
     BFC_COLD void insert_another(Bin& bin, uint64_t size, uint64_t address, uint32_t handle) {
         if (!precedes(bin.first(), size, address)) {
             std::swap(bin.size, size);
@@ -336,7 +336,7 @@ private:
         return smallest(node->child[i - 1]);
     }
 
-    // By its fields: a copy of an entry just written, wider than a field, would have to wait for the writing.
+    // Field by field: a wider load of an entry that was just written by fields would stall on store forwarding.
     static void insert_in_leaf(Node* leaf, uint64_t size, uint64_t address, uint32_t handle) {
         FreeChunk* slot = leaf->slot + leaf->count++;
         for (; slot > leaf->slot && precedes(slot[-1], size, address); --slot) *slot = slot[-1];
@@ -449,7 +449,7 @@ private:
         std::memmove(parent->child + i, parent->child + i + 1, after * sizeof(Node*));
     }
 
-    // Joins child i with the one after it where both together fill half a node at most: so no tree grows sparse.
+    // Joins child i with the next one if both together fill at most half a node, so that no tree becomes sparse.
     bool try_to_merge(Node* parent, uint32_t i) {
         Node* upper = parent->child[i];
         Node* lower = parent->child[i + 1];

@@ -1,5 +1,5 @@
-// Which addresses a trace used when, in cells: columns of events, rows of addresses. Every function may throw
-// std::bad_alloc.
+// Which addresses a trace used at which time, as a grid of cells: columns of events, rows of addresses. Every function
+// may throw std::bad_alloc.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace bfc {
 
-// The ranges of addresses in which blocks lie, in granules, so that a few ranges hold them all.
+// The ranges of addresses in which blocks lie, rounded to granules, so that they are few.
 class Ranges {
 public:
     static constexpr int kGranuleBits = 21;     // 2 MiB: what drivers hand out
@@ -26,7 +26,7 @@ public:
         join(first, last);
     }
 
-    // Lays them end to end, in the order of their addresses.
+    // Places the ranges end to end, in the order of their addresses.
     void lay() {
         for (const auto& [first, last] : joined_) {
             starts.push_back(first << kGranuleBits);
@@ -36,7 +36,7 @@ public:
         }
     }
 
-    // Where an address is laid.
+    // The place of an address when the ranges are laid end to end.
     uint64_t place_of(uint64_t address) {
         if (address - starts[latest_] >= sizes[latest_])
             latest_ = std::upper_bound(starts.begin(), starts.end(), address) - starts.begin() - 1;
@@ -47,7 +47,7 @@ public:
     uint64_t total = 0;
 
 private:
-    std::map<uint64_t, uint64_t> joined_;       // first granule -> the one behind the last
+    std::map<uint64_t, uint64_t> joined_;       // first granule -> the one after the last
     std::array<uint64_t, 1024> seen_{};
     size_t latest_ = 0;
 
@@ -69,8 +69,9 @@ private:
     }
 };
 
-// The bytes in use of each cell, column by column. A block adds to four numbers however many cells it covers: from its
-// first cell to its last one whole cells, less what lies before it in the first, and what it has in the last.
+// The bytes in use of each cell, column by column. However many cells a block covers, it changes only its first and its
+// last cell: whole cells from the first up to the last, minus the part of the first before the block, plus the block's
+// part of the last.
 class Cells {
 public:
     Cells(size_t rows, uint64_t cell_bytes) : cell_bytes_(cell_bytes), rows_(rows + 1) {}
@@ -90,8 +91,8 @@ public:
         last.part_late += in_last * late;
     }
 
-    // Writes the fraction of each cell that was in use, on the average of a column's events. What came late was not there
-    // for all of them. The numbers are modulo 2^64, but what they add up to is not negative.
+    // Writes the fraction of each cell that was in use, averaged over a column's events. A block that came late counts
+    // for fewer of them. The numbers are modulo 2^64, but their sum is not negative.
     void end_column(uint64_t events, float* out) {
         const double scale = 1.0 / (static_cast<double>(cell_bytes_) * static_cast<double>(events));
         uint64_t whole = 0;

@@ -1,4 +1,4 @@
-// The rows of a snapshot's columns. `snapshots/columns.py` says in which form Python reads them.
+// The rows of a snapshot's columns. `snapshots/columns.py` has the layout with which Python reads them.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ struct ChunkRow {
     uint64_t ptr;
     uint64_t size;
     uint64_t requested_size;        // 0 if it is free
-    uint64_t last_requested_size;   // of a free one under PyTorch's policy
+    uint64_t last_requested_size;   // of a free chunk, under PyTorch's policy
     uint64_t stream;
     uint64_t freed_at_count;
     int64_t allocation_id;          // -1 if nobody owns it
@@ -24,11 +24,11 @@ struct RegionRow {
     uint64_t size;
     uint64_t stream;
     uint64_t pool[2];
-    uint64_t home;                  // the start of the pool's region: the reservation, where it is a range
+    uint64_t home;                  // the start of the pool's region; for a range, that of its reservation
     uint64_t home_size;
-    uint32_t chunks_end;            // its chunks begin where those of the row before end; so do its pages
+    uint32_t chunks_end;            // its chunks begin where those of the previous row end; its pages likewise
     uint32_t pages_end;
-    uint32_t kind;                  // 0 small, 1 large; above that, what a user has called it
+    uint32_t kind;                  // 0 small, 1 large; above that, a name that a user gave
     uint32_t flags;                 // bits of RowFlags
 };
 

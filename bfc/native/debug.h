@@ -1,5 +1,5 @@
-// Assertions at three prices. 0: what users pass is checked at the public door. 1: also O(1) assertions inside.
-// 2: also a whole check() after each change. `make check` runs the suite with 2.
+// Three levels of assertions. 0: only the arguments that users pass are checked. 1: also O(1) assertions inside.
+// 2: also a complete check() after each change. `make check` runs the suite with 2.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// A ring of the newest events of a pool, by the names of PyTorch's memory history.
+// A ring buffer of the newest events of a pool, with the actions of PyTorch's memory history.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,7 @@ struct HistoryRecord {
     uint64_t stream;
     uint64_t pool[2];
     int64_t time_us;
-    int64_t allocation_id;  // which allocation it is about; 0: none
+    int64_t allocation_id;  // the allocation that it is about; 0: none
     uint32_t action;
     uint32_t owner;         // its number; 0: none
 };
@@ -35,7 +35,7 @@ class History {
 public:
     History(size_t capacity, uint32_t skipped_actions) : capacity_(capacity), skipped_(skipped_actions) {}
 
-    // If the host has no memory for one more, the oldest is dropped.
+    // If the host has no memory for another entry, the oldest is dropped.
     void add(HistoryRecord record) noexcept {
         if (skipped_ >> record.action & 1) return;
         record.time_us = now_us();
@@ -52,7 +52,7 @@ public:
         oldest_ = (oldest_ + 1) % records_.size();
     }
 
-    // Of the newest entry, if it is the one of this allocation: an owner is known right after it.
+    // Sets the newest entry's owner if it is about this allocation: the owner is known only after the entry is added.
     void set_owner(int64_t allocation_id, uint32_t owner) noexcept {
         if (records_.empty()) return;
         HistoryRecord& newest = records_[(oldest_ + records_.size() - 1) % records_.size()];
@@ -76,7 +76,7 @@ public:
 
 private:
     size_t capacity_;
-    uint32_t skipped_;  // a bit for each action
+    uint32_t skipped_;  // one bit for each action
     size_t oldest_ = 0;
     std::vector<HistoryRecord> records_;
 

@@ -1,4 +1,4 @@
-// Plain ints of Python's, read without a call. What is no such int goes the long way.
+// Python's plain ints, read without calling Python. For every other object the caller calls Python.
 #pragma once
 
 #include <Python.h>

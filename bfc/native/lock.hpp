@@ -1,5 +1,6 @@
-// A lock for sections of well under a microsecond, taken with one atomic exchange. A thread that waits has released the
-// GIL (the caller does that) and yields the processor. A replay holds it for many events, and gives way in between.
+// A lock for sections of well under a microsecond, taken with one atomic exchange. A thread that waits yields the
+// processor, and has released the GIL (its caller does that). A replay holds the lock for many events, and gives way in
+// between.
 //
 // The holder never waits for the GIL, nor for another lock. So a fork, which holds the GIL and takes every lock, gets
 // them all; and a thread that the interpreter stops for good at its shutdown holds none.
@@ -38,7 +39,7 @@ public:
     }
     void release() noexcept { held_.store(false, std::memory_order_release); }
 
-    // Whoever gives way does so for those who have said that they wait.
+    // Threads that wait announce it with these, so that the holder can give way to them.
     void start_waiting() noexcept { waiters_.fetch_add(1); }
     void stop_waiting() noexcept { waiters_.fetch_sub(1); }
     bool is_wanted() const noexcept { return waiters_.load() > 0; }
@@ -66,8 +67,8 @@ public:
     uint64_t acquisitions() const noexcept { return acquisitions_; }
 
 private:
-    // Every lock there is. A fork takes this list first and then each lock, so two threads that fork cannot wait for
-    // each other. The C library asks for it, behind all of Python's own hooks: none of them can run in between.
+    // All locks. A fork takes this list first and then each lock, so two threads that fork cannot deadlock. The hooks
+    // are the C library's: it calls them after Python's own before-fork hooks, so none of those runs in between.
     class Forks {
     public:
         static Forks& all() {

@@ -9,7 +9,7 @@
 
 namespace bfc {
 
-// Large tables on 2 MiB pages, so that random access to a million chunks misses the TLB less.
+// Puts large tables on 2 MiB pages, so that random access to a million chunks causes fewer TLB misses.
 inline void prefer_huge_pages([[maybe_unused]] void* block, [[maybe_unused]] size_t bytes) {
 #if defined(__linux__)
     const uintptr_t page = uintptr_t{2} << 20, first = (uintptr_t(block) + page - 1) & ~(page - 1);

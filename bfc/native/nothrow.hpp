@@ -39,19 +39,19 @@ bool try_store(std::map<Key, T>& items, const Key& key, const T& item) noexcept 
     }
 }
 
-// Makes room for so many in all. Grows as push_back does, so that one more each time costs little.
+// Makes room for `count` items in all. Grows geometrically, as push_back does, so that calls for one more are cheap.
 template <class T>
 bool try_make_room(std::vector<T>& items, size_t count) noexcept {
     return count <= items.capacity() || try_reserve(items, std::max(count, 2 * items.capacity()));
 }
 
-// A list of things to do later. It remembers that it had no room for one, so that its reader searches elsewhere too.
+// A list of things to do later. It remembers if it had no room for an item, so that its reader searches elsewhere too.
 template <class T>
 class PutOff {
 public:
     bool some() const noexcept { return some_; }
 
-    // Whether there was room.
+    // Returns whether there was room.
     bool add(const T& item) noexcept {
         some_ = true;
         if (try_push_back(items_, item)) return true;
@@ -60,7 +60,7 @@ public:
     }
     void miss() noexcept { some_ = missed_ = true; }
 
-    // Moves everything to an empty list. Returns whether there is more, which there was no room for.
+    // Moves everything to an empty list. Returns whether there are more items, for which there was no room.
     bool take(std::vector<T>& items) noexcept {
         items.swap(items_);
         const bool missed = missed_;

@@ -1,4 +1,4 @@
-// A map from words to numbers, for a few million entries that come from a file.
+// A map from 64-bit words to numbers, for a few million entries that come from a file.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace bfc {
 // Open addressing. The multiplier differs from table to table, so that no file can be made whose keys collide.
 class NumberMap {
 public:
-    static constexpr int64_t kNone = -2;    // what `find` says of a key that is not there; values are -1 to 2**31 - 1
+    static constexpr int64_t kNone = -2;    // returned by `find` for a missing key; values are -1 to 2**31 - 1
 
     NumberMap() : multiplier_(seed() | 1), slots_(64) {}
 
@@ -20,7 +20,7 @@ public:
         return slots_[place(slots_, key)].value;
     }
 
-    // Throws std::bad_alloc, and then nothing has changed.
+    // May throw std::bad_alloc; then nothing has changed.
     void put(uint64_t key, int64_t value) {
         if (4 * (count_ + 1) > 3 * slots_.size()) grow();
         Slot& slot = slots_[place(slots_, key)];

@@ -1,4 +1,4 @@
-// Helpers of PyTorch's policy: numbers of threads, and orders of bin sets, pools and chunks.
+// Helpers of PyTorch's policy: numbers for threads, and sort orders of bin sets, pools and chunks.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +7,14 @@
 
 namespace bfc {
 
-// A number for each thread that no other thread has or will have. The system's numbers are reused.
+// A number that no other thread has or will have. (The system's thread ids are reused.)
 inline uint64_t thread_number() noexcept {
     static std::atomic<uint64_t> last{0};
     static thread_local const uint64_t mine = ++last;
     return mine;
 }
 
-// Sets of bins in order of their streams. A program has few.
+// Sorts sets of bins by their streams. A program has few.
 template <class Sets, class Numbers>
 inline void sort_by_stream(const Sets& sets, Numbers& numbers) noexcept {
     std::sort(numbers.begin(), numbers.end(), [&](uint32_t a, uint32_t b) {
@@ -52,7 +52,7 @@ inline bool is_among(const Id& id, const Ids& ids) noexcept {
     return std::any_of(ids.begin(), ids.end(), [&](const Id& other) { return is_same_pool(id, other); });
 }
 
-// Puts an id in its place, or takes it out. False: the host has no memory for it, and nothing has changed.
+// Inserts an id at its sorted place, or removes it. False: the host has no memory for it, and nothing has changed.
 template <class Id, class Ids>
 inline bool set_among(Ids& ids, const Id& id, bool wanted) noexcept {
     const auto place = std::lower_bound(ids.begin(), ids.end(), id, precedes<Id>);

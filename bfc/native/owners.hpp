@@ -1,5 +1,5 @@
-// The bytes in use of each owner, by its number, and the numbers in the chunks. What only chunks with owners need stays
-// out of the loops that all chunks pass through.
+// The bytes in use of each owner, by its number, and the owners' numbers in the chunks. Code that only chunks with
+// owners need is kept out of line, away from the loops that handle all chunks.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@ constexpr uint32_t kOwnerShift = 16;    // the bits of Chunk.state from here on:
 constexpr uint32_t kTraced = 0x2000;    // a bit of Chunk.state: Python's tracemalloc knows of the chunk
 constexpr uint32_t kMarks = kTraced | ~uint32_t{0} << kOwnerShift;
 
-// How Python's tracemalloc is told of a chunk, with the GIL held, and of its end, from anywhere.
+// How Python's tracemalloc is told of a chunk (with the GIL held), and of its end (with or without the GIL).
 struct Tracing {
-    unsigned domain;        // 0: it is told of none
+    unsigned domain;        // 0: it is told of no chunk
     int (*tell)(unsigned domain, uintptr_t ptr, size_t size);
     int (*forget)(unsigned domain, uintptr_t ptr);
 };
@@ -46,18 +46,18 @@ public:
         return true;
     }
 
-    // A chunk in use belongs to an owner that is known.
+    // Gives a chunk in use to an owner, for which know() has returned true.
     template <class Chunk>
     __attribute__((noinline)) void give(Chunk* chunk, uint32_t owner) noexcept {
         chunk->state |= owner << kOwnerShift;
         bytes_[owner] += chunk->size;
     }
-    // A chunk goes out of use. The caller overwrites its state.
+    // For a chunk that goes out of use. The caller overwrites its state.
     template <class Chunk>
     void take_back(const Chunk* chunk) noexcept {
         if (__builtin_expect(chunk->state & kMarks, 0)) take_back_marked(chunk);
     }
-    // A chunk in use has grown. The caller holds the GIL.
+    // For a chunk in use that has grown. The caller holds the GIL.
     template <class Chunk>
     void grew(const Chunk* chunk, uint64_t by) noexcept {
         if (chunk->state >> kOwnerShift) bytes_[chunk->state >> kOwnerShift] += by;

@@ -12,7 +12,7 @@ namespace bfc {
 
 constexpr size_t TOUCHED_PAGE = 4096;
 
-// nullptr if there is no room.
+// Returns nullptr if there is no room.
 inline void* map_pages(size_t nbytes) noexcept {
     void* start = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return start == MAP_FAILED ? nullptr : start;
@@ -24,8 +24,8 @@ inline void touch_range(char* start, char* end) noexcept {
     for (char* page = start; page < end; page += TOUCHED_PAGE) *static_cast<volatile char*>(page) = 0;
 }
 
-// Writes to every page, so that all of them are resident when the driver pins them. If a thread cannot be started, this
-// one does its part.
+// Writes to every page, so that all of them are resident when the driver pins them. If a thread cannot be started, the
+// calling thread does that part.
 inline void touch_pages(void* memory, size_t nbytes, unsigned threads) noexcept {
     char* start = static_cast<char*>(memory);
     char* end = start + nbytes;

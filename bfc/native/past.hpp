@@ -1,5 +1,5 @@
-// The segments and live blocks of a snapshot, run backwards as PyTorch's viewer does: which entries of the history it
-// can undo one by one from the final segments.
+// Runs the segments and live blocks of a snapshot backwards, as PyTorch's viewer does, to find the entries of the
+// history that it can undo one by one from the final segments.
 #pragma once
 
 #include <cstddef>
@@ -13,26 +13,26 @@
 
 namespace bfc {
 
-// O(log n) an entry. As in the viewer, what is mapped is joined to what lies next to it on the same stream.
+// O(log n) for each entry. As in the viewer, mapped memory is joined to its neighbours on the same stream.
 // Every function may throw std::bad_alloc.
 class Past {
 public:
     enum Answer {
-        kLeftOut,       // about memory that is in no segment at its time: the viewer would stop with an error
+        kLeftOut,       // its memory was in no segment at that time: the viewer would stop with an error
         kFits,
-        kContradicts,   // what came later: neither this entry nor any before it can be undone
+        kContradicts,   // contradicts later entries: neither it nor any entry before it can be undone
     };
 
     void add_segment(uint64_t start, uint64_t size, uint64_t stream) {
         segments_[start] = Segment{start + size, stream, 0};
     }
-    // A block that is in use at the end, in the segment that was added last or any other.
+    // Adds a block that is in use at the end, in any of the segments that were added.
     void add_live(uint64_t address) {
         const auto segment = segment_of(address);
         if (live_.insert(address).second && segment != segments_.end()) ++segment->second.live;
     }
 
-    // The numbers of the entries that are kept, the newest first.
+    // Puts the indices of the entries to keep into `kept`, the newest first.
     void follow(const HistoryRecord* records, size_t count, std::vector<uint32_t>& kept) {
         for (size_t i = count; i-- > 0;) {
             const Answer answer = undo(records[i]);

@@ -1,4 +1,4 @@
-// A pickle written without objects: the operations of protocol 4 that a snapshot needs. The reader of
+// A pickle written without Python objects: the operations of protocol 4 that a snapshot needs. The reader of
 // pytorch.org/memory_viz knows them all. Every function may throw std::bad_alloc.
 #pragma once
 
@@ -51,7 +51,7 @@ public:
         out_.append(utf8);
     }
 
-    // What was written last gets the next number, by which it can be written again.
+    // Memoizes the last value under the next number; `again` with that number refers to it.
     uint32_t remember() {
         put('\x94');
         return remembered_++;
@@ -61,7 +61,7 @@ public:
         else put_bytes('j', number, 4);
     }
 
-    // Texts that are written often, by their index.
+    // For texts that are written often: `name` writes one by the index that `add_name` returned.
     uint32_t add_name(const std::string& utf8) {
         names_.push_back({utf8, kNever});
         return static_cast<uint32_t>(names_.size() - 1);
@@ -84,7 +84,7 @@ public:
         number(second);
         put('\x86');
     }
-    // After so many items a reader may put them into the list, and forget them.
+    // Ends a batch after every 1000 items, so that a reader can append it to the list and need not hold all of them.
     void next_item(size_t i) {
         if (i && i % 1000 == 0) out_.append("e(");
     }

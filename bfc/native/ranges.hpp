@@ -1,5 +1,5 @@
-// Where a request looks among a lane's chunks in regions of its own and in ranges (expandable segments) at once. Kept out
-// of line: inlined, it would make every replay slower.
+// The search of a request that may use a lane's chunks in ordinary regions and in ranges (expandable segments). Kept
+// out of line: inlined, it would make every replay slower.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ inline bool comes_before(const FreeChunk& one, const FreeChunk& other) {
     return key_of(one.size, one.address) < key_of(other.size, other.address);
 }
 
-// The bytes that a chunk of a range could grow to, without the chunk behind it. `Chunk` is the struct of _core.pxd.
+// How large a chunk of a range could grow: with the unmapped chunk right behind it, if there is one. `Chunk` is the
+// struct of _core.pxd.
 template <class Chunk>
 uint64_t room_of(const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped, const FreeChunk& found) {
     const uint32_t behind = chunks[found.handle].next;
@@ -20,8 +21,8 @@ uint64_t room_of(const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped, cons
     return found.size + chunks[behind].size;
 }
 
-// The best fit of `rounded` bytes among both. A chunk of a range that has less room to grow comes before one that has
-// more (PyTorch's behaviour, 11.4). 0: there is none; 1: it is the plain one; 2: it lies in a range.
+// The best fit of `rounded` bytes among both. A chunk of a range with less room to grow is preferred to one with more
+// (PyTorch's behaviour, 11.4). Returns 0: there is none; 1: it lies in a region; 2: it lies in a range.
 template <class Chunk>
 BFC_COLD int find_in_both(Bins& plain_bins, Bins& range_bins, const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped,
                           uint64_t rounded, FreeChunk& found) {

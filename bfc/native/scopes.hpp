@@ -1,5 +1,5 @@
-// The scopes of owners that are open, by the context that they were entered in: for threads without the GIL, which
-// cannot ask Python.
+// The open scopes of owners, by the Python context in which they were entered. Threads without the GIL need this,
+// since they cannot ask Python.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ public:
         lock_.release();
     }
 
-    // The owner of the innermost scope of a context; 0: none.
+    // The owner of the innermost open scope in a context; 0: none.
     uint32_t owner_in(const void* context) noexcept {
         uint32_t owner = 0;
         if (count_.load(std::memory_order_relaxed) == 0) return 0;

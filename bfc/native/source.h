@@ -10,15 +10,15 @@
 
 typedef struct {
     void* self;
-    /* As SubAllocator.alloc: 0 and a block of at least nbytes, BFC_NO_ROOM, or another number: it failed. */
+    /* Like SubAllocator.alloc: 0 and a block of at least nbytes, BFC_NO_ROOM, or another number if it failed. */
     int (*alloc)(void* self, uint64_t alignment, uint64_t nbytes, uint64_t* address, uint64_t* received);
-    /* As SubAllocator.free; 0, or a number: the block is still live. */
+    /* Like SubAllocator.free: 0, or another number if the block is still live. */
     int (*free)(void* self, uint64_t address, uint64_t nbytes);
-    /* As SubAllocator.order; 0, or a number. */
+    /* Like SubAllocator.order: 0, or another number if it failed. */
     int (*order)(void* self, uint64_t first, uint64_t then);
-    /* As SubAllocator.stream_id; 0, or a number. */
+    /* Like SubAllocator.stream_id: 0, or another number if it failed. */
     int (*stream_id)(void* self, uint64_t stream, uint64_t* id);
-    /* Waits for all work on the device; 0, or a number. */
+    /* Waits for all work on the device: 0, or another number if it failed. */
     int (*synchronize)(void* self);
 } bfc_native_source;
 

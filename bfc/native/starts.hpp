@@ -1,8 +1,8 @@
-// Which chunk in use starts at this address: open addressing over handles, so its size follows the number of chunks in
+// Finds the chunk in use that starts at an address: a hash table of handles, whose size follows the number of chunks in
 // use. (TensorFlow keeps one handle for each 256 bytes of every region: 2.5 GiB of host memory for an 80 GiB pool.)
 //
-// Chunks start at multiples of 256, so a slot keeps 32 bits of the address above those: all of it within 1 TiB. The
-// caller compares the chunk's own address, which settles the rest.
+// Chunks start at multiples of 256, so a slot keeps the 32 bits of the address above the lowest 8: within 1 TiB that is
+// the whole address. Beyond that the caller compares the chunk's own address.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ public:
     // Makes room for one more. False: the host is out of memory, and nothing has changed.
     bool reserve() { return 3 * (count_ + 1) <= 2 * size() || grow(); }
 
-    // The same for a caller that cannot fail: if the table cannot grow, it is filled up to the last slot but one.
+    // Like reserve, for a caller that cannot fail: if the table cannot grow, it is filled until two slots are empty.
     bool reserve_at_all_costs() { return reserve() || (slots_ && count_ + 2 < size()); }
 
     // Prefetches the slot of this address. Needs a reserve() before it.
@@ -42,7 +42,7 @@ public:
         ++count_;
     }
 
-    // `same(handle)` says whether that chunk starts at the whole address.
+    // `same(handle)` says whether that chunk starts at exactly this address.
     template <class Same>
     uint32_t find(uint64_t address, Same same) const {
         const size_t i = position(address, same);

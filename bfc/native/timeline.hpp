@@ -1,5 +1,5 @@
-// The figures of a replay over time: of each interval the last event's, and those of the events where bytes are most and
-// least. A row holds what is true after one event.
+// The figures of a replay over time. For each interval it keeps those after the last event, and those at the events
+// with the most and the fewest bytes. A row holds the figures after one event.
 #pragma once
 
 #include <algorithm>
@@ -11,22 +11,22 @@ namespace bfc {
 
 struct TimelineRow {
     uint64_t event;
-    uint64_t live;              // asked for, and not freed
-    uint64_t in_use;            // in whole chunks
+    uint64_t live;              // bytes asked for, and not freed
+    uint64_t in_use;            // bytes of whole chunks
     uint64_t reserved;
     uint64_t largest_free;
-    uint64_t refused;           // so far, and so are the calls of the driver
+    uint64_t refused;           // so far; driver_calls likewise
     uint64_t driver_calls;
 };
 
 class Timeline {
 public:
-    static constexpr size_t kCandidates = 7;    // of an interval
-    static constexpr size_t kUsualRows = 5;     // since mostly some of them are one event
+    static constexpr size_t kCandidates = 7;    // rows of an interval, before equal ones are merged
+    static constexpr size_t kUsualRows = 5;     // fewer, since several of them are mostly the same event
 
     uint64_t refused = 0, driver_calls = 0;     // so far; they do not change in the loop
 
-    // False: the host is out of memory. Nothing later needs any.
+    // False: the host is out of memory. No later function allocates.
     bool begin(size_t events, size_t samples) noexcept {
         events_ = events;
         samples_ = std::max<size_t>(samples, 1);
@@ -39,13 +39,13 @@ public:
         return true;
     }
 
-    // Where the interval that is under way ends. Its first event is to be played by itself.
+    // The end of the current interval. The caller plays the first event of an interval by itself.
     size_t end() const noexcept {
         return static_cast<size_t>(static_cast<unsigned __int128>(events_) * (interval_ + 1) / intervals_);
     }
     bool is_fresh() const noexcept { return fresh_; }
 
-    // After an event that was played by itself, and after the last one of a batch.
+    // To be called after an event that was played by itself, and after the last event of a batch.
     void note(const TimelineRow& now, uint64_t peak_in_use, uint64_t peak_reserved) noexcept {
         if (fresh_) {
             fresh_ = false;
@@ -59,7 +59,7 @@ public:
         if (now.event + 1 == end()) close(now);
     }
 
-    // Whether the next event, which allocates (`rises`) or frees, ends a fall or a rise that went farther than any.
+    // Whether bytes are at a new minimum, if the next event allocates (`rises`), or at a new maximum, if it frees.
     bool is_extreme(uint64_t live, uint64_t in_use, bool rises) const noexcept {
         if (rises) return live < least_live_.live || in_use < least_used_.in_use;
         return live > most_live_.live || in_use > most_used_.in_use;
@@ -84,14 +84,14 @@ public:
 
 private:
     size_t events_ = 0, samples_ = 1, intervals_ = 1;
-    size_t interval_ = 0;           // that is under way
+    size_t interval_ = 0;           // the index of the current one
     bool fresh_ = true;
     uint64_t known_in_use_ = 0, known_reserved_ = 0;
-    // Of the interval that is under way.
+    // Of the current interval.
     TimelineRow most_live_, least_live_, most_used_, least_used_, most_reserved_, least_reserved_;
     std::vector<TimelineRow> rows_;
 
-    // More may have been in use or reserved within an event, or before the first one, than after any.
+    // Within an event, or before the first one, more may have been in use or reserved than after any event.
     void note_peaks(const TimelineRow& now, uint64_t in_use, uint64_t reserved) noexcept {
         known_in_use_ = std::max(known_in_use_, most_used_.in_use);
         if (in_use > known_in_use_) {
@@ -113,7 +113,7 @@ private:
         fresh_ = true;
     }
 
-    // How many rows there are if so many intervals are taken together; puts them into `out`, which may be `rows_`.
+    // How many rows there are if every `together` intervals are merged. Writes them to `out`, which may be `rows_`.
     size_t thinned(size_t together, TimelineRow* out) const noexcept {
         size_t count = 0;
         for (size_t i = 0; i < interval_; i += together) {
@@ -140,7 +140,7 @@ private:
         std::sort(found, found + kCandidates, before);
     }
 
-    // What was true within an event stands before what was true after it.
+    // The state within an event comes before the state after it.
     static bool before(const TimelineRow& a, const TimelineRow& b) noexcept {
         if (a.event != b.event) return a.event < b.event;
         return a.in_use != b.in_use ? a.in_use > b.in_use : a.reserved > b.reserved;

@@ -1,4 +1,4 @@
-// PyTorch's arithmetic of sizes: what a request is rounded to, and how much is asked of the driver for it.
+// PyTorch's size arithmetic: what a request is rounded to, and how much is requested from the driver for it.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ struct TorchSizes {
     static constexpr uint64_t kSmallSegment = uint64_t{2} << 20;
     static constexpr uint64_t kOwnSegment = uint64_t{10} << 20;         // from here on a request gets a segment its size
     static constexpr uint64_t kSegmentStep = uint64_t{2} << 20;
-    static constexpr int kIntervals = 16;                               // of doublings, the first from 1 MiB
+    static constexpr int kIntervals = 16;                               // each is a doubling; the first is from 1 MiB
 
     uint64_t large_segment = uint64_t{20} << 20;
-    uint64_t granularity = kMinimum;                                    // a power of two: the device may want more
-    uint64_t largest_segment = ~uint64_t{0};                            // the device gives no more at a time
+    uint64_t granularity = kMinimum;                                    // a power of two; larger if the device needs it
+    uint64_t largest_segment = ~uint64_t{0};                            // the most that the device gives in one call
     bool divides = false;
     uint8_t division_bits[kIntervals] = {};                             // 0: rounded to 512
 
@@ -27,7 +27,7 @@ struct TorchSizes {
             const uint64_t doubled = uint64_t{1} << doubling, step = doubled >> bits;
             // from 2^55 divisions on upstream's product wraps to 0, and it rounds to a power of two
             if (bits > 0 && size > (kMinimum << bits)) {
-                const uint64_t divided = up_to(size, step ? step : doubled);    // no multiple of 512 where that wraps
+                const uint64_t divided = up_to(size, step ? step : doubled);    // not a multiple of 512 if that wraps
                 return granularity > kMinimum ? up_to(divided, granularity) : divided;
             }
         }
@@ -46,7 +46,7 @@ struct TorchSizes {
     }
 
 private:
-    // Steps are powers of two. Instead of wrapping around it returns the largest number, which is always refused.
+    // `step` is a power of two. Instead of wrapping around, the result is the largest number, which is always refused.
     static uint64_t up_to(uint64_t size, uint64_t step) {
         return size > ~uint64_t{0} - (step - 1) ? ~uint64_t{0} : (size + step - 1) & ~(step - 1);
     }

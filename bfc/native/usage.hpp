@@ -1,8 +1,8 @@
 // What PyTorch's allocator counts: nine quantities, of the small and of the large chunks.
 //
-// This is the hot path, so it stores few numbers and derives the others. Of each level it stores `ceiling - level`: a
-// negative value means a new peak. Freed is allocated minus current. Chunks with an owner are the active ones minus
-// those that wait for a stream, of which there are few.
+// This is the hot path, so it stores few numbers and derives the others. For each level it stores `ceiling - level`: a
+// negative value means a new peak. "Freed" is "allocated" minus "current". The chunks with an owner are the active
+// chunks minus those that wait for a stream, of which there are few.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace bfc {
 
 enum UsageGroup {
-    kAllocation,            // until the owner frees it
+    kAllocation,            // counts a chunk until its owner frees it
     kSegment,
-    kActive,                // until no stream uses it
+    kActive,                // counts a chunk until no stream uses it
     kInactiveSplit,         // free pieces of regions that are not wholly free
     kAllocatedBytes,
     kReservedBytes,
@@ -46,7 +46,7 @@ public:
     Gauge oversize_allocations, oversize_segments;
     int64_t num_device_alloc = 0, num_device_free = 0;
 
-    // A chunk of `size` has been handed out; `left` was cut off it (0: nothing was). `was_piece`: its region had others.
+    // A chunk of `size` has been handed out; `left` bytes were cut off it. `was_piece`: its region had others.
     // Without `counts_pieces` (expandable segments) nothing is a piece.
     void handed_out(int kind, int64_t size, int64_t requested, int64_t left, bool was_piece, bool counts_pieces) {
         Counts& counts = counts_[kind];
@@ -72,10 +72,10 @@ public:
     // Its owner has freed it, but a stream may still use it.
     void given_up(int kind, int64_t size) { change_waiting(kind, 1, size); }
 
-    // Takes given_up back.
+    // Undoes given_up.
     void owned_again(int kind, int64_t size) { change_waiting(kind, -1, -size); }
 
-    // It is free, and has become a chunk of `merged_size` with `neighbours` that were free; `is_piece`: one of several.
+    // It is free, and merged with `neighbours` free chunks to one of `merged_size`. `is_piece`: its region has others.
     void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, bool is_piece,
                    bool was_waiting, bool counts_pieces) {
         fall<kChunks>(kind, 1);
@@ -94,7 +94,7 @@ public:
         if (__builtin_expect(was_waiting, 0)) change_waiting(kind, -1, -size);
     }
 
-    // A free piece is removed with its whole region, used chunks too: the allocator closes.
+    // A free piece is removed together with its whole region, including chunks in use: the allocator is being closed.
     void piece_went(int kind, int64_t size) {
         fall<kPieces>(kind, 1);
         fall<kPieceBytes>(kind, size);
@@ -123,13 +123,13 @@ public:
         for (int k : {kind, kKinds}) reserved_[k].lower(size);
     }
 
-    // Memory that is mapped is used for the other kind from now on.
+    // Mapped memory is used for chunks of the other kind from now on.
     void memory_moved(int kind, int to, int64_t size) {
         reserved_[kind].lower(size);
         reserved_[to].raise(size);
     }
 
-    // Of a kind, or (kKinds) of both together.
+    // The counts of one kind, or of both together (kKinds).
     Gauge read(int group, int kind) const {
         if (group == kSegment) return segments_[kind];
         if (group == kReservedBytes) return reserved_[kind];
@@ -149,7 +149,7 @@ public:
 
     int64_t active_bytes() const { return level(kKinds, kBytes); }
 
-    // The peak of the active bytes over a while: read it, restart, and put it back at the end.
+    // To measure the peak of the active bytes over some time: read it, restart it, and merge the old one at the end.
     void restart_bytes_peak() {
         active_peak_[kKinds][kBytes] = level(kKinds, kBytes);
         set_ceiling(kKinds, kBytes);
@@ -194,20 +194,20 @@ private:
     enum Measured { kChunks, kBytes, kRequested, kPieces, kPieceBytes, kMeasured };
 
     struct alignas(64) Counts {         // one cache line
-        int64_t room[kMeasured] = {};   // a level is its ceiling less the room below it
-        int64_t risen[kPieces] = {};    // by all that was ever added
+        int64_t room[kMeasured] = {};   // how far each level is below its ceiling
+        int64_t risen[kPieces] = {};    // the sum of all increases
     };
-    struct Start {                      // what they were when the totals were last set to 0; let_go: by their owners
+    struct Start {                      // the sums when the totals were last set to 0; let_go: freed by owners
         int64_t risen[kMeasured] = {}, fallen[kMeasured] = {}, let_go[kMeasured] = {};
     };
 
-    Counts counts_[kKinds + 1];         // of each kind, and of both
+    Counts counts_[kKinds + 1];         // of each kind, and of both together
     int64_t pieces_risen_[kKinds] = {};
-    int64_t more_piece_bytes_risen_[kKinds] = {};   // than active bytes have fallen
+    int64_t more_piece_bytes_risen_[kKinds] = {};   // than the active bytes have fallen
     int64_t ceiling_[kKinds + 1][kMeasured] = {};
     int64_t active_peak_[kKinds + 1][kMeasured] = {};
     int64_t owned_peak_[kKinds + 1][kMeasured] = {};
-    int64_t waiting_[kKinds + 1][kMeasured] = {};   // chunks and bytes; the others stay 0
+    int64_t waiting_[kKinds + 1][kMeasured] = {};   // only chunks and bytes; the other entries stay 0
     Gauge segments_[kKinds + 1], reserved_[kKinds + 1];
     Start start_[kKinds];
 
@@ -248,7 +248,7 @@ private:
         set_ceiling(kind, what);
     }
 
-    // The highest level with no new peak of what is active nor of what is owned.
+    // The ceiling is the highest level that is a new peak neither of active chunks nor of owned ones.
     void set_ceiling(int kind, int what) {
         const int64_t ceiling = std::min(active_peak_[kind][what], owned_peak_[kind][what] + waiting_[kind][what]);
         counts_[kind].room[what] += ceiling - ceiling_[kind][what];

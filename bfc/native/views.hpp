@@ -1,4 +1,4 @@
-// Pages that have several addresses: a slot of a range, and views, which are rows of pages stitched from such slots.
+// Pages that have several addresses: slots in ranges, and views, which are rows of pages stitched from such slots.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +9,21 @@
 namespace bfc {
 
 struct Slot {
-    uint32_t set;   // of bins: whose range
+    uint32_t set;   // the set of bins whose range it is in
     uint32_t number;
 };
 
-struct Run {        // of slots
+struct Run {        // consecutive slots
     uint32_t set;
     uint32_t first;
     uint32_t count;
 };
 
 struct PageRecord {
-    std::vector<Slot> slots;    // where it is mapped, but for views
-    uint32_t seat = 0;          // which of them it is used through, unless a view has it
-    uint32_t home = 0;          // which of them views count on
-    uint32_t views = 0;         // how many it is mapped in
+    std::vector<Slot> slots;    // where it is mapped, except in views
+    uint32_t seat = 0;          // the index of the slot that it is used through, unless a view uses it
+    uint32_t home = 0;          // the index of the slot that views rely on
+    uint32_t views = 0;         // the number of views that it is mapped in
     bool is_known = false;
 
     bool is_mapped() const { return views > 0 || !slots.empty(); }
@@ -43,7 +43,7 @@ struct PageRecord {
         if (home > i) --home;
     }
 
-    // The index of its slot in a range; kNone: it has none.
+    // The index in `slots` of its slot in the range of a set of bins; kNone: it has none.
     static constexpr uint32_t kNone = ~uint32_t{0};
     uint32_t in_set(uint32_t set) const {
         for (uint32_t i = 0; i < slots.size(); ++i)
@@ -55,17 +55,17 @@ struct PageRecord {
 enum ViewState { kUnused, kKept, kLive, kRetired };
 
 struct View {
-    std::vector<Run> runs;      // of the homes of its pages, in their order
+    std::vector<Run> runs;      // the home slots of its pages, in their order
     uint64_t address = 0;
-    uint64_t made_at = 0;           // both by the count of uses of views
+    uint64_t made_at = 0;           // both in units of the count of uses of views
     uint64_t last_used = 0;
     uint32_t pages = 0;
-    uint32_t set = 0;           // of its chunk
+    uint32_t set = 0;           // the set of bins of its chunk
     uint32_t chunk = 0;
     uint32_t state = kUnused;
 };
 
-// Views by their number, which another may get later.
+// Views by their number. A number may be reused later.
 class Views {
 public:
     uint32_t count() const { return static_cast<uint32_t>(views_.size()); }
@@ -78,7 +78,7 @@ public:
         try {
             for (uint32_t number = 0; number < views_.size(); ++number)
                 if (views_[number].state == kUnused) {
-                    views_[number] = View();    // a fork may have left what another thread had begun
+                    views_[number] = View();    // after a fork it may hold what another thread had begun
                     return number;
                 }
             views_.emplace_back();
@@ -103,7 +103,7 @@ public:
         return true;
     }
 
-    // Of a chunk that is a view's.
+    // The view of a chunk that is one.
     uint32_t of_chunk(uint32_t chunk) const { return by_chunk_.find(chunk)->second; }
 
     std::vector<uint32_t>* of_size(uint32_t set, uint32_t pages) {
@@ -111,7 +111,7 @@ public:
         return found == by_size_.end() ? nullptr : &found->second;
     }
 
-    // No request finds it any more.
+    // From now on no request finds the view.
     void retire(uint32_t number) noexcept {
         View& view = views_[number];
         std::vector<uint32_t>& same = by_size_[key_of(view.set, view.pages)];
@@ -132,9 +132,9 @@ private:
     static uint64_t key_of(uint32_t set, uint32_t pages) { return uint64_t{set} << 32 | pages; }
 
     std::vector<View> views_;
-    std::unordered_map<uint64_t, std::vector<uint32_t>> by_size_;   // kept and live ones, by set and pages
+    std::unordered_map<uint64_t, std::vector<uint32_t>> by_size_;   // kept and live views, by set and number of pages
     std::unordered_map<uint32_t, uint32_t> by_chunk_;
-    uint64_t slots_ = 0;                                            // of kept and live ones
+    uint64_t slots_ = 0;                                            // of kept and live views
 };
 
 }  // namespace bfc

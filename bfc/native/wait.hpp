@@ -1,4 +1,4 @@
-// Waiting for a lock or for the GIL, for callers that may hold the GIL or not.
+// Waiting for a lock or for the GIL, for callers with or without the GIL.
 #pragma once
 
 #include <Python.h>
@@ -10,7 +10,7 @@ namespace bfc {
 
 // While the interpreter shuts down, Python up to 3.13 ends every other thread that asks for the GIL by unwinding its
 // stack. A `noexcept` function on that stack, here or in a library that called us, then aborts the process. Later
-// versions stop the thread for good, and so does this.
+// versions stop the thread for good, and so does this function.
 [[noreturn]] inline void stop_here() noexcept {
     for (;;) pause();
 }
@@ -31,7 +31,7 @@ inline bool is_finalizing() noexcept {
 #endif
 }
 
-// Python's own answer is yes for every thread once the interpreter is gone.
+// PyGILState_Check() alone returns true in every thread once the interpreter is gone.
 inline bool holds_gil() noexcept { return Py_IsInitialized() && !is_finalizing() && PyGILState_Check(); }
 
 // Takes the GIL, for callers that may hold it already.
@@ -53,10 +53,10 @@ inline void acquire_with_gil(Lock& lock) noexcept {
         acquired = lock.try_acquire();
     }
     lock.stop_waiting();
-    if (!acquired) lock.wait_and_acquire();     // its holder needs no GIL to go on
+    if (!acquired) lock.wait_and_acquire();     // no deadlock: the lock's holder never waits for the GIL
 }
 
-// Other Python threads run while one waits. The GIL is never waited for with the lock held: see lock.hpp.
+// While this thread waits, other Python threads run. No thread waits for the GIL while it holds the lock: see lock.hpp.
 inline void acquire(Lock& lock) noexcept {
     if (lock.try_acquire()) return;
     if (holds_gil())

@@ -1,5 +1,5 @@
-// The slots of a range whose pages may have further addresses: which lie whole in a free chunk, and whose chunk that is.
-// An allocation and a free cost a few bits here; all else is looked up when pages are stitched.
+// The slots of a range whose pages may have further addresses: which slots lie entirely in a free chunk, and in which
+// one. An allocation and a free change a few bits here; all else is looked up when pages are stitched.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ public:
     size_t slot_at(uint64_t address) const { return (address - start_) >> shift_; }
     size_t slots() const { return page_at_.size(); }
 
-    // Room for the slots up to an address. False: the host is out of memory, and nothing has changed.
+    // Makes room for the slots up to an address. False: the host is out of memory, and nothing has changed.
     bool make_room(uint64_t end) noexcept {
         const size_t slots = slot_at(end);
         if (slots <= page_at_.size()) return true;
@@ -45,7 +45,7 @@ public:
     // A piece of a free chunk is handed out.
     void take(uint64_t address, uint64_t size) { clear(slot_at(address), slot_at(address + size - 1) + 1); }
 
-    // A piece came back, and is part of this free chunk now. Whether that has a slot of its own.
+    // A piece was freed, and is part of this free chunk now. Returns whether a whole slot lies in that chunk.
     bool give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk) {
         const size_t first = slot_above(chunk_address), end = slot_at(chunk_address + chunk_size);
         if (first >= end) return false;
@@ -54,7 +54,7 @@ public:
         return true;
     }
 
-    // A free chunk is in its bin now; `is_rest`: what a piece was cut off from, so that its bits are right.
+    // A free chunk was put into its bin. `is_rest`: a piece was cut off from it, so its bits are right already.
     void add(uint64_t address, uint64_t size, uint32_t chunk, bool is_rest) {
         const size_t first = slot_above(address), end = slot_at(address + size);
         if (first >= end) return;
@@ -81,14 +81,14 @@ public:
         return true;
     }
 
-    // How many slots lie whole in free chunks.
+    // How many slots lie entirely in free chunks.
     size_t count_free() const {
         size_t count = 0;
         for (const uint64_t word : free_) count += __builtin_popcountll(word);
         return count;
     }
 
-    // The free chunk that a free slot lies in: no two free chunks touch, so it is that of the first in the row.
+    // The free chunk that a free slot lies in. No two free chunks touch, so the row's first free slot has its note.
     uint32_t chunk_around(size_t slot) const {
         BFC_ASSERT(is_free(slot), "a slot that is not free is looked up");
         while (slot > 0 && is_free(slot - 1)) {
@@ -105,7 +105,7 @@ public:
     size_t bytes() const { return sizeof(Window) + free_.capacity() * 8 + (chunk_at_.capacity() + page_at_.capacity()) * 4; }
 
 private:
-    // The first slot that begins at or behind an address.
+    // The first slot that begins at or after an address.
     size_t slot_above(uint64_t address) const { return slot_at(address + page_size() - 1); }
 
     template <bool kValue>
@@ -134,8 +134,8 @@ private:
     uint64_t start_;
     int shift_;
     std::vector<uint64_t> free_;        // a bit for each slot
-    std::vector<uint32_t> chunk_at_;    // by slot: the chunk whose first whole slot it is, free or absent
-    std::vector<uint32_t> page_at_;     // by slot
+    std::vector<uint32_t> chunk_at_;    // by slot: the FREE or ABSENT chunk of which it is the first whole slot
+    std::vector<uint32_t> page_at_;     // the page in each slot
 };
 
 }  // namespace bfc

@@ -1,4 +1,4 @@
-"""A snapshot's columns as the viewer of PyTorch wants them."""
+"""A snapshot's columns in the form that PyTorch's viewer expects."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
@@ -34,7 +34,7 @@ cdef struct Sums:                   # of a segment, in bytes
 
 cdef class SharedFrames:
     cdef dict made              # by the frames
-    cdef dict by_id             # by the identity of their tuple, which its owner keeps: found sooner
+    cdef dict by_id             # by the identity of their tuple, which its owner keeps alive: a faster look-up
 
     cdef list of(self, tuple frames)
 

@@ -3,14 +3,14 @@ from typing import Any
 from bfc.snapshots.columns import HistoryColumns, RegionColumns
 
 class SharedFrames:
-    """Makes lists of frames; equal ones are one list, which keeps a long history short."""
+    """Makes lists of frames. Equal lists are one object, which keeps a long history small."""
 
 class Columns:
-    """The rows of a snapshot, and which of the history's the viewer can undo one by one from the final regions.
+    """The rows of a snapshot, and the entries of its history that the viewer can undo from the final regions on.
 
-    It stops with an error where an undone entry finds no segment, or no block. So an entry about memory that is in no
-    segment at its time is left out (a pool's own snapshot shows its segments only; kinds of entries may not have been
-    recorded), and where the history contradicts the regions, all before that place is.
+    The viewer stops with an error if it undoes an entry and finds no segment, or no block. So an entry about memory
+    that was in no segment at that time is left out. (A pool's own snapshot has its segments only, and some kinds of
+    entries may not have been recorded.) If an entry contradicts the regions, it and all earlier entries are left out.
     """
 
     def __init__(self, regions: RegionColumns, history: HistoryColumns) -> None: ...

@@ -1,4 +1,4 @@
-"""A snapshot's columns as the viewer of PyTorch wants them: which entries it can follow, and the dicts of each.
+"""A snapshot's columns in the form that PyTorch's viewer expects: the entries it can follow, and the dict of each.
 
 Fields, states and actions are those of PyTorch 2.11 (PyTorch's behaviour, 3.4).
 """
@@ -18,18 +18,18 @@ cdef extern from "past.hpp" namespace "bfc":
         void add_live(uint64_t address) except +
         void follow(const HistoryRecord* records, size_t count, vector[uint32_t]& kept) except +
 
-#: The frames of memory that the allocator gave back without being told to.
+#: The frames for memory that the allocator gave back on its own, without a call of empty_cache().
 _OF_ITS_OWN = ((words.OUR_FILE, 0, words.OUR_OWN),)
 _STATES = (words.INACTIVE, words.ALLOCATED, words.PENDING, words.INACTIVE)
 
 
 cdef uint64_t requested_of(const ChunkRow* chunk) noexcept:
-    """The bytes that a block says were asked for: of a free one, the last time."""
+    """The requested bytes that a block reports; for a free block, those of its last use."""
     return chunk.requested_size if chunk.state in (ROW_IN_USE, ROW_WAITING) else chunk.last_requested_size
 
 
 cdef class SharedFrames:
-    """Makes lists of frames; equal ones are one list, which keeps a long history short."""
+    """Makes lists of frames. Equal lists are one object, which keeps a long history small."""
 
     def __cinit__(self):
         self.made, self.by_id = {}, {}
@@ -49,11 +49,11 @@ cdef class SharedFrames:
 
 
 cdef class Columns:
-    """The rows of a snapshot, and which of the history's the viewer can undo one by one from the final regions.
+    """The rows of a snapshot, and the entries of its history that the viewer can undo from the final regions on.
 
-    It stops with an error where an undone entry finds no segment, or no block. So an entry about memory that is in no
-    segment at its time is left out (a pool's own snapshot shows its segments only; kinds of entries may not have been
-    recorded), and where the history contradicts the regions, all before that place is.
+    The viewer stops with an error if it undoes an entry and finds no segment, or no block. So an entry about memory
+    that was in no segment at that time is left out. (A pool's own snapshot has its segments only, and some kinds of
+    entries may not have been recorded.) If an entry contradicts the regions, it and all earlier entries are left out.
     """
 
     def __init__(self, regions, history):
@@ -81,7 +81,7 @@ cdef class Columns:
         return self.region_rows[region - 1].chunks_end if region else 0
 
     cdef Sums sums_of(self, size_t region) noexcept:
-        """The bytes of the blocks in use, of those that nobody has freed yet, and what was asked for in them."""
+        """The bytes of the active blocks, of those that their owners have not freed yet, and the requested bytes."""
         cdef Sums sums = Sums(0, 0, 0)
         cdef const ChunkRow* chunk
         cdef uint32_t j
@@ -97,7 +97,7 @@ cdef class Columns:
         return frames[i] if frames is not None else ()
 
     cdef tuple frames_of_entry(self, size_t i):
-        """Those of an entry. A reader must not take what went for want of memory for an emptied cache."""
+        """The frames of an entry. A segment that was freed for lack of memory must not look like an emptied cache."""
         cdef tuple frames = self.frames_of(self.history.frames, i)
         if not frames and self.records[i].action in (HISTORY_SEGMENT_FREE, HISTORY_SEGMENT_UNMAP):
             return _OF_ITS_OWN

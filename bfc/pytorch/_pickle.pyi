@@ -4,8 +4,8 @@ from typing import Any
 class Machine:
     """The stack, the marks and the memo of a pickle that is being read.
 
-    The limits are those of `plain_pickle.py`; `refusal` makes the text for an operation that is refused, and `shown`
-    that for a value.
+    The limits are those of `plain_pickle.py`. `refusal` makes the error text for an operation that is refused, and
+    `shown` makes the text for a value.
     """
 
     def __init__(
@@ -23,4 +23,4 @@ class Machine:
     @property
     def stack(self) -> list[Any]: ...
     def run(self) -> Any:
-        """The value. TraceError says what is wrong, and at which byte."""
+        """Returns the value. Raises TraceError, which says what is wrong and at which byte."""

@@ -1,5 +1,5 @@
 # cython: boundscheck=True
-"""The machine that reads a pickle of plain values. `plain_pickle.py` says what it takes and what it refuses."""
+"""The machine that reads a pickle of plain values. `plain_pickle.py` says what it accepts and what it refuses."""
 
 import struct
 
@@ -19,23 +19,23 @@ cdef extern from "Python.h":
 cdef object _FLOAT = struct.Struct(">d")
 
 
-@cython.auto_pickle(False)      # it would read `bytes_` as a text, also where it is NULL
+@cython.auto_pickle(False)      # it would read `bytes_` as a string, even if it is NULL
 cdef class Machine:
     """The stack, the marks and the memo of a pickle that is being read.
 
-    The limits are those of `plain_pickle.py`; `refusal` makes the text for an operation that is refused, and `shown`
-    that for a value.
+    The limits are those of `plain_pickle.py`. `refusal` makes the error text for an operation that is refused, and
+    `shown` makes the text for a value.
     """
 
     cdef bytes data
     cdef const uint8_t* bytes_
     cdef Py_ssize_t size
-    cdef Py_ssize_t next            # what is read next
-    cdef readonly Py_ssize_t at     # where the operation begins that is carried out
+    cdef Py_ssize_t next            # the next byte to read
+    cdef readonly Py_ssize_t at     # where the current operation begins
     cdef readonly list stack
     cdef list marks, memo
     cdef Py_ssize_t containers, values, most_containers, most_values, most_waiting
-    cdef Py_ssize_t turn_length     # how many operations are read between two looks at what waits
+    cdef Py_ssize_t turn_length     # how many operations are read between two calls of look()
     cdef bint done
     cdef object refusal, shown
 
@@ -49,7 +49,7 @@ cdef class Machine:
         self.refusal, self.shown = refusal, shown
 
     def run(self):
-        """The value. TraceError says what is wrong, and at which byte."""
+        """Returns the value. Raises TraceError, which says what is wrong and at which byte."""
         if self.bytes_ == NULL:
             raise RuntimeError("this machine was never set up: its __init__ did not run, or failed")
         try:
@@ -74,7 +74,7 @@ cdef class Machine:
         return 0
 
     cdef int turn(self) except -1:
-        """Reads some operations; the rarer ones stand in `other`."""
+        """Reads some operations; `other` has the rarer ones."""
         cdef list stack = self.stack, memo = self.memo
         cdef uint8_t code
         cdef Py_ssize_t _i
@@ -158,7 +158,7 @@ cdef class Machine:
     # -- what is read --------------------------------------------------------------------------------------------------
 
     cdef int need(self, Py_ssize_t count) except -1:
-        """IndexError if the file ends before so many bytes."""
+        """Raises IndexError if the file ends before so many bytes."""
         if count > self.size - self.next:
             raise IndexError
         return 0
@@ -172,7 +172,7 @@ cdef class Machine:
     cdef inline uint32_t four(self) except? 0xFFFFFFFF:
         cdef uint32_t number
         self.need(4)
-        memcpy(&number, self.bytes_ + self.next, 4)     # little-endian, as every system is that this is built for
+        memcpy(&number, self.bytes_ + self.next, 4)     # little-endian, like every system that this is built for
         self.next += 4
         return number
 
@@ -208,7 +208,7 @@ cdef class Machine:
         return 0
 
     cdef list top(self, Py_ssize_t count):
-        """The last values of the stack, taken off it."""
+        """Takes the last values off the stack."""
         cdef Py_ssize_t size = PyList_GET_SIZE(self.stack)
         if size < count:
             raise IndexError
@@ -251,7 +251,7 @@ cdef class Machine:
         return 0
 
     cdef int put(self, Py_ssize_t number) except -1:
-        """Remembers the last value under a number; writers count them, and so must the file."""
+        """Memoizes the last value under a number. Writers use 0, 1, 2, ..., so a number that skips some is refused."""
         cdef Py_ssize_t known = PyList_GET_SIZE(self.memo)
         value = self.last()
         if number < known:

@@ -3,7 +3,7 @@ from typing import Any
 from bfc.pytorch._entries import Columns
 
 def pickled(columns: Columns, device: int, settings: dict[str, Any]) -> bytes:
-    """The dict of `Snapshot.to_torch` as a pickle, without its making. `settings` are those of the policy."""
+    """The dict of `Snapshot.to_torch` as a pickle, without making the dict. `settings` are those of the policy."""
 
 class Writer:
-    """One pickle under way."""
+    """A pickle that is being written."""

@@ -57,17 +57,17 @@ cdef string utf8_of(text) except *:
 
 
 def pickled(Columns columns not None, device, settings):
-    """The dict of `Snapshot.to_torch` as a pickle, without its making. `settings` are those of the policy."""
+    """The dict of `Snapshot.to_torch` as a pickle, without making the dict. `settings` are those of the policy."""
     return Writer().whole(columns, device, settings)
 
 
 cdef class Writer:
-    """One pickle under way."""
+    """A pickle that is being written."""
 
     cdef Pickle out
-    cdef dict lists             # the number of the list of some frames, by these
-    cdef dict lists_by_id       # and by the identity of the tuple, which is found sooner
-    cdef dict texts             # the number of a text of a frame
+    cdef dict lists             # the memo number of a list of frames, by the tuple of frames
+    cdef dict lists_by_id       # the same by the identity of the tuple: a faster look-up
+    cdef dict texts             # the memo number of a string in a frame
 
     def __cinit__(self):
         self.lists, self.lists_by_id, self.texts = {}, {}, {}
@@ -94,7 +94,7 @@ cdef class Writer:
         return self.out.content()
 
     cdef int put(self, value) except -1:
-        """Any value of the plain types."""
+        """Writes any value of the plain types."""
         if value is None:
             self.out.none()
         elif isinstance(value, bool):
@@ -183,7 +183,7 @@ cdef class Writer:
         return 0
 
     cdef int put_entries(self, Columns columns) except -1:
-        """Those that are kept, oldest first; their time never decreases."""
+        """Writes the entries that are kept, oldest first; their time never decreases."""
         cdef const HistoryRecord* row
         cdef size_t count = columns.kept.size(), i
         cdef int64_t latest = 0
@@ -219,7 +219,7 @@ cdef class Writer:
         return 0
 
     cdef int put_frames(self, tuple frames) except -1:
-        """A list of frames; an equal one is written once."""
+        """Writes a list of frames. Equal lists are written once."""
         cdef uint32_t number
         self.out.name(FRAMES)
         found = self.lists_by_id.get(<size_t><void*>frames)

@@ -1,4 +1,4 @@
-"""Numbers for stacks of frames, which a recording has as lists that many entries share."""
+"""Numbers for stacks of frames. In a recording a stack is a list, which many entries share."""
 
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -13,10 +13,10 @@ cdef extern from "number_map.hpp" namespace "bfc" nogil:
 
 
 cdef class Stacks:
-    """A tree of stacks: each is a frame and the stack that called it, so that what many share stands there once.
+    """A tree of stacks. Each is a frame and the stack that called it, so that stacks share their common part.
 
-    Number 0 is the empty stack. No object is made for a frame of a stack: a list is walked along once, and a frame,
-    which a file has as a dict, becomes a row at its first use.
+    Number 0 is the empty stack. No object is made for each frame of a stack: a list is walked once, and a frame,
+    which is a dict in the file, becomes a row at its first use.
     """
 
     cdef vector[uint32_t] parents, frames
@@ -24,7 +24,7 @@ cdef class Stacks:
     cdef NumberMap lists            # which list -> stack
     cdef NumberMap dicts            # which dict -> frame; -1 if it is not a frame
     cdef dict numbers               # row -> frame
-    cdef object kept                # what the lists and dicts are parts of: no other gets their address
+    cdef object kept                # keeps the lists and dicts alive, so that no other object gets their address
     cdef readonly list rows         # (file, line, function) of each frame
 
     def __init__(self, content):
@@ -39,7 +39,7 @@ cdef class Stacks:
         return self.parents.size()
 
     def number_of(self, frames):
-        """The stack that a list of frames stands for, the innermost first; 0 if it is not a list."""
+        """The number of the stack for a list of frames, innermost first; 0 if it is not a list."""
         cdef uint64_t key = <uint64_t><PyObject*>frames
         cdef int64_t stack
         if self.kept is None:
@@ -95,8 +95,8 @@ cdef class Stacks:
             out[i, 1] = self.frames[i]
 
     def first_of(self, const int64_t[::1] ranks, bint outermost, int64_t[::1] out):
-        """Writes for each stack one of the ranks of its frames: the outermost frame's that has one, or the smallest.
-        `ranks` has that of each frame, or -1; -1 is written where none has one."""
+        """Writes one rank for each stack: that of the outermost frame that has one (`outermost`), or the smallest rank
+        of its frames. `ranks` has the rank of each frame, or -1 for none. -1 is written if no frame has a rank."""
         cdef size_t i
         cdef int64_t above, own
         if out.shape[0] != <Py_ssize_t>self.parents.size() or ranks.shape[0] != <Py_ssize_t>len(self.rows):
@@ -110,7 +110,7 @@ cdef class Stacks:
 
 
 cdef row_of(item):
-    """(file, line, function) of a frame of a file, or None."""
+    """(file, line, function) of a frame in a file, or None if it is not a frame."""
     if type(item) is not dict:
         return None
     filename, line, name = item.get("filename"), item.get("line"), item.get("name")

@@ -1,7 +1,7 @@
-"""The text that settings are written in: tokens, items, keys, values, and the errors about them.
+"""The text form of settings: tokens, items, keys, values, and the errors about them.
 
-It is described in PyTorch's behaviour, 2.18. Keys of PyTorch 2.11 which have no bearing on this
-allocator are read, checked and kept, so that a text can be moved over as it is.
+PyTorch's behaviour, 2.18, describes it. Keys of PyTorch 2.11 that have no effect on this allocator
+are read, checked and kept, so that a text for PyTorch can be used unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from bfc.errors import SettingsError
 from bfc.pytorch.sizes import ENTRIES, LEAST_LARGE_SEGMENT, MIB, WORD, division_entry
 
-#: Of a number that is not read by prefix.
+#: The most digits of a number, unless `strict` reads it as PyTorch does.
 _MOST_DIGITS = 100
 #: How many characters of a wrong value an error shows.
 SHOWN = 60
@@ -33,7 +33,7 @@ _ALIASES = {
     "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
     "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
 }
-#: Settings of later versions of PyTorch.
+#: Settings that only later versions of PyTorch have.
 LATER = (
     "throw_on_cudamalloc_oom",
     "pinned_max_round_threshold_mb",
@@ -70,7 +70,7 @@ def _write_mib(nbytes: int) -> str:
 
 
 def _write_divisions(divisions: tuple[int, ...]) -> Value:
-    """The first interval also stands for those below it, and ">" for those above the last one."""
+    """The first interval also stands for smaller sizes, and ">" for sizes above the last one."""
     top = divisions[-1]
     if top and set(divisions) == {top}:
         return str(top)
@@ -81,7 +81,7 @@ def _write_divisions(divisions: tuple[int, ...]) -> Value:
 
 
 def written(key: str, value: Any) -> Value:
-    """A keyword argument as the text would have it."""
+    """A keyword argument as it would be written in the text."""
     try:
         if key == ROUNDUP and isinstance(value, Mapping):
             return tuple(
@@ -154,12 +154,12 @@ class Items:
         return items
 
     def _peek(self) -> str:
-        """The token after the one we are at; "" past the end."""
+        """The token after the current one; "" past the end."""
         return self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ""
 
     def _next(self, key: str, what: str, wanted: str = "") -> str:
-        """On to the next token, the separator that is wanted or a word. Upstream takes any token
-        for any separator."""
+        """Goes on to the next token: the wanted separator, or a word. PyTorch, and so `strict`,
+        takes any token for any separator."""
         before, found = self.tokens[self.at], self._peek()
         if not found:
             raise self.keys.malformed(key, f"{what} is missing at the end")
@@ -185,7 +185,7 @@ class Items:
         seen: set[str] = set()
         while self._peek() != "]":
             interval = self._next(key, "a size in MiB")
-            if self._next(key, "a colon", ":") == "]":  # upstream reads the text a second time
+            if self._next(key, "a colon", ":") == "]":  # PyTorch reads the text a second time
                 raise self.keys.malformed(key, f"the list ends after {_shown(interval)}", interval)
             pairs.append((interval, self._next(key, "a number of divisions")))
             if interval in seen and not self.strict:
@@ -199,9 +199,9 @@ class Items:
         return tuple(pairs)
 
     def _end_of_item(self, key: str) -> None:
-        """On to the next key. A comma may end the text."""
+        """Goes on to the next key. The text may end with a comma."""
         separator = self._next(key, "a comma", ",") if self._peek() else ""
-        if separator == _LARGE:  # upstream looks for it before all else, and finds no value
+        if separator == _LARGE:  # PyTorch looks for this key first, and finds no value
             raise self.keys.malformed(_LARGE, "a colon is missing at the end")
         self.at += 1
 
@@ -220,7 +220,7 @@ class Keys:
     example: str
 
     def allowed(self, key: str, large: int = 0) -> str:
-        """Of the large segment size only where it is known which one holds."""
+        """The allowed values of a key, with the large segment size if it is given."""
         text = self.fixed[key].allowed if key in self.fixed else self.kinds[_name(key)].allowed
         return text.replace("{large}", f", here {large // MIB}" if large else "")
 
@@ -245,14 +245,14 @@ class Keys:
         return SettingsError(fault, given=key, allowed=self.all(), hint=hint)
 
     def all(self) -> str:
-        """A few keys a line."""
+        """All keys, a few on each line."""
         names = ", ".join((*self.kinds, *self.fixed))
         lines = textwrap.wrap(names, 100, break_long_words=False)
         return "\n    ".join(["KEY:VALUE,KEY:VALUE with these keys:", *lines])
 
 
 class Reader:
-    """Checks what was written and makes values of it."""
+    """Checks what was written and converts it to values."""
 
     def __init__(self, strict: bool, keys: Keys, large: int) -> None:
         self.strict = strict
@@ -260,10 +260,10 @@ class Reader:
         self.large = large
 
     def changes(self, items: Iterable[Item]) -> dict[str, Any]:
-        """The changed fields: those that reading a text resets, and those with a key in it."""
+        """The changed fields: those that every text resets, and those whose key is in the text."""
         items = list(items)
         for key, value in items:
-            if key == _LARGE:  # first, wherever it stands: it moves the least of others
+            if key == _LARGE:  # read first, wherever it is: it sets the minimum of others
                 self.large = self._read(key, value)
         changes: dict[str, Any] = {
             "max_split_size": None,
@@ -363,7 +363,7 @@ class Reader:
         return number
 
     def divisions(self, value: Value, table: tuple[int, ...]) -> tuple[int, ...]:
-        """The table of divisions, with this setting over it."""
+        """The table of divisions after this setting."""
         if isinstance(value, str):
             number = self.whole(ROUNDUP, value)
             if number.bit_count() != 1:
@@ -393,7 +393,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a key is read and written. `word` makes the text of a keyword argument."""
+    """How a key is read and written. `word` turns a keyword argument into text."""
 
     field: str
     read: Callable[[Reader, str, str], Any]

@@ -1,4 +1,4 @@
-"""Where PyTorch's blocks lie: the segments as they change, and the requests that lay them out."""
+"""Where PyTorch's blocks lie: the segments as they change, and the requests that reproduce them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Live(NamedTuple):
 
 
 class Columns:
-    """The events of a trace that is being written, the address of each, and what is live."""
+    """The events of a trace that is being written, with their addresses, and what is live."""
 
     def __init__(self) -> None:
         self.op: list[int] = []
@@ -38,11 +38,11 @@ class Columns:
         self.size: list[int] = []
         self.stream: list[int] = []
         self.addresses: list[int] = []
-        #: The entry of the history that each comes from, and of what is written now; -1 for none.
+        #: The entry of the history that each event comes from, and the current one; -1 for none.
         self.entries: list[int] = []
         self.entry = -1
         self.live: dict[int, Live] = {}
-        #: Stream handles by ordinal, in the order of their first use behind the default stream.
+        #: Ordinals by stream handle: the default stream, then the others in order of first use.
         self.streams: dict[int, int] = {0: 0}
         self._in_order: list[int] = []
         self._next = 0
@@ -51,7 +51,7 @@ class Columns:
         return len(self.op)
 
     def allocate(self, address: int, size: int, stream: int) -> None:
-        """An allocation on a stream's handle, at an address where nothing is live."""
+        """Adds an allocation on a stream (its handle), at an address where nothing is live."""
         ordinal = self.streams.setdefault(stream, len(self.streams))
         made = self.live[address] = Live(self._next, size, ordinal)
         insort(self._in_order, address)
@@ -59,17 +59,17 @@ class Columns:
         self._append(0, made, size, address)
 
     def free(self, address: int) -> None:
-        """The free of what is live at an address."""
+        """Adds the free of what is live at an address."""
         gone = self.live.pop(address)
         del self._in_order[bisect_left(self._in_order, address)]
         self._append(1, gone, 0, 0)
 
     def release(self) -> None:
-        """The release of what is cached."""
+        """Adds the release of what is cached."""
         self._append(2, Live(0, 0, 0), 0, 0)
 
     def live_between(self, start: int, end: int) -> list[int]:
-        """The addresses of what is live and reaches into [start, end)."""
+        """The addresses of live allocations that overlap [start, end)."""
         first = bisect_left(self._in_order, start)
         found = self._in_order[first : bisect_left(self._in_order, end, first)]
         if first:
@@ -89,7 +89,7 @@ class Columns:
 
 @dataclass(slots=True)
 class Block:
-    """A live block. `size` is 0 if the file does not say it."""
+    """A live block. `size` is 0 if the file does not contain it."""
 
     address: int
     requested: int
@@ -120,14 +120,16 @@ class Span:
 
     @property
     def owner(self) -> tuple[int, bool, bool]:
-        """What reservations are made for. Private pools are taken for one."""
+        """What a reservation is made for. All private pools count as one."""
         return self.stream, self.is_small, self.is_private
 
 
 class Spans:
-    """Segments that do not overlap, by address, run backwards. O(log n) a look-up, O(n) a change.
+    """Segments that do not overlap, by address, as entries are undone.
 
-    Both changes return False, and change nothing, if they contradict what is there.
+    A look-up is O(log n), a change O(n).
+
+    `add` and `cut` return False, and change nothing, if they contradict the segments.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -138,7 +140,7 @@ class Spans:
         return [self._spans[start] for start in self._starts]
 
     def holding(self, address: int) -> Span | None:
-        """The one that an address lies in."""
+        """The segment that an address lies in."""
         index = bisect_right(self._starts, address) - 1
         span = self._spans[self._starts[index]] if index >= 0 else None
         return span if span is not None and address < span.end else None
@@ -190,7 +192,7 @@ def _are_one(first: Span, second: Span) -> bool:
 
 
 class Sizes:
-    """What the settings of a snapshot make of requests, and what stays unsplit.
+    """What the settings of a snapshot round requests to, and which blocks stay unsplit.
 
     >>> Sizes({}).rounded(1000), Sizes({"roundup_power2_divisions": {"1": 4}}).rounded(5000)
     (1024, 5120)
@@ -206,34 +208,34 @@ class Sizes:
             large_segment_size=large,
         )
         most = settings.get("max_split_size")
-        #: From here on blocks are not split.
+        #: Blocks of at least this are not split.
         self.most_split = most if type(most) is int and most > 0 else 1 << 64
         self._pieces_left = MOST_PIECES
 
     def rounded(self, size: int) -> int:
-        """The block that a request needs."""
+        """The size of the block that a request needs."""
         return self._settings.round_size(size)
 
     def rounded_down(self, size: int) -> int:
-        """The largest request up to this that needs a block of just its own size; 0 for none."""
+        """The largest request up to `size` whose block has exactly its own size; 0 for none."""
         step = self._settings.step_for(size)
         return size // step * step
 
     @property
     def large_page(self) -> int:
-        """What expandable segments of large blocks are mapped by."""
+        """The page size of expandable segments of large blocks."""
         return self._settings.large_segment_size
 
     def segment(self, size: int) -> int:
-        """The segment that a request gets where nothing is free (2.4)."""
+        """The size of the segment that a request gets if nothing is free (2.4)."""
         return self._settings.segment_size(size)
 
     def most_slack(self, span: Span) -> int:
-        """How much a block may be larger than what it was cut for (2.10)."""
+        """How much larger a block may be than its request needs (2.10)."""
         return MIN_BLOCK - 1 if span.is_small or span.is_expandable else MOST_SMALL
 
     def pieces(self, size: int, span: Span) -> list[int] | None:
-        """Requests whose blocks fill that many bytes of a segment; None where there are none, or
+        """Requests whose blocks fill that many bytes of a segment; None if there are none, or
         too many (`MOST_PIECES`)."""
         if span.is_small and not self._can_be_cut(size, span):
             return None
@@ -249,8 +251,8 @@ class Sizes:
         return pieces
 
     def _can_be_cut(self, size: int, span: Span) -> bool:
-        """PyTorch's segments of small blocks have one size, but for expandable ones: those have a
-        number of pieces in common."""
+        """PyTorch's segments of small blocks have one size, except expandable ones. Those share one
+        limit for the number of pieces."""
         if not span.is_expandable:
             return span.size == SMALL_SEGMENT
         needed = size // MOST_SMALL
@@ -265,9 +267,9 @@ def _divisions(value: Any) -> int:
 
 
 def _large_segment(settings: dict[str, Any]) -> int:
-    """The large segment size that the text of the settings names; the default where it does not."""
+    """The large segment size that the text of the settings names, or the default."""
     text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-    # Only this part is read: other parts may be what bfc refuses.
+    # Only this part is read: bfc may refuse other parts of the text.
     found = _LARGE.findall("".join(text.split())) if isinstance(text, str) else []
     try:
         return CachingSettings().apply(found[-1] if found else "", strict=True).large_segment_size
@@ -279,15 +281,15 @@ def _large_segment(settings: dict[str, Any]) -> int:
 class Layout:
     """The result of `lay_out`."""
 
-    #: [event, address, size] of each segment: the event that takes it.
+    #: [event, address, size] of each segment, with the event for which it is taken.
     segments: list[list[int]] = field(default_factory=list)
     #: The segment of each allocation that lies in one.
     filled: list[Span] = field(default_factory=list)
-    #: Segments whose blocks no requests can reproduce, in number.
+    #: The number of segments whose blocks cannot be reproduced by requests.
     inexact: int = 0
-    #: Allocations that lie in no segment, in number.
+    #: The number of allocations that lie in no segment.
     outside: int = 0
-    #: Blocks that may have been up to 1 MiB larger than they were made, in number.
+    #: The number of blocks that may have been up to 1 MiB larger than they are made here.
     unsure: int = 0
 
 
@@ -298,12 +300,12 @@ def lay_out(
     sizes: Sizes,
     columns: Columns,
 ) -> Layout:
-    """Writes the events that make segments and blocks as they were before a history.
+    """Writes events that reproduce the segments and blocks as they were before a history.
 
-    Segment by segment, every block and every hole is allocated by address; then the holes are
-    freed. So each request finds nothing free but the rest of its own segment. With expandable
-    segments the parts of one reservation are filled end to end, which leaves out the addresses
-    between them: it is exact where there is one part.
+    Segment by segment, every block and every hole is allocated in address order; then the holes
+    are freed. So each request finds nothing free except the rest of its own segment. With
+    expandable segments the parts of one reservation are filled end to end, without the addresses
+    between them: this is exact only if there is one part.
     """
     layout = Layout()
     placed, homeless = _placed(spans, live)
@@ -328,7 +330,7 @@ def lay_out(
 def _placed(
     spans: list[Span], live: dict[int, Block]
 ) -> tuple[dict[int, list[Block]], list[Block]]:
-    """The live blocks of each segment by address, and those that lie in none, or in another."""
+    """The live blocks of each segment by address, and those in no segment or over another block."""
     lookup = Spans(spans)
     placed: dict[int, list[Block]] = {span.start: [] for span in spans}
     homeless = []
@@ -350,11 +352,11 @@ def _find_sizes(
     history: Iterable[tuple[str, int, int]],
     sizes: Sizes,
 ) -> int:
-    """Gives every block that is freed later, whose size no file says, the one it must have had.
+    """Finds the size of every block that the history frees and whose size is not in the file.
 
-    That is what its request is rounded to, and what would have been too little to split off. Where
-    a hole follows, the first allocation in it says where it begins; where there is none, the block
-    is made as small as it can be. Returns the number of those.
+    It is the rounded request, plus a rest that would have been too small to split off. If a hole
+    follows, the first allocation in the hole shows where the hole begins. Without one, the block
+    gets the smallest possible size. Returns the number of such blocks.
     """
     open_ends: dict[int, tuple[Block, int, int]] = {}
     for span in spans:
@@ -377,8 +379,8 @@ def _find_sizes(
 def _watch(
     open_ends: dict[int, tuple[Block, int, int]], history: Iterable[tuple[str, int, int]]
 ) -> int:
-    """Looks for the first allocation in the hole behind each of these blocks, while it lives.
-    Returns the number of those without."""
+    """Looks for the first allocation in the hole behind each of these blocks while the block lives.
+    Returns the number of blocks for which there is none."""
     starts = sorted(open_ends)
     unsure = len(starts)
     for action, address, _ in history:
@@ -422,14 +424,14 @@ class _Filler:
                 self._allocate(address, block.requested)
             else:
                 loose.append((block, self._fill_up(address, size)))
-        for block, fillers in loose:  # each is now the only free block, and taken whole
+        for block, fillers in loose:  # each is the only free block now, and is taken whole
             for address in fillers:
                 self.columns.free(address)
             self._allocate(block.address, block.requested)
         return holes
 
     def _tiles(self, blocks: list[Block]) -> list[tuple[int, int, Block | None]]:
-        """(address, bytes, what is live) of every block and hole."""
+        """(address, bytes, live block or None) of every block and hole."""
         tiles: list[tuple[int, int, Block | None]] = []
         at = self.span.start
         for block in blocks:
@@ -444,8 +446,8 @@ class _Filler:
     def _without_small_holes(
         self, tiles: list[tuple[int, int, Block | None]]
     ) -> list[tuple[int, int, Block | None]]:
-        """With holes added to the block before them which no request fills, as it would be served
-        from another segment. They come back when the block is cut off."""
+        """Adds small holes to the block before them: a request for such a hole would be served from
+        another segment. The hole comes back when the block is cut off."""
         joined: list[tuple[int, int, Block | None]] = []
         for address, size, block in tiles:
             if block is None and size <= MOST_SMALL and joined and joined[-1][2] is not None:
@@ -456,13 +458,13 @@ class _Filler:
         return joined
 
     def _fits(self, block: Block) -> bool:
-        """Whether its own request makes a block of its size, of those that follow."""
+        """Whether the block's own request yields a block of exactly its size."""
         spare = block.size - self.sizes.rounded(block.requested)
         is_last = block.end == self.span.end
         return spare == 0 or (is_last and 0 < spare <= self.sizes.most_slack(self.span))
 
     def _take_segment(self, tiles: list[tuple[int, int, Block | None]]) -> None:
-        """Asks for the whole segment, and frees it, where its first block would get another."""
+        """Allocates and frees the whole segment if its first block would get another size."""
         address, size, block = tiles[0]
         pieces = self.sizes.pieces(size, self.span)
         first = (
@@ -476,7 +478,7 @@ class _Filler:
         self.columns.free(address)
 
     def _fill_up(self, address: int, size: int) -> list[int]:
-        """Allocates all of a hole; the addresses of the pieces."""
+        """Allocates all of a hole. Returns the addresses of the pieces."""
         pieces = self.sizes.pieces(size, self.span)
         if pieces is None:
             self.is_exact = False

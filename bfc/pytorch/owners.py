@@ -1,4 +1,4 @@
-"""Whose an allocation of a recording is, by what its entry and its frames say."""
+"""The owner of an allocation in a recording, found from its entry and its frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOTEBOOKS = ("<ipython-input", "<stdin>")
 
 
 def is_the_users(filename: str) -> bool:
-    """Whether a frame's file is the user's own code: Python, and neither installed nor Python's.
+    """Whether a frame's file is the user's own Python code: neither installed nor Python's own.
 
     >>> is_the_users("/home/me/train.py"), is_the_users("/usr/lib/python3.11/runpy.py")
     (True, False)
@@ -38,13 +38,13 @@ def _matches(filename: str, pattern: str) -> bool:
 
 
 class Owners:
-    """The names of owners, numbered as they turn up; number 0 is "", of what has none."""
+    """The names of owners, numbered in order of appearance; number 0 is "", for no owner."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {"": 0}
 
     def number_of(self, name: Any) -> int:
-        """The number of a name; 0 if it is not a text, or there are too many."""
+        """The number of a name; 0 if it is not a string, or if there are too many names."""
         if type(name) is not str or not name:
             return 0
         name = name[:LONGEST_NAME]
@@ -55,8 +55,8 @@ class Owners:
     def of_stacks(
         self, stacks: Stacks, used: set[int], rules: Mapping[str, str]
     ) -> NDArray[np.uint16]:
-        """The owner of each stack that is used: by the first rule that a frame's file matches, else
-        the outermost frame of the user's own code."""
+        """The owner of each stack that is used: that of the first rule that matches a frame's file,
+        else the outermost frame in the user's own code."""
         import numpy as np
 
         patterns = list(rules)

@@ -27,7 +27,7 @@ class PinnedSettings:
     pinned_num_register_threads : int
         How many threads touch such pages before they are pinned.
     pinned_reserve_segment_size : int
-        In bytes. A block that is taken first, and small requests are cut from.
+        In bytes. The block that is allocated first, and that small requests are cut from.
     pinned_max_round_threshold : int or None
         In bytes. Larger requests are not rounded; None is unlimited.
     pinned_max_cached_size : int or None

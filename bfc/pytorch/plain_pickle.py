@@ -1,11 +1,11 @@
 """Reads a pickle of plain values without Python's unpickler: nothing in it can be executed.
 
-What is understood are the operations that build None, bool, int, float, str, list, tuple and dict
-with text keys, in protocols 2 to 5. Each other one is an error. There is no recursion, a length is
-compared with what the file holds before memory is taken for it, and lists, tuples and dicts may
-stand no closer than one in 8 bytes: so the values of a hostile file take at most some 30 times its
-own size, and 16 MiB. Values may share parts, and stand for far more than the file holds: who walks
-through them has to count.
+It understands the operations that build None, bool, int, float, str, list, tuple and dict with
+string keys, in protocols 2 to 5. Every other operation is an error. There is no recursion, a length
+is compared with what the file holds before memory is allocated for it, and there may be at most one
+list, tuple or dict for every 8 bytes. So the values of a hostile file take at most about 30 times
+its size, plus 16 MiB. Values may share parts, and so stand for far more than the file holds: code
+that walks through them has to count.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bfc.pytorch._pickle import Machine
 
 #: The most lists, tuples and dicts that a file may make, and the most values in all of them.
 MOST_CONTAINERS = 1 << 24
-#: And the most for its size: one for so many bytes, beside the first ones.
+#: And the most for a file's size: one for so many bytes, in addition to FIRST_CONTAINERS.
 BYTES_A_CONTAINER = 8
 FIRST_CONTAINERS = 1 << 12
 MOST_VALUES = 1 << 27
-#: The most values that may wait to be put into one.
+#: The most values that may wait on the stack to be put into a container.
 MOST_WAITING = 1 << 20
-#: How many operations are read between two looks at what waits.
+#: How many operations are read between two checks of the stack and of these limits.
 TURN = 1 << 14
 
 #: What the refused operations would do.
@@ -41,7 +41,7 @@ _REFUSED = {
 
 
 def shown(value: object) -> str:
-    """A short text of one line for a value of a file, however it was meant."""
+    """A short text of one line for any value of a file."""
     if isinstance(value, list | tuple | dict):
         return f"a {type(value).__name__}"
     if type(value) is int and value.bit_length() > 128:
@@ -51,7 +51,7 @@ def shown(value: object) -> str:
 
 
 def loads(data: bytes) -> Any:
-    """The value of a pickle. TraceError says what is wrong, and at which byte. Time: O(n)."""
+    """The value of a pickle. Raises TraceError, with the fault and its byte. Time: O(n)."""
     if data[:2] == b"\x1f\x8b":
         raise TraceError("it is compressed (gzip): unpack it first")
     if data[:2] == b"PK":

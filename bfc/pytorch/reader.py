@@ -1,8 +1,8 @@
 """PyTorch's memory snapshots as traces: what `torch.cuda.memory._dump_snapshot` writes.
 
 Such a file holds the segments as they were at its end, and a history that may have lost its
-beginning (section 3.6 of the description). What was live before the history is what the history
-frees and never allocates, and what it never mentions and is live at the end.
+beginning (section 3.6 of the description). A block was live before the history if the
+history frees it without allocating it first, or if it is live at the end and never mentioned.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from bfc.pytorch.words import (
 MOST_BYTES = 1 << 30
 MOST_ENTRIES = 1 << 25
 MOST_BLOCKS = 1 << 24
-#: The most entries, segments and blocks for a file's size: one for so many bytes, beside the first
-#: ones. A file has more only where its lists share them, and PyTorch writes none in fewer bytes.
+#: The most entries, segments and blocks for a file's size: one for so many bytes, in addition to
+#: the first ones. Only a file whose lists share them has more: PyTorch writes each in more bytes.
 BYTES_A_PART = 12
 FIRST_PARTS = 1 << 12
 MOST_STREAMS = 1 << 16
-#: The most settings, with the lines of their tables.
+#: The most settings, including the rows of their tables.
 MOST_SETTINGS = 256
 LONGEST_TEXT = 4096
 TOP = 1 << 64
@@ -65,7 +65,7 @@ def read(
     frames: bool = True,
     rules: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the constructor of a trace takes, and the `meta` of `Trace.from_torch`."""
+    """The arguments of the constructor of a trace, and the `meta` of `Trace.from_torch`."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
     try:
         data = _content(source)
@@ -114,14 +114,14 @@ class _Recording:
 
 
 class Parts:
-    """Limits how many entries, segments and blocks are read, counting shared ones each time."""
+    """Limits how many entries, segments and blocks are read. Shared ones count each time."""
 
     def __init__(self, file_bytes: int) -> None:
         self.file_bytes = file_bytes
         self.left = FIRST_PARTS + file_bytes // BYTES_A_PART
 
     def look_at(self, parts: Sequence[Any], where: str) -> None:
-        """TraceError before there are more than a file of this size can say one by one."""
+        """Raises TraceError if there are more than a file of this size can hold without sharing."""
         self.left -= len(parts)
         if self.left < 0:
             raise TraceError(
@@ -131,7 +131,7 @@ class Parts:
 
 
 def _recording(content: Any, device: int | None, parts: Parts, stacks: Stacks | None) -> _Recording:
-    if isinstance(content, list):  # what memory_snapshot() returns: the segments alone
+    if isinstance(content, list):  # what memory_snapshot() returns: only the segments
         content = {"segments": content}
     if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
         raise TraceError(
@@ -181,14 +181,14 @@ def some_numbers(numbers: Sequence[int]) -> str:
 
 
 def _device_of(segment: dict[str, Any], where: str) -> int:
-    """-1 is the host's memory in a device's place, which is not read."""
+    """A segment's device. -1 stands for host memory, which is not read."""
     return _number(segment.get("device", 0), f"{where}['device']", low=-1)
 
 
 def _segments(
     segments: Sequence[Any], device: int, parts: Parts, stacks: Stacks | None
 ) -> tuple[list[Span], dict[int, Block], list[list[int]]]:
-    """The segments of a device by address, what is live in them, and which are of private pools."""
+    """The segments of a device by address, their live blocks, and which belong to private pools."""
     spans: list[Span] = []
     pools: list[list[int]] = []
     live: dict[int, Block] = {}
@@ -248,7 +248,7 @@ def _segment(
 
 
 def _requested(block: dict[str, Any], size: int, where: str) -> int:
-    """What was asked for; files of old releases have it in a list of what the block has held."""
+    """The requested bytes of a block; in files of old releases they are in its `history` list."""
     requested = block.get("requested_size")
     history = block.get("history")
     if requested is None and isinstance(history, list) and history:
@@ -261,7 +261,7 @@ def _requested(block: dict[str, Any], size: int, where: str) -> int:
 
 
 def _settings(settings: Any) -> dict[str, Any]:
-    """The settings that can stand in a trace: numbers and texts, and tables of numbers."""
+    """The settings that a trace can hold: numbers, strings, and tables of numbers."""
     if settings is None:
         return {}
     _dict(settings, "allocator_settings")
@@ -326,7 +326,7 @@ class _Event:
     size: int
     stream: int
     is_private: bool
-    #: What the frames say, if a segment goes.
+    #: What the frames say (see `releases.py`), if the entry frees a segment.
     named: int = NO_FRAMES
     time_us: int = 0
     stack: int = 0
@@ -338,11 +338,11 @@ class _Entries:
 
     def __init__(self, stacks: Stacks | None, owners: Owners) -> None:
         self._stacks, self._owners = stacks, owners
-        #: What the lists of frames say that were looked at.
+        #: What each list of frames says, for the lists that were looked at.
         self._said: dict[int, int] = {}
 
     def event(self, entry: Any, where: str, number: int) -> _Event:
-        """`where` is the history, and `number` the entry's in it."""
+        """`where` names the history, and `number` is the index of the entry in it."""
         if not isinstance(entry, dict):
             _dict(entry, f"{where}[{number}]")
         action = entry.get("action")
@@ -408,8 +408,8 @@ def _before(events: list[_Event], final: list[Span]) -> tuple[list[Span], int]:
 
 
 def _live_before(events: list[_Event], final: dict[int, Block]) -> dict[int, Block]:
-    """What the history frees before it allocates there, or does not mention and is live at the
-    end. Only of the latter the file says how large the block is."""
+    """The blocks that the history frees without allocating them first, and those that are live at
+    the end and never mentioned. The file contains the block's size only for the latter."""
     found: dict[int, Block] = {}
     mentioned = set()
     for event in events:
@@ -492,13 +492,13 @@ def _arrays(
     owners: Owners,
     rules: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What the constructor of a trace takes. An event that no entry stands for, before the history
-    or where it was mended, is at the time of the first entry, or of the one before it."""
+    """The arguments of the constructor of a trace. An event without an entry has the time of the
+    first entry if it is before the history, or of the entry before it if it is a repair."""
     import numpy as np
 
     entry = np.array(columns.entries, np.int64)
     op, number = np.array(columns.op, np.uint8), np.array(columns.id, np.int64)
-    # One behind the last stands for none, and is found as number -1.
+    # The additional last element is for events without an entry: index -1 finds it.
     times = np.array([*(event.time_us for event in events), 0], np.uint64)
     times[-1] = times[0]
     stack = np.array([*(event.stack for event in events), 0], np.uint32)[entry]
@@ -540,14 +540,15 @@ class _Player:
 
     columns: Columns
     recording: _Recording
-    #: [event, address, size] of each segment that was taken, and before which event.
+    #: [event, address, size] of each segment that was taken, with the event that follows.
     segments: list[list[int]]
     releases: Releases
     segment_events: list[list[Any]] = field(default_factory=list)
     refused: list[list[int]] = field(default_factory=list)
     repairs: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
-    #: Blocks whose free completed later than the entry after its request: used on other streams.
+    #: The number of blocks whose free_completed does not follow free_requested at once: other
+    #: streams used them.
     later: int = 0
     private: int = 0
     at: int = 0
@@ -606,7 +607,7 @@ class _Player:
             self.columns.release()
 
     def finish(self) -> None:
-        """Adds frees and allocations until exactly the blocks are live that the file says are."""
+        """Adds frees and allocations, so that exactly the blocks that the file shows are live."""
         final, spans = self.recording.blocks, Spans(self.recording.spans)
         for address in sorted(self.columns.live):
             block = final.get(address)

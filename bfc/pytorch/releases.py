@@ -1,8 +1,8 @@
-"""Which segments of a recording went because the program emptied the cache.
+"""Which segments of a recording were freed because the program emptied the cache.
 
-PyTorch has no entry for `torch.cuda.empty_cache()`. It frees segment after segment, and so do a
-request that tries again and garbage collection. Behind those two comes at once a segment that is
-taken, or the refusal (PyTorch's behaviour, 2.8, 2.13 and 3.4).
+PyTorch has no entry for `torch.cuda.empty_cache()`. It frees segment after segment, and so do the
+retry of a request and garbage collection. But right after those two a segment is taken, or the
+request is refused (PyTorch's behaviour, 2.8, 2.13 and 3.4).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from bfc.pytorch.words import (
     SEGMENT_UNMAP,
 )
 
-#: What the frames of an entry say: there are none; they name another call; a function with the
-#: right name that is not PyTorch's; the call that empties the cache; that of one private pool.
+#: What the frames of an entry say: there are none; they name another call; they name a function
+#: with the right name that is not PyTorch's; the call that empties the cache; the call that empties
+#: the cache of one private pool.
 NO_FRAMES, ANOTHER, PERHAPS, EMPTIES, EMPTIES_A_POOL = range(5)
 
-#: The most segments and blocks that are looked at, over all runs; behind that no run is sure.
+#: The most segments and blocks that are looked at, over all runs. After that no run is certain.
 MOST_LOOKS = 1 << 22
 
 GOES = (SEGMENT_FREE, SEGMENT_UNMAP)
@@ -33,19 +34,19 @@ _TAKES = (SEGMENT_ALLOC, SEGMENT_MAP, OOM)
 
 
 class Entry(Protocol):
-    """What is needed of an entry of the history."""
+    """What is needed from an entry of the history."""
 
     action: str
     address: int
     size: int
     stream: int
     is_private: bool
-    #: What its frames say, if a segment goes.
+    #: What its frames say, if it frees a segment.
     named: int
 
 
 def what_frames_say(frames: Any) -> int:
-    """Whether a list of frames, innermost first, names the call that empties the cache."""
+    """What a list of frames, innermost first, says about the call: NO_FRAMES, ANOTHER, ..."""
     said = NO_FRAMES
     for frame in frames if isinstance(frames, list | tuple) else ():
         name = frame.get("name") if isinstance(frame, dict) else None
@@ -62,7 +63,7 @@ def what_frames_say(frames: Any) -> int:
 
 
 def _is_a_library(filename: Any) -> bool:
-    """Whether a file is PyTorch's own, such as torch/cuda/memory.py, or stands for this package."""
+    """Whether a file is PyTorch's, such as torch/cuda/memory.py, or the name of this package."""
     if not isinstance(filename, str):
         return False
     parts = filename.replace("\\", "/").split("/")
@@ -70,9 +71,9 @@ def _is_a_library(filename: Any) -> bool:
 
 
 def runs_of(events: Sequence[Entry]) -> dict[int, tuple[int, bool]]:
-    """The runs of segments that go, by the index of the last entry: what its frames say, and
-    whether a segment is taken, or a request refused, right behind it. Where the frames begin to
-    say something else, another run begins."""
+    """The runs of entries that free segments, by the index of their last entry: what its frames
+    say, and whether a segment is taken, or a request refused, right after it. A run ends where the
+    frames say something else."""
     runs: dict[int, tuple[int, bool]] = {}
     for index, event in enumerate(events):
         if event.action in GOES:
@@ -83,7 +84,7 @@ def runs_of(events: Sequence[Entry]) -> dict[int, tuple[int, bool]]:
 
 
 class Releases:
-    """Follows the segments of a recording, and says of each run of them that goes what it was.
+    """Follows the segments of a recording, and finds the cause of each run of frees.
 
     Parameters
     ----------
@@ -92,14 +93,14 @@ class Releases:
     spans : list of Span
         The segments before it.
     live_between : callable
-        The addresses of what is live between two addresses.
+        Returns the addresses of the live blocks between two addresses.
     end_of : callable
-        The end of the block that is live at an address.
+        Returns the end of the block that is live at an address.
     large : int
         The bytes of a page in expandable segments of large blocks.
     may_be_interrupted : bool
-        Whether a request that tries again lets other threads on between two entries, as it does
-        with `release_lock_on_cudamalloc`.
+        Whether other threads may add entries while a request is retried, as with
+        `release_lock_on_cudamalloc`.
     """
 
     def __init__(
@@ -114,13 +115,13 @@ class Releases:
         self._runs = runs_of(events)
         self._live_between, self._end_of, self._large = live_between, end_of, large
         self._looks_left = MOST_LOOKS
-        # Where frames say it all, nobody asks what is left.
+        # If the frames decide every run, the segments need not be followed.
         asks = not may_be_interrupted and any(said == NO_FRAMES for said, _ in self._runs.values())
         self._spans = Spans(spans) if asks else None
         self.unsure = 0
 
     def follow(self, index: int, event: Entry) -> bool:
-        """Takes in an entry about a segment. Returns whether the cache was emptied with it."""
+        """Processes an entry about a segment. Returns whether the cache was emptied up to it."""
         if self._spans is not None:
             self._keep(self._spans, event)
         if index not in self._runs:
@@ -160,8 +161,8 @@ class Releases:
         return True
 
     def _has_something_free(self, span: Span, live: Sequence[int]) -> bool:
-        """Whether a segment is free, or a page of an expandable one. Memory is mapped page by page,
-        so that it begins where a page does."""
+        """Whether a segment, or a page of an expandable one, is free. Memory is mapped by pages, so
+        a span begins where a page begins."""
         if not span.is_expandable:
             return not live
         page = SMALL_SEGMENT if span.is_small else self._large

@@ -1,7 +1,7 @@
 """The settings of PyTorch's caching policy.
 
-PyTorch's behaviour, 2.18, describes them. `grammar.py` has the text that they are written in: the
-one that PyTorch 2.11 takes in PYTORCH_CUDA_ALLOC_CONF.
+PyTorch's behaviour, 2.18, describes them. `grammar.py` has their text form, the one that PyTorch
+2.11 reads from PYTORCH_CUDA_ALLOC_CONF.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CachingSettings:
     Raises
     ------
     SettingsError
-        If a field is not what a text could set. Its text says which one, and what is allowed.
+        If a field has a value that no text could set. The error names it, and what is allowed.
     TypeError
         If a field has the wrong type.
 
@@ -209,7 +209,7 @@ class CachingSettings:
         pinned_use_background_threads: bool | None = None,
         pinned_reserve_segment_size_mb: SupportsIndex | None = None,
     ) -> CachingSettings:
-        """These settings with some of them changed, by the names and with the checks of the text.
+        """These settings with some changes. Names and checks are those of the text form.
 
         A setting that is None stays as it is: nothing is reset.
 
@@ -250,7 +250,7 @@ class CachingSettings:
         Raises
         ------
         SettingsError
-            If the text would not allow a value.
+            If a value would not be allowed in the text.
         TypeError
             If a value has the wrong type.
 
@@ -367,7 +367,7 @@ class CachingSettings:
         return round_up(max(size, MIN_BLOCK), self.step_for(size))
 
     def step_for(self, size: int) -> int:
-        """What a request is rounded up to a multiple of.
+        """The step to a multiple of which a request is rounded up.
 
         Parameters
         ----------
@@ -389,7 +389,7 @@ class CachingSettings:
         1
         """
         divisions = self.divisions_for(size)
-        # The product wraps in upstream: from 2**55 divisions on all goes to a power of two.
+        # PyTorch's product wraps: from 2**55 divisions on, every size goes to a power of two.
         if size >= MIN_BLOCK and divisions > 1 and size > MIN_BLOCK * divisions % WORD:
             base = 1 << (size.bit_length() - 1)
             return base // divisions or base
@@ -423,7 +423,7 @@ class CachingSettings:
         return self.large_segment_size if rounded < OWN_SEGMENT else round_up(rounded, SEGMENT_STEP)
 
     def _items(self) -> list[Item]:
-        """What differs from the defaults, as it would be written."""
+        """The settings that differ from the defaults, as they would be written."""
         default = _DEFAULTS | {"max_non_split_rounding": self.large_segment_size}
         return [
             (key, kind.write(getattr(self, kind.field)))
@@ -509,7 +509,7 @@ def _wrong_field(name: str, given: str, fault: str, large: int) -> SettingsError
 
 
 def check_switches(**switches: object) -> None:
-    """Raises TypeError if one is neither a bool nor None: a text such as "no" would be true."""
+    """Raises TypeError if one is neither a bool nor None: a string such as "no" would be true."""
     for name, value in switches.items():
         if not isinstance(value, bool | None):
             raise TypeError(f"{name} is True or False, not {value!r:.{SHOWN}}")

@@ -1,14 +1,14 @@
-"""The sizes of PyTorch's caching policy, in bytes: once for all of Python.
+"""The sizes of PyTorch's caching policy, in bytes, for all Python code.
 
-`native/torch_sizes.hpp` has those that an allocation needs; a test compares the two.
+`native/torch_sizes.hpp` repeats those that an allocation needs; a test compares the two.
 """
 
 from __future__ import annotations
 
 MIB = 1 << 20
-#: Every block is a multiple of this, and no smaller.
+#: Every block is a positive multiple of this.
 MIN_BLOCK = 512
-#: Blocks up to this stand in small segments.
+#: Blocks up to this lie in small segments.
 MOST_SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
@@ -16,8 +16,8 @@ LEAST_LARGE_SEGMENT = 11 * MIB
 #: Blocks from this on get a segment of their own, a multiple of the step.
 OWN_SEGMENT = 10 * MIB
 SEGMENT_STEP = 2 * MIB
-#: Entry i of the divisions is for sizes from 2**(20 + i) bytes on; the first and last entry also
-#: for what is smaller and larger.
+#: Entry i of the divisions is for sizes from 2**(20 + i) bytes on. The first entry is also for
+#: smaller sizes, and the last one for larger sizes.
 ENTRIES = 16
 
 #: PyTorch's numbers are unsigned words of 64 bits, and wrap.

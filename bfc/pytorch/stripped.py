@@ -1,5 +1,5 @@
-"""A memory snapshot of PyTorch without what names a program or a person: the same numbers,
-PyTorch's own words, and the settings."""
+"""Removes everything that names a program or a person from a PyTorch memory snapshot. The numbers,
+PyTorch's own words and the settings stay."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OF_SEGMENTS = (
     "is_expandable",
 )
 _OF_BLOCKS = ("address", "size", "requested_size")
-#: What says whether the cache was emptied, in place of the frames that said it.
+#: Frames that say whether the cache was emptied, in place of those that said it in the source.
 _FRAMES = {
     EMPTIES: [{"filename": OUR_FILE, "line": 0, "name": OUR_RELEASE}],
     PERHAPS: [{"filename": "", "line": 0, "name": OUR_RELEASE}],
@@ -88,8 +88,8 @@ def public_settings(settings: Any) -> dict[str, Any]:
 
 
 def strip(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """Writes the snapshot without frames, names and times. Returns the entries of its histories.
-    TraceError if the source is not such a file."""
+    """Writes the snapshot without frames, names and times. Returns the number of entries in its
+    histories. Raises TraceError if the source is not a memory snapshot."""
     try:
         with open_regular(source) as file:
             data = file.read(MOST_BYTES + 1)
@@ -145,14 +145,14 @@ class _Stripper:
         kept = _numbers(block, _OF_BLOCKS) | {"frames": []}
         history = block.get("history")
         if "requested_size" not in kept and isinstance(history, list | tuple) and history:
-            kept["history"] = [_numbers(history[0], ("real_size",))]  # of files of old releases
+            kept["history"] = [_numbers(history[0], ("real_size",))]  # in files of old releases
         if block.get("state") in STATES.values():
             kept["state"] = block["state"]
         return kept
 
     def _entry(self, entry: Any) -> dict[str, Any]:
-        """In place of what is not about memory, such as a user's annotation, stands a word of
-        PyTorch's that has no effect: it parts what goes from what is taken."""
+        """An entry. One that is not about memory, such as a user's annotation, becomes a "snapshot"
+        entry, which has no effect: it still separates freed segments from those taken later."""
         kept = _numbers(entry, _OF_ENTRIES)
         action = entry.get("action")
         if not isinstance(action, str) or action not in _ACTIONS:

@@ -5,7 +5,7 @@ The statistics, the writer of snapshots and their reader share them.
 
 from __future__ import annotations
 
-#: What happens to a block, and to a segment.
+#: The actions on a block, and on a segment.
 BLOCK_ACTIONS = ALLOC, FREE_REQUESTED, FREE_COMPLETED = (
     "alloc",
     "free_requested",
@@ -15,10 +15,10 @@ SEGMENT_ALLOC, SEGMENT_FREE = "segment_alloc", "segment_free"
 SEGMENT_MAP, SEGMENT_UNMAP = "segment_map", "segment_unmap"
 SEGMENT_ACTIONS = (SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP)
 SNAPSHOT, OOM, ANNOTATE = "snapshot", "oom", "annotate"
-#: What our histories say, in the order of `native/history.hpp`.
+#: The actions of bfc's histories, in the order of `native/history.hpp`.
 ACTIONS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM, SEGMENT_MAP, SEGMENT_UNMAP)
 
-#: The frames of memory that an allocator of ours gave back: it was told to empty the cache, or not.
+#: The frames of memory that an allocator of bfc gave back: it was told to empty the cache, or not.
 OUR_FILE, OUR_RELEASE, OUR_OWN = "bfc", "empty_cache", "retry or collection"
 
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
@@ -40,7 +40,7 @@ GROUPS = (
 )
 FIELDS = ("current", "peak", "allocated", "freed")
 
-#: What `host_memory_stats()` counts in the same fields, and times in fields of their own.
+#: What `host_memory_stats()` counts in the same fields, and what it times in other fields.
 HOST_GROUPS = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
 HOST_TIMES = ("host_alloc_time", "host_free_time")
 TIME_FIELDS = ("total", "max", "min", "count", "avg")

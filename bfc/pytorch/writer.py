@@ -1,7 +1,7 @@
 """A snapshot as PyTorch writes it: the dict of `torch.cuda.memory._snapshot()`, and its pickle.
 
-The pickle holds what the viewers at pytorch.org/memory_viz and in `torch.cuda._memory_viz` take
-(PyTorch's behaviour, 3.5).
+The pickle has the form that the viewers at pytorch.org/memory_viz and in `torch.cuda._memory_viz`
+accept (PyTorch's behaviour, 3.5).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def content(
 
 
 def _ordinal(device: str) -> int:
-    """The number behind the last colon of a device's name; 0 where there is none."""
+    """The number after the last colon of a device's name; 0 if there is none."""
     found = re.search(r":(\d{1,4})$", device)
     number = int(found[1]) if found else 0
     return number if number <= HIGHEST_DEVICE else 0

@@ -1,9 +1,9 @@
-"""What can be known of an allocator: plain values, and their pictures. In order:
+"""The state of an allocator as plain values, and pictures of it. In order:
 
 inline.py      small drawings for notebooks
 text.py        a snapshot as text: what `print(snapshot)` shows
 summary.py     the table of `memory_stats()`, as PyTorch lays it out
-asleep.py      what `sleep` has done
+asleep.py      the report of `sleep`
 columns.py     a snapshot as rows of numbers
 snapshot.py    a snapshot and statistics as frozen values
     figures.py     the figures that monitoring shows

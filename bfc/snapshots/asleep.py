@@ -1,4 +1,4 @@
-"""What `sleep` has done."""
+"""The report of `sleep`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SleepReport:
-    """What went when tags were put to sleep.
+    """What was released when tags were put to sleep.
 
     Attributes
     ----------
@@ -16,9 +16,9 @@ class SleepReport:
     released_bytes : int
         The memory that went back to the device, in whole pages.
     kept_bytes : int
-        The part of it that was copied to the host: what was asked for by live allocations.
+        The bytes of it that were copied to the host: the requested bytes of live allocations.
     seconds : float
-        How long it took, with the waiting and the copying.
+        How long it took, including waiting and copying.
     """
 
     tags: tuple[str, ...] = ()

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     Frames = tuple[Frame, ...]
 
-#: ptr, size, requested_size, last_requested_size, stream, freed_at_count; allocation_id; the index
-#: of the state, and the owner's.
+#: ptr, size, requested_size, last_requested_size, stream, freed_at_count; allocation_id; the
+#: indices of the state and of the owner.
 CHUNK = struct.Struct("=6Qq2I")
-#: ptr, size, stream, the two numbers of its pool, where the reservation or the region of the pool
-#: begins that it lies in, and its bytes; where its chunks end, where its pages end, the index of
-#: its kind, and the bits below.
+#: ptr, size, stream, the two numbers of its pool, the start and the bytes of the reservation (or of
+#: the pool's region) that it lies in; the ends of its chunks and of its pages, the index of its
+#: kind, and the bits below.
 REGION = struct.Struct("=7Q4I")
 IN_RANGE, ASLEEP, IS_VIEW = 1, 2, 4
 #: addr, size, stream, the two numbers of its pool; time_us, allocation_id; the indices of its
@@ -39,7 +39,7 @@ class RegionColumns(NamedTuple):
     regions: bytes
     chunks: bytes
     pages: bytes
-    #: Of each region and of each chunk; None: there are none.
+    #: The frames of each region and of each chunk; None: there are none.
     region_frames: list[Frames] | None = None
     chunk_frames: list[Frames] | None = None
     kinds: tuple[str, ...] = KINDS
@@ -50,7 +50,7 @@ class HistoryColumns(NamedTuple):
     """A history, in rows of RECORD."""
 
     records: bytes
-    #: Of each entry; None: there are none.
+    #: The frames of each entry; None: there are none.
     frames: list[Frames] | None = None
     actions: tuple[str, ...] = ACTIONS
     owners: Sequence[str] = NOBODY
@@ -60,8 +60,8 @@ class HistoryColumns(NamedTuple):
 
 
 def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
-    """What somebody has made of objects, as columns. Raises struct.error if a number is negative
-    or has more than 64 bits, and KeyError if a chunk has a state of its own."""
+    """Regions that a caller has built as objects, as columns. Raises struct.error if a number is
+    negative or has more than 64 bits, and KeyError if a chunk has an unknown state."""
     kinds, owners = list(KINDS), list(NOBODY)
     rows, chunks, pages = bytearray(), bytearray(), bytearray()
     region_frames: list[Frames] = []
@@ -104,8 +104,8 @@ def _packed_chunk(chunk: ChunkInfo, owner: int) -> bytes:
 
 
 def columns_of_history(history: Iterable[HistoryEntry]) -> HistoryColumns:
-    """What somebody has made of objects, as columns. Raises struct.error if a number is negative
-    or has more than 64 bits."""
+    """A history that a caller has built of objects, as columns. Raises struct.error if a number is
+    negative or has more than 64 bits."""
     actions, owners = list(ACTIONS), list(NOBODY)
     rows = bytearray()
     frames: list[Frames] = []
@@ -118,7 +118,7 @@ def columns_of_history(history: Iterable[HistoryEntry]) -> HistoryColumns:
 
 
 def _index(names: list[str], name: str) -> int:
-    """Where a name stands in a table, to which it is added if need be."""
+    """The index of a name in a table. Adds the name if it is missing."""
     if name not in names:
         names.append(name)
     return names.index(name)

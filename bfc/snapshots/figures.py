@@ -1,10 +1,10 @@
-"""The few figures of an allocator that a dashboard shows, and that may be read every second."""
+"""The few figures of an allocator that a dashboard shows. They may be read every second."""
 
 from __future__ import annotations
 
 from bfc.snapshots.snapshot import Stats
 
-#: How memory without an owner is named, and that of owners which are not listed.
+#: The names for memory without an owner, and for owners that are not listed.
 NOBODY, OTHERS = "(no owner)", "(other owners)"
 
 
@@ -19,7 +19,7 @@ def figures(stats: Stats) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        "used", in chunks that are in use; "reserved", taken from the device; "peak", the most that
+        "used", the chunks in use; "reserved", what was taken from the device; "peak", the most that
         was used; "limit", the allocator's memory limit; "largest_free", the largest free chunk.
 
     Examples
@@ -52,8 +52,9 @@ def largest_owners(by_owner: dict[str, int], most: int) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        The values add up to those of `by_owner`. What has no owner is under "(no owner)", and what
-        is not listed under "(other owners)". Both are there only if they have memory.
+        The values add up to those of `by_owner`. Memory without an owner is under "(no owner)", and
+        owners that are not listed are under "(other owners)". Both are there only if they have
+        memory.
 
     Examples
     --------

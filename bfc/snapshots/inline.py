@@ -11,7 +11,7 @@ from bfc.units import format_bytes
 
 #: The width and the height of a drawing, in pixels.
 WIDTH, HEIGHT = 640, 120
-#: The most bars of a drawing, and the pieces that each has.
+#: The most bars in a drawing, and the number of pieces of each bar.
 MOST_BARS, PIECES = 24, 320
 #: How many shades a piece may have.
 SHADES = 4
@@ -25,7 +25,7 @@ def framed(caption: str, *parts: str) -> str:
 
 
 def drawing(label: str, height: int, parts: Iterable[str]) -> str:
-    """An SVG, with what it says to those who cannot see it."""
+    """An SVG, with a label for screen readers."""
     return (
         f'<svg role="img" aria-label="{html.escape(label)}" viewBox="0 0 {WIDTH} {height}" '
         f'style="width:100%;height:auto;color:inherit">{"".join(parts)}</svg>'
@@ -86,7 +86,7 @@ def _shades(size: int, used: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table, whose texts are shown as text."""
+    """A table. Its texts are escaped."""
 
     def row(cells: Iterable[object], tag: str) -> str:
         inside = "".join(

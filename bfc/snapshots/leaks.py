@@ -30,8 +30,8 @@ class Leak:
     stream : int
         The stream that it was allocated for.
     frames : tuple of Frame
-        The lines that allocated it, innermost first; empty if nothing kept them, or if that was not
-        Python, but a replay, say.
+        The lines that allocated it, innermost first; empty if they were not recorded, or if it was
+        not allocated from Python, but by a replay, say.
     owner : str
         Whose it is (`bfc.owner`); "" if nobody's.
     """
@@ -66,7 +66,7 @@ class Leaks(tuple[Leak, ...]):
 
 
 def leaks_in(columns: RegionColumns, allocator: str) -> Leaks:
-    """Those of a snapshot's columns."""
+    """The leaks in a snapshot's columns."""
     found = []
     rows, owners = CHUNK.iter_unpack(columns.chunks), columns.owners
     for row, frames in zip(rows, columns.chunk_frames or repeat(()), strict=False):
@@ -77,8 +77,8 @@ def leaks_in(columns: RegionColumns, allocator: str) -> Leaks:
 
 
 def describe(allocator: str, leaks: Sequence[Leak], unknown: str) -> str:
-    """Leaks as a text: together where they come from one place and have one owner, the largest
-    first. `unknown` stands for lines that are not known."""
+    """Leaks as a text, grouped by place and owner, the largest group first. `unknown` is shown in
+    place of unknown lines."""
     places: defaultdict[tuple[str, tuple[Frame, ...]], list[Leak]] = defaultdict(list)
     for leak in leaks:
         places[leak.owner, leak.frames].append(leak)
@@ -94,13 +94,13 @@ def describe(allocator: str, leaks: Sequence[Leak], unknown: str) -> str:
 
 
 def amount(leaks: Sequence[Leak]) -> str:
-    """How many, and how much."""
+    """The number of leaks, and their bytes, as a text."""
     plural = "" if len(leaks) == 1 else "s"
     return f"{len(leaks)} allocation{plural}, {format_bytes(sum(leak.nbytes for leak in leaks))},"
 
 
 def text_of(frame: Frame) -> str:
-    """A frame as a traceback has it."""
+    """A frame as a traceback shows it."""
     line = linecache.getline(frame.filename, frame.line).strip()
     place = f'  in {frame.name}, "{frame.filename}", line {frame.line}'
     return f"{place}\n    {line}" if line else place

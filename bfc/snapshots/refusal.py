@@ -6,7 +6,7 @@ from bfc.errors import OutOfMemoryError, PagesInUse
 from bfc.snapshots.snapshot import Stats
 from bfc.units import format_bytes
 
-#: No device maps smaller pieces.
+#: No device maps smaller pages.
 SMALLEST_PAGE = 2 << 20
 
 
@@ -20,8 +20,8 @@ def out_of_memory(
     pages: PagesInUse | None = None,
 ) -> OutOfMemoryError:
     """The error for a request without room, and what to try. The device has `total_bytes`, and
-    gives at most `largest_block` at a time. `against_pieces`: what the policy has against
-    fragmentation, and is not in use. `pages`: what memory is mapped in, if it is stitched."""
+    gives at most `largest_block` at a time. `against_pieces`: an option of the policy
+    against fragmentation that is not in use. `pages`: the use of pages, if pages are stitched."""
     in_use = max(0, stats.bytes_in_use - stats.bytes_asleep)
     not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
     return OutOfMemoryError(

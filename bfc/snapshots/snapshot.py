@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from bfc.pytorch.settings import CachingSettings
 
-#: TensorFlow's bins: bin b holds the chunks from 256 << b bytes, the last all from 256 MiB.
+#: TensorFlow's bins: bin b holds the chunks from 256 << b bytes on, and the last one all chunks
+#: from 256 MiB on.
 BIN_COUNT = 21
 MINIMUM_BITS = 8
 INVALID_BIN = -1
@@ -96,13 +97,13 @@ class Stats:
     peak_pool_bytes : int
         The most that was taken.
     bytes_waiting_for_streams : int
-        The part of `bytes_in_use` that is freed already and waits for another stream.
+        The part of `bytes_in_use` that its owners have freed, and that waits for another stream.
     bytes_asleep : int
         The memory that sleeping tags have given back and that `wake()` takes again, in whole pages.
-        It is no part of `bytes_reserved`. What is allocated in them stays in `bytes_in_use`.
+        It is not part of `bytes_reserved`. Allocations under these tags stay in `bytes_in_use`.
     by_owner : dict of str to int
         The part of `bytes_in_use` of each owner (`bfc.owner`), the largest first, and 0 for any
-        other name. What has no owner is under "". The values add up to `bytes_in_use`.
+        other name. Memory without an owner is under "". The values add up to `bytes_in_use`.
     """
 
     num_allocs: int = 0
@@ -167,9 +168,9 @@ class HistoryEntry:
         "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
         "segment_unmap", "snapshot" or "oom".
     addr : int
-        The address; of "oom", the bytes that the device has free.
+        The address; for "oom", the free bytes of the device.
     size : int
-        The bytes that were asked for; of a segment, all its bytes.
+        The bytes that were asked for; for a segment, all its bytes.
     stream : int
         The stream.
     time_us : int
@@ -234,7 +235,7 @@ class ChunkInfo:
 
     @property
     def in_use(self) -> bool:
-        """True unless the chunk is free: also while it waits for a stream."""
+        """True unless the chunk is free; also True while it waits for a stream."""
         return self.state not in ("free", "leaving")
 
     @property
@@ -264,15 +265,15 @@ class RegionInfo:
     frames : tuple of Frame
         The Python frames of the allocation that it was taken for, if a history keeps them.
     reserved : tuple of (int, int) or None
-        Of mapped memory, the address and the bytes of the reservation that it lies in. The region
-        is a part of it that has memory.
+        For mapped memory, the address and the bytes of the reservation that it lies in. The region
+        is a part of the reservation that has memory.
     asleep : bool
-        True if it has no memory now, and gets it back when its tag wakes.
+        True if it has no memory now, and gets memory again when its tag wakes.
     pages : tuple of int
         With `virtual_memory`, the numbers of its pages in the order of their addresses. A page that
         is mapped at several addresses is in the one region through which it is used.
     is_view : bool
-        True if it is one block whose pages lie apart elsewhere, and were stitched together.
+        True if it is a block that was stitched from pages of other regions.
     """
 
     ptr: int
@@ -402,7 +403,7 @@ class Snapshot:
         history: HistoryColumns | None,
         settings: CachingSettings | None,
     ) -> Self:
-        """A snapshot whose objects are still to be made."""
+        """A snapshot whose objects are made later, when they are needed."""
         made = cls.__new__(cls)
         fields = made.__dict__
         fields["device"], fields["stats"], fields["settings"] = device, stats, settings
@@ -416,7 +417,7 @@ class Snapshot:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Called for what is not there yet."""
+            """Called for an attribute that has not been made yet."""
             fields = self.__dict__
             if name == "regions" and "_regions" in fields:
                 fields["regions"] = tuple(_regions_from(fields["_regions"]))
@@ -437,7 +438,7 @@ class Snapshot:
         return self.__dict__.get("_history") or columns_of_history(self.history)
 
     def _with_regions(self, regions: tuple[RegionInfo, ...]) -> Self:
-        """The same with other regions; the history's objects are not made for it."""
+        """The same snapshot with other regions. It does not make the history's objects."""
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
         made.__dict__.pop("_regions", None)
@@ -482,7 +483,7 @@ class Snapshot:
         Parameters
         ----------
         pool_id : tuple of (int, int)
-            `MemPool.id`, or (0, 0) for what is in no private pool.
+            `MemPool.id`, or (0, 0) for regions in no private pool.
 
         Returns
         -------
@@ -493,7 +494,7 @@ class Snapshot:
 
     @cached_property
     def bins(self) -> tuple[BinInfo, ...]:
-        """TensorFlow's 21 bin summaries, as in its memory map: by size, free or in use."""
+        """TensorFlow's 21 bin summaries, as in its memory map: chunks by size, free or in use."""
         totals = [[0, 0, 0, 0, 0] for _ in range(BIN_COUNT)]
         for chunk in self.chunks():
             row = totals[bin_index(chunk.size)]
@@ -542,9 +543,9 @@ class Snapshot:
         Returns
         -------
         dict
-            "segments"; "device_traces", a list for each device up to this one, of which the others
-            are empty; "allocator_settings", PyTorch's defaults if the policy is another; and
-            "external_annotations", which is empty.
+            "segments"; "device_traces", a list for each device up to this one, of which all but the
+            last are empty; "allocator_settings", which are PyTorch's defaults under another policy;
+            and "external_annotations", which is empty.
 
         Notes
         -----
@@ -573,8 +574,8 @@ class Snapshot:
         Parameters
         ----------
         path : str or os.PathLike
-            The file. One that exists is replaced once the new one is whole, which is first written
-            to another file in the same folder.
+            The file. The snapshot is first written to another file in the same folder, which then
+            replaces one that exists.
 
         Raises
         ------

@@ -36,10 +36,10 @@ def summary(stats: Mapping[str, int], device: str | int, abbreviated: bool = Fal
     """`memory_stats()` as a table, each line WIDTH characters between its two bars.
 
     First the bytes, then the counts, each in total and by pool; `abbreviated` leaves the pools out.
-    "Active" is what is handed out or waits for a stream, "free in splits" what cannot be given back
-    for its neighbours. `device` is its name, or its number.
-    The total in a column chooses the unit, in which the rows below it are written too; what does
-    not fill a unit is cut off (PyTorch's behaviour, 3.2). A figure that is missing counts as 0.
+    "Active" is what is handed out or waits for a stream. "Free in splits" is what cannot be given
+    back, because its neighbours are in use. `device` is its name, or its number. The total in a
+    column chooses the unit, also for the rows below it. Fractions of a unit are cut off (PyTorch's
+    behaviour, 3.2). A figure that is missing counts as 0.
 
     >>> print("\\n".join(summary({"num_ooms": 2}, "simulated:0").splitlines()[:4]))
     |===========================================================================|
@@ -99,7 +99,7 @@ def _count(n: int, total: int) -> str:
 def _scaled(
     figure: int, total: int, units: tuple[str, ...], step: int, most: int
 ) -> tuple[int, str]:
-    """The figure in the unit in which the total stays below `most`, and that unit."""
+    """The figure in the unit in which the total is below `most`, and that unit."""
     at = 0
     while total >= most and at + 1 < len(units):
         figure, total, at = figure // step, total // step, at + 1

@@ -18,8 +18,8 @@ CHUNKS_A_ROW = 8
 
 
 class Extent(NamedTuple):
-    """What is drawn end to end: a region, or all that is mapped in one reservation, with what lies
-    unmapped before it and in between."""
+    """Memory that is drawn as one: a region, or all mapped memory of one reservation, together with
+    the unmapped addresses before and between it."""
 
     start: int
     size: int
@@ -40,11 +40,11 @@ class Extent(NamedTuple):
 
 
 def occupancy(snapshot: Snapshot, width: int = 100) -> str:
-    """One line over all regions end to end; what was asked for wins a cell over slack, slack over
+    """One line over all regions end to end. In a cell, requested bytes hide slack, and slack hides
     free memory.
 
-    Cell by cell as TensorFlow's RenderOccupancy at its width of 100 (TensorFlow's behaviour, 2.13).
-    Unmapped addresses are left out.
+    At a width of 100 each cell is as in TensorFlow's RenderOccupancy (TensorFlow's behaviour,
+    2.13). Unmapped addresses are left out.
     """
     regions = _awake(snapshot).regions
     extents = [Extent(region.ptr, region.size, (region,)) for region in regions]
@@ -82,10 +82,10 @@ def _cells(extents: Sequence[Extent], width: int) -> str:
 
 
 def picture(snapshot: Snapshot) -> str:
-    """The figures, then the regions; where there are many, those with most in use, and what is in
-    use in the others as one line. A large region takes several lines. What is mapped in one
+    """The figures, then the regions. If there are many, it shows those with most in use, and the
+    other ones in use on one line. A large region takes several lines. Mapped memory of one
     reservation is drawn together, with the addresses in between that are unmapped, or whose pages
-    are used at others. A view, whose pages were stitched together, has lines of its own.
+    are used at other addresses. A view, whose pages were stitched together, has lines of its own.
 
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 KiB"))
@@ -123,7 +123,7 @@ def picture(snapshot: Snapshot) -> str:
 
 
 def _awake(snapshot: Snapshot) -> Snapshot:
-    """What has memory now."""
+    """The snapshot without regions that sleep."""
     return snapshot._with_regions(tuple(it for it in snapshot.regions if not it.asleep))
 
 
@@ -160,7 +160,7 @@ def _legend(snapshot: Snapshot) -> str:
 
 
 def _extents(regions: Iterable[RegionInfo]) -> list[Extent]:
-    """In address order. Of a reservation all up to the last memory in it."""
+    """The extents in address order. That of a reservation ends with the last memory in it."""
     joined: dict[object, list[RegionInfo]] = {}
     for region in regions:
         joined.setdefault(region.reserved or region.ptr, []).append(region)
@@ -186,7 +186,7 @@ def _others(extents: list[Extent]) -> str:
 
 
 def _rows(extent: Extent, rows: int) -> list[str]:
-    """An extent over one or more lines of equal bytes; the first bears the bytes that have
+    """An extent on one or more lines of equal bytes. The first line shows the bytes that have
     memory."""
     cells = _cells([extent], rows * WIDTH)
     lines = []

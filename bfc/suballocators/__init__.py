@@ -1,10 +1,10 @@
 """Where regions come from: one file for each kind of memory. In order:
 
 base.py           the contract
-_contract.pyx     the call of a sub-allocator in Python, and whether its answer is a block
-virtual.py        which pages of a sub-allocator are mapped where
-host_pages.py     host memory that is mapped
-cuda_pages.py     memory of a CUDA device that is mapped
+_contract.pyx     calls a sub-allocator that is written in Python, and checks its answer
+virtual.py        the books of where the pages of a sub-allocator are mapped
+host_pages.py     mapped host memory
+cuda_pages.py     mapped memory of a CUDA device
 simulated.py, host.py, cuda.py, opencl.py
 """
 

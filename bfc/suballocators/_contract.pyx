@@ -1,4 +1,5 @@
-"""Checks what a source answers against the contract of `suballocators/base.py`.
+"""Checks the answers of a sub-allocator against the contract of `suballocators/base.py`. In this file it is called
+"the source".
 
 After the source has returned, nothing here creates an object: a block must not be lost because the host has no memory.
 """
@@ -15,10 +16,9 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
     """Calls `source.alloc`, or another function of the source with the same contract. Returns whether it gave a block.
     Raises SubAllocatorError for any other answer than a block or None.
 
-    `strict` takes a block that is smaller than was asked for, as TensorFlow does (TensorFlow's behaviour, CC-36). No
-    signal's handler runs until the block is in the caller's hands: it is for the caller to `run_handlers` when the
-    block is in its books.
-    `rejected` collects blocks that break the contract and that the source did not take back: see `offer_again`.
+    `strict` accepts a block that is smaller than was asked for, as TensorFlow does (TensorFlow's behaviour, CC-36). No
+    signal handler runs before this function returns: the caller must call `run_handlers` once the block is in its
+    books. `rejected` collects blocks that break the contract and that the source did not take back: see `offer_again`.
     """
     cdef Deferral deferral
     defer_handlers(&deferral)
@@ -60,8 +60,8 @@ cdef int read_block(object source, object block, uint64_t nbytes, uint64_t align
 
 
 cdef int offer_back(object source, tuple block, list rejected) except -1:
-    """Gives a block back that breaks the contract, as it may be memory all the same. If the source does not take it, it
-    is offered once more when the allocator closes."""
+    """Gives back a block that breaks the contract, since it may still be real memory. If the source does not take it,
+    it is offered once more when the allocator closes."""
     try:
         source.free(*block)
     except BaseException as error:

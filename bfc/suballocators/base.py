@@ -1,8 +1,8 @@
-"""The contract between an allocator and whatever its regions come from.
+"""The contract between an allocator and the source of its regions.
 
-A sub-allocator is plain Python and is called once a region, never once an allocation, so clarity is
-worth more than speed. An outside package can write one: subclass `SubAllocator`, set `total_bytes`,
-implement `alloc` and `free`, and run `bfc.testing.SubAllocatorContract` on it.
+A sub-allocator is plain Python. It is called once for each region, not for each allocation, so
+clarity is worth more than speed. An outside package can write one: subclass `SubAllocator`, set
+`total_bytes`, implement `alloc` and `free`, and run `bfc.testing.SubAllocatorContract` on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SubAllocator(ABC):
     Attributes
     ----------
     total_bytes : int
-        What it has in all, in bytes: the default memory limit of an allocator.
+        All the bytes that it has: the default memory limit of an allocator.
     device : Device
         Where its memory lies. Memory of the kind "cpu" can be read and written by the host.
     supports_coalescing : bool
@@ -49,7 +49,7 @@ class SubAllocator(ABC):
         A power of two, in bytes. Chunks start at multiples of it, counted from the start of their
         region; an allocator rounds sizes up to it if it is above the allocator's own 256 or 512.
     largest_block : int or None
-        The most that one `alloc` can ever give, in bytes; None if there is no such bound. For error
+        The most bytes that one `alloc` can ever give; None if there is no such bound. Used in error
         messages.
     may_be_unordered : bool
         True if there are streams whose work runs in any order, so that `is_ordered` must be asked.
@@ -57,13 +57,13 @@ class SubAllocator(ABC):
         Handles that name a different stream in each thread (CUDA: 2). An allocator cannot belong to
         one of these.
     native : capsule or None
-        The calls that need no GIL (`bfc/native/source.h`), for PyTorch.
+        The functions that need no GIL (`bfc/native/source.h`), for PyTorch.
     supports_virtual_memory : Availability
         True if the sub-allocator has `reserve`, `create`, `map` and the rest, with which an
         allocator backs addresses with memory piece by piece. Printed, it says why not.
     mapping_granularity : int
-        What reserved sizes, sizes of pages and mapped addresses must be multiples of, in bytes (2
-        MiB on CUDA); 0 if `supports_virtual_memory` is False.
+        Reserved sizes, page sizes and mapped addresses must be multiples of this, in bytes (2 MiB
+        on CUDA); 0 if `supports_virtual_memory` is False.
 
     Notes
     -----
@@ -100,7 +100,7 @@ class SubAllocator(ABC):
         Parameters
         ----------
         alignment : int
-            A power of two, at least 256, that the address must be a multiple of.
+            A power of two, at least 256. The address must be a multiple of it.
         nbytes : int
             The size in bytes, at least 1.
 
@@ -116,7 +116,7 @@ class SubAllocator(ABC):
         ------
         SubAllocatorError
             If anything else goes wrong; other exceptions reach the user inside one. The block must
-            have been released then, as nobody else knows of it.
+            have been released then: nobody else could do it.
 
         Notes
         -----
@@ -139,8 +139,8 @@ class SubAllocator(ABC):
         Raises
         ------
         SubAllocatorError
-            If that is not a live block. Nothing changes then. One that cannot tell (such as
-            C's `free`) need not raise it.
+            If that is not a live block. Nothing changes then. A sub-allocator that cannot tell
+            (such as one over C's `free`) need not raise it.
 
         Notes
         -----
@@ -171,8 +171,9 @@ class SubAllocator(ABC):
         Returns
         -------
         Fence or None
-            None if nothing is queued. Any thread may ask the fence and wait for it, also again
-            after it was done. What it raises is passed on, and the memory behind it stays in use.
+            None if nothing is queued. Any thread may query the fence or wait for it, even again
+            after it was done. Its exceptions are passed on, and the memory that waits for it stays
+            in use.
 
         Notes
         -----
@@ -294,7 +295,7 @@ class SubAllocator(ABC):
         """
         if self.device.kind != "cpu":
             raise SubAllocatorError(f"{self!r} cannot copy")
-        if nbytes:  # C forbids even that much of NULL
+        if nbytes:  # C does not allow a NULL pointer even for 0 bytes
             ctypes.memmove(destination, source, nbytes)
 
     # -- memory that is mapped --------------------------------------------------------------------
@@ -349,7 +350,8 @@ class SubAllocator(ABC):
         Returns
         -------
         int or None
-            A number that names the page until it is released; None if there is no memory for it.
+            A number that identifies the page until it is released; None if there is no memory for
+            it.
 
         Raises
         ------
@@ -359,7 +361,7 @@ class SubAllocator(ABC):
         self._refuse_to_map()
 
     def release(self, page: int) -> None:
-        """Give a page up. Its memory goes back once it is mapped nowhere, too.
+        """Give a page up. Its memory is freed once the page is also mapped nowhere.
 
         Parameters
         ----------
@@ -369,13 +371,13 @@ class SubAllocator(ABC):
         Raises
         ------
         SubAllocatorError
-            If there is no such page, it was released before, or the driver fails. It is the
-            caller's still then.
+            If there is no such page, it was released before, or the driver fails. It still belongs
+            to the caller then.
         """
         self._refuse_to_map()
 
     def map(self, address: int, pages: Sequence[int]) -> None:
-        """Put pages behind reserved addresses, end to end. They cannot be used before `set_access`.
+        """Map pages to reserved addresses, end to end. They cannot be used before `set_access`.
 
         Parameters
         ----------
@@ -389,9 +391,9 @@ class SubAllocator(ABC):
         Raises
         ------
         SubAllocatorError
-            If a page or the addresses are not as said, or the driver fails. The pages that were
-            mapped by this call are unmapped again. Where that fails too, the error's `lost` has
-            the addresses that are still mapped.
+            If a page or the addresses are not as described, or the driver fails. The pages that
+            were mapped by this call are unmapped again. Where that fails too, the error's `lost`
+            has the addresses that are still mapped.
         """
         self._refuse_to_map()
 
@@ -414,7 +416,7 @@ class SubAllocator(ABC):
         self._refuse_to_map()
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Take the pages behind addresses away. The addresses stay reserved.
+        """Unmap the pages at these addresses. The addresses stay reserved.
 
         Parameters
         ----------
@@ -427,12 +429,12 @@ class SubAllocator(ABC):
         Raises
         ------
         SubAllocatorError
-            If these are not whole pages that are mapped, or the driver fails. All of them are
-            mapped still then.
+            If these are not whole pages that are mapped, or the driver fails. All of them are still
+            mapped then.
 
         Notes
         -----
-        It does not wait for work that uses the addresses: call `wait` for its streams before.
+        It does not wait for work that uses the addresses: call `wait` for its streams first.
         """
         self._refuse_to_map()
 
@@ -455,13 +457,13 @@ class SubAllocator(ABC):
         return self.total_bytes, self.total_bytes
 
     def allocation_limit(self) -> int:
-        """The memory limit of an allocator that was given none.
+        """The memory limit of an allocator that was made without one.
 
         Returns
         -------
         int
-            In bytes. Asked once, when the allocator is made; it may be what is free on the device
-            then.
+            In bytes. Called once, when the allocator is made. It may be the memory that is free on
+            the device then.
         """
         return self.total_bytes
 
@@ -474,7 +476,7 @@ def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[in
     answer : object
         What it returned.
     sub_allocator : SubAllocator
-        Whose answer it is.
+        The sub-allocator that returned it.
 
     Returns
     -------
@@ -508,7 +510,7 @@ def resolve_limit(
     memory_limit : int, str, float or None
         None asks the sub-allocator; a float is a fraction of its total.
     sub_allocator : SubAllocator
-        Who is asked.
+        The sub-allocator of the allocator.
 
     Returns
     -------

@@ -21,12 +21,12 @@ MIB = 1 << 20
 COMPUTE_CAPABILITY_MAJOR = 75  # numbers of CUdevice_attribute
 CONCURRENT_MANAGED_ACCESS = 89
 
-#: What TensorFlow leaves to the driver and others, by compute capability (TensorFlow's behaviour,
-#: 2.19).
+#: How much memory TensorFlow leaves to the driver and others, by compute capability (TensorFlow's
+#: behaviour, 2.19).
 RESERVE_BELOW_2_GIB = 225 * MIB
 RESERVES = {7: 1050 * MIB, 8: 1536 * MIB}
 OLDEST_RESERVE, NEWEST_RESERVE = 500 * MIB, 1800 * MIB
-#: Where TensorFlow caps a pool of pinned memory.
+#: TensorFlow's upper limit for a pool of pinned memory.
 PINNED_LIMIT = 128 << 30
 
 
@@ -44,7 +44,7 @@ class CUDASubAllocator(SubAllocator):
         Memory of the device (cuMemAlloc), managed memory (cuMemAllocManaged), host memory that the
         device reaches (cuMemHostAlloc), or memory of the device's current pool (cuMemAllocAsync).
     handle_type : {"none", "posix", "fabric"}, optional
-        What other processes may be given of pages (`create`): nothing, a file descriptor, or a
+        What other processes may get to share pages (`create`): nothing, a file descriptor, or a
         handle for other machines too. A device without fabric handles gives descriptors;
         `handle_type` then says so.
     peers : iterable of int, optional
@@ -73,9 +73,9 @@ class CUDASubAllocator(SubAllocator):
     DriverError. An allocation that finds a free chunk makes no driver call, and does not notice.
 
     Memory of the kind "device" can be mapped, too (`supports_virtual_memory`), if the device and
-    its driver can. What asks the driver for the whole of a buffer gets one page of such memory:
-    cudaIpcGetMemHandle fails, and registration for RDMA reaches the first page alone. Access by
-    cudaDeviceEnablePeerAccess does not reach it; `peers` do. If RDMA is possible with mapped memory
+    its driver can. To the driver each page of such memory is a buffer of its own:
+    cudaIpcGetMemHandle fails, and registration for RDMA covers only the first page. Access by
+    cudaDeviceEnablePeerAccess does not cover it; `peers` do. If RDMA is possible with mapped memory
     on the device, pages are made for it.
 
     Examples
@@ -119,7 +119,7 @@ class CUDASubAllocator(SubAllocator):
         self._own_pages: CUDAPages | None = None
         self._opening = ForkSafeLock()
         if handle_type != "none":
-            self._pages  # noqa: B018  # which finds out whether the device has such handles
+            self._pages  # noqa: B018  # this finds out whether the device has such handles
         for peer in peers:
             self.enable_peer(peer)
 
@@ -130,7 +130,7 @@ class CUDASubAllocator(SubAllocator):
 
     @property
     def live_bytes(self) -> int:
-        """The bytes that were allocated and not freed, pages counted too."""
+        """The bytes that were allocated and not freed, including pages."""
         pages = self._own_pages
         return self._memory.live_bytes + (pages.books.page_bytes if pages is not None else 0)
 
@@ -144,7 +144,7 @@ class CUDASubAllocator(SubAllocator):
         return self._host_accessible
 
     def memory_info(self) -> tuple[int, int]:
-        """How much memory the device has now, with all processes on it counted. One driver call.
+        """How much memory the device has now, counting all processes on it. One driver call.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class CUDASubAllocator(SubAllocator):
     def alloc_registered(
         self, alignment: int, nbytes: int, threads: int = 1
     ) -> tuple[int, int] | None:
-        """Give a pinned block as `alloc` does, but by cuMemHostRegister. `free` takes it back too.
+        """Give a pinned block as `alloc` does, but with cuMemHostRegister. `free` takes it back.
 
         Parameters
         ----------
@@ -225,9 +225,9 @@ class CUDASubAllocator(SubAllocator):
 
     @property
     def supports_virtual_memory(self) -> Availability:  # type: ignore[override]
-        """Whether memory of this kind, device and driver can be mapped. It prints why, or why not.
+        """Whether memory of this kind, device and driver can be mapped. Printed, it says why.
 
-        The first time it asks the driver.
+        The first call asks the driver.
         """
         if self._maps is None:
             if self.kind != "device":
@@ -250,10 +250,10 @@ class CUDASubAllocator(SubAllocator):
 
     @property
     def handle_type(self) -> HandleType:
-        """What other processes may be given of pages: "none", "posix" or "fabric".
+        """What other processes may get to share pages: "none", "posix" or "fabric".
 
-        "fabric" becomes "posix" where the device gives no fabric handles. It may turn out with the
-        first page.
+        "fabric" becomes "posix" if the device gives no fabric handles, perhaps only with the first
+        page.
         """
         pages = self._own_pages
         return self._handle_type if pages is None else pages.driver.handle_type
@@ -291,7 +291,7 @@ class CUDASubAllocator(SubAllocator):
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The devices that have access to mapped memory beside this one, in order."""
+        """The other devices that have access to mapped memory, in order."""
         return () if self._own_pages is None else self._own_pages.peers
 
     def enable_peer(self, device: SupportsIndex) -> None:

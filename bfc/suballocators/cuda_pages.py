@@ -1,4 +1,4 @@
-"""Memory of a CUDA device that is mapped: the driver's calls, and the books over them."""
+"""Mapped memory of a CUDA device: the driver's calls, and the books that are kept of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CUDAPages:
     """Reserved addresses and pages of one `CUDASubAllocator`.
 
     A page's number is the driver's handle. The lock guards the books, and is never held while the
-    driver is called. What is being mapped or unmapped is nobody else's meanwhile.
+    driver is called. Meanwhile nobody else may use what is being mapped or unmapped.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class CUDAPages:
 
     def set_access(self, address: int, nbytes: int) -> None:
         given: tuple[int, ...] | None = None
-        while given != self._peers:  # again where one was enabled meanwhile
+        while given != self._peers:  # again if a peer was enabled meanwhile
             with self._lock:
                 run = self.books.find_run(address, nbytes, "set_access")
                 had = bytes(run.reservation.access[run.index : run.end])
@@ -133,7 +133,7 @@ class CUDAPages:
         return self._peers
 
     def enable_peer(self, peer: int) -> None:
-        """Give a device access to all that has access now, and to what gets it later."""
+        """Give a device access to all memory that is accessible now, or becomes so later."""
         with self._lock:
             if peer == self._device or peer in self._peers:
                 return

@@ -25,8 +25,8 @@ class HostSubAllocator(SubAllocator):
     Parameters
     ----------
     capacity : int or str, optional
-        How many bytes can be live at once, as a number or a text such as "4 GiB". None is the
-        machine's physical memory.
+        How many bytes can be live at once, as a number or a string such as "4 GiB". None is
+        the machine's physical memory.
 
     Raises
     ------
@@ -62,7 +62,7 @@ class HostSubAllocator(SubAllocator):
     def live_bytes(self) -> int:
         """The bytes of all blocks and pages that are live.
 
-        A page is until it is released, and mapped nowhere.
+        A page is live until it is released and mapped nowhere.
         """
         pages = self._own_pages
         return self._block_bytes + (0 if pages is None else pages.books.page_bytes)
@@ -119,7 +119,7 @@ class HostSubAllocator(SubAllocator):
 
     @property
     def supports_virtual_memory(self) -> Availability:  # type: ignore[override]
-        """True on Linux, where a process may have files in memory. If False, it prints why."""
+        """True on Linux, if the process may create files in memory. Printed, it says why not."""
         return host_pages.availability()
 
     @property
@@ -169,7 +169,7 @@ class HostSubAllocator(SubAllocator):
 
 
 def _map(nbytes: int) -> mmap.mmap | None:
-    """An anonymous mapping, or None where the system has no room for it."""
+    """An anonymous mapping, or None if the system has no room for it."""
     try:
         mapping = mmap.mmap(-1, nbytes, flags=_flags())
     except (OverflowError, ValueError):

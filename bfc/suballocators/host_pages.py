@@ -1,6 +1,6 @@
-"""Host memory that is mapped: pages of one sparse file in memory, put at reserved addresses.
+"""Mapped host memory: pages of one sparse file in memory, mapped to reserved addresses.
 
-All of Linux: memfd_create, and mmap at a fixed address, which Python's `mmap` does not offer.
+Only for Linux: memfd_create, and mmap at a fixed address, which Python's `mmap` does not offer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PROT_NONE, READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 KEEP_SIZE, PUNCH_HOLE = 1, 2
 FAILED = ctypes.c_void_p(-1).value
-#: The host has no more memory, or the process no more mappings (vm.max_map_count).
+#: Errors for "the host has no more memory" or "the process has too many mappings"
+#: (vm.max_map_count).
 FULL = (errno.ENOMEM, errno.EAGAIN)
 
 
@@ -62,7 +63,7 @@ class System:
         return self._map(None, nbytes, flags, -1, 0)
 
     def hide(self, address: int, nbytes: int) -> None:
-        """Put nothing behind addresses, which stay reserved."""
+        """Unmap memory from addresses, which stay reserved."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
         self._map(address, nbytes, flags, -1, 0)
 
@@ -84,14 +85,14 @@ class System:
             raise self._error()
 
     def punch(self, file: int, offset: int, nbytes: int) -> None:
-        """Give the memory behind a piece of a file back."""
+        """Give back the memory of a part of a file."""
         if self._call(self._fallocate, file, KEEP_SIZE | PUNCH_HOLE, offset, nbytes):
             raise self._error()
 
     def _call(self, function: Callable[..., Any], *arguments: int | None) -> Any:
         try:
             return function(*arguments)
-        except ctypes.ArgumentError as error:  # what ctypes makes of a MemoryError
+        except ctypes.ArgumentError as error:  # ctypes turns a MemoryError into this
             raise MemoryError(str(error)) from None
 
     def _error(self) -> OSError:
@@ -114,16 +115,16 @@ class File:
             os.close(self.number)
 
     def grow(self, nbytes: int) -> int:
-        """Where new bytes begin."""
+        """Make a file longer. Returns the offset of the new bytes."""
         os.ftruncate(self.number, self.end + nbytes)
         offset, self.end = self.end, self.end + nbytes
         return offset
 
 
 class HostPages:
-    """Reserved addresses and pages of one `HostSubAllocator`, which holds a lock meanwhile.
+    """Reserved addresses and pages of one `HostSubAllocator`, which holds a lock during every call.
 
-    What it returns and raises is as in the contract. `create` knows no limit.
+    It returns and raises what the contract says. `create` checks no limit.
     """
 
     def __init__(self) -> None:
@@ -132,14 +133,14 @@ class HostPages:
         self._file: File | None = None
         self._places: dict[int, tuple[File, int, Page]] = {}  # where the memory of each page is
         self._made = 0
-        self._has_waste = False  # memory of pages that are gone is still to be given back
+        self._has_waste = False  # whether memory of released pages must still be given back
 
     def __del__(self) -> None:
         for reservation in self.books.reservations.values():
             try:
                 self.system.unmap(reservation.start, reservation.nbytes)
             except OSError:
-                pass  # the process has ended, or keeps the addresses: nobody is left to be told
+                pass  # the addresses stay reserved, and nobody is left to report it to
 
     def reserve(self, nbytes: int) -> int | None:
         self.books.check_size(nbytes, "reserve")
@@ -186,7 +187,7 @@ class HostPages:
             raise
 
     def forget(self, number: int) -> None:
-        """Undo `create`, as far as it came."""
+        """Undo as much of `create` as was done."""
         page = self.books.pages.get(number)
         if page is not None:
             self.books.released(page)
@@ -199,7 +200,7 @@ class HostPages:
             self._give_back(pages)
 
     def _give_back(self, pages: list[Page]) -> None:
-        """Give the memory of pages to the system: now, or with the next ones where it refuses."""
+        """Give the memory of pages to the system: now, or with later pages if it refuses."""
         try:
             if self._has_waste:
                 pages = [it for _, _, it in self._places.values() if it.is_gone]
@@ -231,7 +232,7 @@ class HostPages:
             raise
 
     def _undo_map(self, plan: Plan, done: int, error: SubAllocatorError) -> None:
-        """Hide also the place of the page that could not be mapped: it may be a hole now."""
+        """Also reserve the place of the page that could not be mapped: it may be a hole now."""
         address = plan.starts[0]
         end = plan.starts[done] + plan.pages[done].nbytes
         try:
@@ -261,7 +262,7 @@ class HostPages:
                 try:
                     self.system.protect(at, page.nbytes, PROT_NONE)
                 except OSError:
-                    pass  # it can be used too early: nothing that is lost
+                    pass  # it only stays accessible: nothing is lost
 
     def unmap(self, address: int, nbytes: int) -> None:
         cut = None
@@ -275,7 +276,7 @@ class HostPages:
         except MemoryError:
             if cut is None:
                 raise
-            self.system.hide(address, nbytes)  # it may have been done: twice is no harm
+            self.system.hide(address, nbytes)  # it may have been done already; twice does no harm
         except BaseException:
             if cut is not None:
                 self.system.hide(address, nbytes)
@@ -285,7 +286,7 @@ class HostPages:
 
 
 def failure(what: str, error: OSError) -> SubAllocatorError:
-    """The error of a call of the system, in words."""
+    """The error for a failed system call, in words."""
     hint = ""
     if error.errno in FULL:
         hint = "\n  try: larger pages, or a higher vm.max_map_count, which bounds the mappings"

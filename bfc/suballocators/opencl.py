@@ -18,7 +18,7 @@ from bfc.units import as_int, format_bytes, parse_bytes
 
 #: Where invented addresses start: above every address that a process can have.
 MADE_UP = 1 << 60
-#: What separates two regions, so that one address is never the end of one and the start of another.
+#: The gap between two regions, so that the end of one is never the start of another.
 GAP = 1 << 16
 
 _lock = ForkSafeLock()
@@ -36,7 +36,7 @@ def _take_addresses(nbytes: int, alignment: int) -> int:
 
 @dataclass(slots=True)
 class Region:
-    """What one `alloc` gave.
+    """The memory of one `alloc`.
 
     Attributes
     ----------
@@ -67,10 +67,10 @@ class OpenCLSubAllocator(SubAllocator):
     index : int, optional
         The device's number, all platforms counted together.
     capacity : int or str, optional
-        How many bytes can be live at once, as a number or a text such as "4 GiB". None is what the
-        device has.
+        How many bytes can be live at once, as a number or a string such as "4 GiB". None is all
+        memory of the device.
     profiling : bool, optional
-        Let its own queue note when each command starts and ends (`Event.profile`).
+        Make its own queue record when each command starts and ends (`Event.profile`).
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class OpenCLSubAllocator(SubAllocator):
     Notes
     -----
     Streams other than 0 are `pyopencl.CommandQueue` objects of the same context, or their
-    `int_ptr`. Each is kept alive for as long as somebody else holds it, too. Every region is made
+    `int_ptr`. Each is kept alive as long as somebody else holds it, too. Every region is made
     resident at once, so that a full device is noticed here, and not when a kernel runs.
 
     In a forked child freeing does nothing, all else raises SubAllocatorError, and no other
@@ -140,7 +140,7 @@ class OpenCLSubAllocator(SubAllocator):
             self.device = Device("opencl", _opencl.ordinal_of(self.cl_device))
         if svm:
             self.granularity = 256
-            self.largest_block -= self.granularity  # each is asked for with an alignment to spare
+            self.largest_block -= self.granularity  # each request includes room for the alignment
             if not _opencl.has_svm(self.cl_device):
                 raise DeviceUnavailableError(
                     f"{self.name} has no shared virtual memory: take svm=False"
@@ -154,7 +154,7 @@ class OpenCLSubAllocator(SubAllocator):
         self.default_stream_alias = self._queues.own.handle
         self.live_bytes = 0
         self._lock = ForkSafeLock()
-        # By rising address; replaced, never changed, so that look-ups need no lock.
+        # In order of addresses. It is replaced, never changed, so that look-ups need no lock.
         self._regions: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class OpenCLSubAllocator(SubAllocator):
 
     def free(self, address: int, nbytes: int) -> None:
         if not self._home.is_here:
-            return  # and the lock may be held by a thread that is not in this process
+            return  # in a child; the lock may be held by a thread of the parent
         with self._lock:
             region = self._region_at(address, 1)
             if region is None or (region.address, region.nbytes) != (address, nbytes):
@@ -260,7 +260,7 @@ class OpenCLSubAllocator(SubAllocator):
                     return
 
     def _release(self, region: Region) -> None:
-        """A buffer goes when the commands that use it have finished; SVM goes at once."""
+        """A buffer is freed when the commands that use it have finished; SVM is freed at once."""
         if self.svm:
             self._queues.finish()
         with _opencl.in_words("clSVMFree" if self.svm else "clReleaseMemObject"):
@@ -273,7 +273,7 @@ class OpenCLSubAllocator(SubAllocator):
     # -- from addresses to OpenCL's objects --------------------------------------------------------
 
     def _region_at(self, address: int, nbytes: int) -> Region | None:
-        """The region that holds these bytes; None where the address is in no region."""
+        """The region that holds these bytes; None if the address is in no region."""
         starts, regions = self._regions
         place = bisect.bisect_right(starts, address) - 1
         if place < 0:
@@ -319,8 +319,8 @@ class OpenCLSubAllocator(SubAllocator):
         Parameters
         ----------
         address : int
-            Any address of a live region that the device's alignment allows; that of every
-            allocation is.
+            Any address of a live region with the device's alignment, such as that of any
+            allocation.
         nbytes : int
             The size in bytes.
 
@@ -346,7 +346,7 @@ class OpenCLSubAllocator(SubAllocator):
             or self.svm
             or not 0 <= address - region.address <= region.nbytes - nbytes
         ):
-            self.locate(address, nbytes)  # which says what is wrong
+            self.locate(address, nbytes)  # this raises the error that says what is wrong
         assert region is not None
         offset = address - region.address
         try:
@@ -387,7 +387,7 @@ class OpenCLSubAllocator(SubAllocator):
             return
         with _opencl.in_words(f"making queue {after.handle:#x} wait for {before.handle:#x}"):
             event = self._cl.enqueue_marker(before.queue)
-            before.queue.flush()  # or the two would wait for ever
+            before.queue.flush()  # otherwise the two queues would wait for ever
             self._cl.enqueue_barrier(after.queue, wait_for=[event])
 
     def synchronize(self) -> None:
@@ -447,7 +447,7 @@ class OpenCLSubAllocator(SubAllocator):
 
 
 def _host(address: int, nbytes: int) -> Any:
-    """Memory at a real address, as what pyopencl takes."""
+    """Memory at a real address, as an object that pyopencl accepts."""
     return (ctypes.c_ubyte * nbytes).from_address(address)
 
 

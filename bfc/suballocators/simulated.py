@@ -19,13 +19,13 @@ Call = Literal[
     "alloc", "free", "reserve", "unreserve", "create", "release", "map", "access", "unmap", "wait"
 ]
 CALLS: tuple[Call, ...] = Call.__args__  # type: ignore[attr-defined]
-#: Those that have a word for "no": None.
+#: The calls that return None to refuse.
 ANSWERS_NONE = ("alloc", "reserve", "create")
 
 GRANULARITY = 2 << 20
 #: How many bytes of addresses can be reserved at once: what an x86-64 process has.
 ADDRESS_SPACE = 1 << 47
-#: Where blocks go on when they have reached the reserved addresses.
+#: Where the addresses of blocks continue when they have reached the reserved addresses.
 FAR = 1 << 62
 
 
@@ -64,20 +64,20 @@ class SimulatedSubAllocator(SubAllocator):
     Parameters
     ----------
     capacity : int or str
-        How many bytes can be live at once, as a number or a text such as "4 GiB".
+        How many bytes can be live at once, as a number or a string such as "4 GiB".
     base : int, optional
         The first address.
     alignment : int, optional
-        A power of two, in bytes, that addresses are rounded up to.
+        A power of two, in bytes. Addresses are rounded up to multiples of it.
     gap : int, optional
         Bytes that are left out between two blocks.
     supports_coalescing : bool, optional
         Accept a run of neighbouring blocks in `free`.
     max_bytes : int or str, optional
-        Refuse any one call above this.
+        Refuse any single request above this.
     reserve_base : int, optional
-        Where reserved addresses begin: a multiple of 2 MiB above 0. Reservations rise from it, end
-        to end. Each stays one of its own, and none is used twice.
+        Where reserved addresses begin: a multiple of 2 MiB above 0. Reservations follow from there
+        end to end. Neighbours are not joined, and no address is used twice.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class SimulatedSubAllocator(SubAllocator):
         self._next = base
         self._areas: tuple[tuple[int, int], ...] = (
             (base, 0),
-        )  # of blocks; the last has no end yet
+        )  # of blocks; the last one has no end yet
         self._books = MappingBooks(GRANULARITY)
         self._reserve_base = self._reserve_next = reserve_base
         self._pages_made = 0
@@ -157,7 +157,7 @@ class SimulatedSubAllocator(SubAllocator):
     def live_bytes(self) -> int:
         """The bytes of all blocks and pages that are live.
 
-        A page is until it is released, and mapped nowhere.
+        A page is live until it is released and mapped nowhere.
         """
         return self._block_bytes + self._books.page_bytes
 
@@ -192,7 +192,7 @@ class SimulatedSubAllocator(SubAllocator):
 
     def _place(self, step: int, nbytes: int) -> int:
         address = (self._next + step - 1) // step * step
-        if self._is_reserved(address, nbytes):  # blocks go on behind all reservations
+        if self._is_reserved(address, nbytes):  # blocks continue after all reservations
             address = (max(FAR, self._reserve_next) + step - 1) // step * step
             self._areas = (*self._areas[:-1], (self._areas[-1][0], self._next), (address, 0))
         return address
@@ -206,12 +206,12 @@ class SimulatedSubAllocator(SubAllocator):
         return block
 
     def _is_reserved(self, address: int, nbytes: int) -> bool:
-        """Whether addresses meet those that are, or were, reserved."""
+        """Whether addresses overlap any that are, or were, reserved."""
         first, end = self._reserve_base, self._reserve_next
         return first < end and address < end and address + nbytes > first
 
     def _refuses(self, kind: Call, nbytes: int) -> bool:
-        """Whether there is no memory for a block or a page, or an order says so."""
+        """Whether there is no memory for a block or a page, or `fail_at` has ordered a refusal."""
         if self._orders and self._fails(kind, nbytes):
             return True
         if self.max_bytes is not None and nbytes > self.max_bytes:
@@ -228,7 +228,7 @@ class SimulatedSubAllocator(SubAllocator):
             self._block_bytes = left
 
     def _fails(self, kind: Call, nbytes: int) -> bool:
-        """Whether a call is to answer None. Logs it and raises, if it is to fail in another way."""
+        """Whether a call must return None. If it must fail in another way, logs it and raises."""
         orders = self._orders.get(kind)
         if orders is None:
             return False
@@ -244,7 +244,7 @@ class SimulatedSubAllocator(SubAllocator):
         raise copy(orders.error or SubAllocatorError(f"{kind} of {nbytes} bytes fails, as ordered"))
 
     def _call(self, kind: Call, nbytes: int, place: int) -> None:
-        """Log a call, or raise the error of an order."""
+        """Log a call, or raise the error that `fail_at` has ordered."""
         if self._orders:
             self._fails(kind, nbytes)
         self.calls.append((kind, nbytes, place))
@@ -413,17 +413,17 @@ class SimulatedSubAllocator(SubAllocator):
 
     @property
     def mappings(self) -> dict[int, int]:
-        """The page that is mapped at each address where one begins."""
+        """The mapped pages, by the address where each begins."""
         with self._lock:
             return dict(self._books.mappings())
 
     @property
     def accessible(self) -> list[tuple[int, int]]:
-        """Addresses and bytes of what is mapped and may be used; what lies end to end is one."""
+        """(address, bytes) of mapped memory that may be used; neighbours are joined."""
         with self._lock:
             return list(self._books.accessible_runs())
 
-    # -- what tests steer it with -----------------------------------------------------------------
+    # -- for tests --------------------------------------------------------------------------------
 
     def fail_at(
         self,
@@ -437,8 +437,8 @@ class SimulatedSubAllocator(SubAllocator):
         Parameters
         ----------
         n : int or iterable of int
-            Which ones, counted from 1, the next. 0 cancels what was ordered for the kind; so does
-            a new order.
+            Which calls fail: 1 is the next one. 0 cancels what was ordered for the kind; so does a
+            new order.
         kind : str, optional
             As in `calls`. Each page of a `map` counts as a call, and so does the unmapping with
             which one is undone.
@@ -449,7 +449,7 @@ class SimulatedSubAllocator(SubAllocator):
         Raises
         ------
         ValueError
-            If a number is negative, or `kind` is no kind of call.
+            If a number is negative, or `kind` is not a kind of call.
 
         Examples
         --------
@@ -498,7 +498,7 @@ class SimulatedSubAllocator(SubAllocator):
         self._rounds[handle] += 1
 
     def wait(self, stream: int) -> None:
-        """Wait for a stream, which is an entry of `calls`. If it is held, call `finish`.
+        """Wait for a stream, and add an entry to `calls`. If the stream is held, call `finish`.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
-"""The books of a source that maps memory: what is reserved, which pages there are, and where they
-are mapped. They call nothing: they say what may be done, and are told what was done."""
+"""The books of a sub-allocator that maps memory: its reservations, its pages, and where they are
+mapped. This code maps nothing itself: it checks what may be done, and records what was done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bfc.errors import SubAllocatorError
 
 
 class Page:
-    """A piece of memory. It lives as long as its number is held, or it is mapped somewhere."""
+    """A piece of memory. It lives until it is released and mapped nowhere."""
 
     __slots__ = ("is_held", "mappings", "nbytes", "number")
 
@@ -38,7 +38,7 @@ class Reservation:
         self.access = bytearray()  # 1 where `set_access` was called
 
     def put(self, index: int, starts: list[int], pages: list[Page], access: bytes) -> None:
-        """Enter mappings, all or none."""
+        """Add mappings, all or none."""
         count, end = len(self.starts), index + len(starts)
         try:
             self.starts[index:index] = starts
@@ -51,7 +51,7 @@ class Reservation:
             raise
 
     def drop(self, index: int, starts: list[int], pages: list[Page], access: bytes) -> None:
-        """Strike these mappings out, all or none."""
+        """Remove these mappings, all or none."""
         count, end = len(self.starts), index + len(starts)
         try:
             del self.starts[index:end]
@@ -68,7 +68,7 @@ class Reservation:
 
 
 class Run:
-    """Mappings that lie end to end: some of one reservation's, by their indices in its lists."""
+    """Mappings of one reservation that lie end to end, by their indices in its lists."""
 
     __slots__ = ("end", "index", "reservation")
 
@@ -99,7 +99,7 @@ class Plan:
 
 
 class Cut:
-    """Mappings of one reservation that are entered or struck out together."""
+    """Mappings of one reservation that are added or removed together."""
 
     __slots__ = ("access", "gone", "pages", "reservation", "starts")
 
@@ -110,26 +110,26 @@ class Cut:
         self.starts = starts
         self.pages = pages
         self.access = access
-        self.gone: list[Page] = []  # those that nobody holds any more
+        self.gone: list[Page] = []  # those that are released and mapped nowhere now
 
 
 class MappingBooks:
-    """Reservations, pages and mappings of one source. Whoever uses it holds a lock.
+    """Reservations, pages and mappings of one sub-allocator. Its caller must hold a lock.
 
-    Each change is made whole or not at all, also where the host has no memory for it, or an
-    exception comes in between.
+    Each change is made completely or not at all, even if the host has no memory for it, or an
+    exception interrupts it.
 
     Parameters
     ----------
     granularity : int
-        What sizes and addresses must be multiples of, in bytes.
+        Sizes and addresses must be multiples of this, in bytes.
 
     Attributes
     ----------
     page_bytes : int
-        The bytes of all pages that are held or mapped.
+        The bytes of all pages that are not released, or still mapped.
     pages : dict of int to Page
-        Those that are held, by number.
+        The pages that are not released, by number.
     reservations : dict of int to Reservation
         By first address.
     """
@@ -139,7 +139,7 @@ class MappingBooks:
         self.page_bytes = 0
         self.pages: dict[int, Page] = {}
         self.reservations: dict[int, Reservation] = {}
-        self._order: list[int] = []  # their first addresses, sorted
+        self._order: list[int] = []  # the first addresses of the reservations, sorted
 
     @property
     def reserved_bytes(self) -> int:
@@ -175,7 +175,7 @@ class MappingBooks:
             )
 
     def unreserved(self, address: int) -> None:
-        """Strike a reservation out; what is struck out already is no error."""
+        """Remove a reservation. One that was removed already is no error."""
         index = bisect_left(self._order, address)
         if index < len(self._order) and self._order[index] == address:
             del self._order[index]
@@ -208,7 +208,7 @@ class MappingBooks:
         return page
 
     def released(self, page: Page) -> None:
-        """Strike a page out, which may be mapped still."""
+        """Remove a page, which may still be mapped."""
         total = self.page_bytes
         try:
             self.pages.pop(page.number, None)
@@ -277,7 +277,7 @@ class MappingBooks:
             )
 
     def mapped(self, plan: Plan, count: int | None = None) -> None:
-        """Enter the first `count` pages of a plan, or all."""
+        """Record the first `count` pages of a plan as mapped, or all."""
         starts = plan.starts[:count]
         self._enter(Cut(plan.reservation, starts, plan.pages[:count], bytes(len(starts))))
 
@@ -307,7 +307,7 @@ class MappingBooks:
         self.page_bytes = total
 
     def find_run(self, address: int, nbytes: int, call: str) -> Run:
-        """The mappings that begin at an address and are so many bytes. Nothing changes."""
+        """The mappings that begin at an address and have `nbytes` bytes. Nothing changes."""
         reservation = self.find(address)
         if reservation is not None and nbytes > 0:
             index = end = bisect_left(reservation.starts, address)
@@ -327,11 +327,11 @@ class MappingBooks:
         run.reservation.access[run.index : run.end] = b"\x01" * (run.end - run.index)
 
     def put_access_back(self, run: Run, had: bytes) -> None:
-        """Enter what had access before `accessible`."""
+        """Restore the access from before `accessible`."""
         run.reservation.access[run.index : run.end] = had
 
     def unmapped(self, run: Run) -> Cut:
-        """Strike mappings out. Returns what was struck out, for `restored`."""
+        """Remove mappings. Returns what was removed, for `restored`."""
         reservation, total = run.reservation, self.page_bytes
         access = bytes(reservation.access[run.index : run.end])
         cut = Cut(reservation, run.starts, run.pages, access)
@@ -354,18 +354,18 @@ class MappingBooks:
         self.page_bytes -= sum(page.nbytes for page in cut.gone)
 
     def restored(self, cut: Cut) -> None:
-        """Enter again what `unmapped` has struck out."""
+        """Add again what `unmapped` has removed."""
         self._enter(cut)
 
     def mappings(self) -> Iterator[tuple[int, int]]:
-        """Where a page is mapped, and its number, in the order of addresses."""
+        """(address, page number) of each mapping, in the order of addresses."""
         for start in self._order:
             reservation = self.reservations[start]
             for at, page in zip(reservation.starts, reservation.pages, strict=True):
                 yield at, page.number
 
     def accessible_runs(self) -> Iterator[tuple[int, int]]:
-        """Addresses and bytes of what has access, in order; what lies end to end is one."""
+        """(address, bytes) of memory with access, in order; neighbours are joined."""
         for start in self._order:
             reservation = self.reservations[start]
             begun = end = 0
@@ -386,7 +386,7 @@ class MappingBooks:
 def still_mapped(
     error: SubAllocatorError, undoing: Exception, lost: list[tuple[int, int]]
 ) -> SubAllocatorError:
-    """The error of a `map` that could not be undone: the same, but it says what is lost."""
+    """The error of a `map` that could not be undone: the same error, with what is still mapped."""
     where = ", ".join(f"{nbytes} bytes at {address:#x}" for address, nbytes in lost)
     error.args = (f"{error}\n  undoing it failed, too: {undoing}\n  still mapped: {where}",)
     error.lost = tuple(lost)

@@ -3,9 +3,9 @@
 tables.py             frames, owners and stacks
 rmm_log.py            RMM's log in CSV
 anonymous.py          the parts of a recording that name no person or program
-_occupancy.pyx        which addresses a trace used when
+_occupancy.pyx        which addresses a trace used at which time
 timeline.py           a replay over time: figures, and a map of addresses
-trace.py              traces: made, checked, saved, loaded, replayed
+trace.py              makes, checks, saves, loads and replays traces
 """
 
 from bfc.trace.tables import FrameTable

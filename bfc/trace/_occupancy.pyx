@@ -1,4 +1,4 @@
-"""Which addresses a trace used when, in two compiled passes over its events."""
+"""Which addresses a trace used at which time, in two compiled passes over its events."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -23,7 +23,7 @@ cdef extern from "cells.hpp" namespace "bfc" nogil:
 def fill_cells(const uint8_t[::1] op, const uint32_t[::1] number, const uint64_t[::1] size,
                const uint64_t[::1] addresses, uint64_t[:, ::1] places, const uint64_t[::1] ends, float[:, ::1] cells):
     """Writes the fraction of each cell that is in use. `places` has room for the start and the end of each allocation;
-    `ends` says behind which event each column ends. Returns the ranges that the rows cover, and the bytes of a row."""
+    `ends` says after which event each column ends. Returns the ranges that the rows cover, and the bytes of a row."""
     cdef Ranges ranges
     cdef Cells* filled
     cdef size_t i

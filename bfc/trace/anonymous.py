@@ -1,4 +1,5 @@
-"""What of a recording's `meta` may be handed on: numbers, PyTorch's own words, and settings."""
+"""The parts of a recording's `meta` that may be published: numbers, PyTorch's own words, and
+settings."""
 
 from __future__ import annotations
 

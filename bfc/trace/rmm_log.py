@@ -2,8 +2,8 @@
 
 The log is a table in CSV with the columns Thread, Time, Action, Pointer, Size and Stream. RMM
 writes the time of the day, and an action is "allocate", "allocate failure" or "free"; its documents
-also show seconds since 1970, and "deallocate". A column Owner is ours, and RMM's tools pass over
-it.
+also show seconds since 1970, and "deallocate". bfc adds a column Owner, which RMM's tools
+ignore.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SECONDS = re.compile(r"(\d{1,12})(?:\.(\d{1,9}))?")
 
 
 class _Rows:
-    """The rows of a file, each with its line's number for messages."""
+    """The rows of a file, each with its line number for messages."""
 
     def __init__(self, text: io.TextIOBase) -> None:
         self._reader = csv.reader(text, strict=True)
@@ -63,13 +63,13 @@ class _Rows:
 
 
 class _Days:
-    """Times as microseconds that go on where a clock starts again at midnight."""
+    """Converts times of the day to microseconds that continue to rise after midnight."""
 
     def __init__(self) -> None:
         self._days = self._last = 0
 
     def microseconds(self, text: str) -> int:
-        """0 if the text is not a time."""
+        """A time in microseconds; 0 if the text is not a time."""
         found = _CLOCK.fullmatch(text)
         if found is None:
             found = _SECONDS.fullmatch(text)
@@ -90,7 +90,7 @@ def _fraction(digits: str | None) -> int:
 
 
 def _number(text: str, what: str, line: int) -> int:
-    """A number, in tens or after 0x; "(nil)" is what the C library calls 0."""
+    """A decimal number, or a hexadecimal one after 0x. "(nil)" is the C library's text for NULL."""
     try:
         value = 0 if text in ("(nil)", "") else int(text, 0)
     except ValueError:
@@ -101,7 +101,7 @@ def _number(text: str, what: str, line: int) -> int:
 
 
 class _Log:
-    """The events of a log so far. What it contradicts is mended, and counted."""
+    """The events of a log so far. Contradictions in the log are repaired, and counted."""
 
     def __init__(self) -> None:
         self.op: list[int] = []
@@ -176,7 +176,7 @@ class _Log:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the constructor of a trace takes, and the `meta` of `Trace.from_rmm_log`."""
+    """The arguments of the constructor of a trace, and the `meta` of `Trace.from_rmm_log`."""
     log = _Log()
     try:
         with open_regular(path) as file:
@@ -236,8 +236,8 @@ def handle_of(stream: int) -> int:
 
 
 def rows_of(trace: Any, addresses: Iterable[int]) -> Iterator[Row]:
-    """The rows of a trace whose allocations stand at these addresses. Releases are left out, and a
-    refused allocation is a failure."""
+    """The rows for a trace whose allocations have these addresses. Releases are left out, and a
+    refused allocation becomes a failure."""
     facts = trace.meta if isinstance(trace.meta, dict) else {}
     part = facts.get("torch") or facts.get("rmm")
     handles = part.get("streams") if isinstance(part, dict) else None

@@ -1,4 +1,4 @@
-"""The tables of a trace: owners, and places in a program, made into objects when asked."""
+"""The tables of a trace: owners, and places in a program, which become objects when needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FrameTable(Sequence[Frame]):
-    """Frames as arrays of numbers and one of text, so that a million cost no million objects.
+    """Frames as arrays, two of numbers and one of text, so that a million frames need few objects.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class FrameTable(Sequence[Frame]):
 
     Notes
     -----
-    It equals another sequence of the same frames.
+    It is equal to any sequence of the same frames.
     """
 
     __slots__ = ("ends", "rows", "texts")
@@ -55,7 +55,7 @@ class FrameTable(Sequence[Frame]):
 
     @classmethod
     def of(cls, frames: Iterable[tuple[str, int, str]]) -> FrameTable:
-        """The table of some (filename, line, name), in their order."""
+        """The table of the given (filename, line, name), in their order."""
         import numpy as np
 
         if isinstance(frames, cls):
@@ -74,7 +74,7 @@ class FrameTable(Sequence[Frame]):
 
     @classmethod
     def of_arrays(cls, texts: NDArray[Any], ends: NDArray[Any], rows: NDArray[Any]) -> FrameTable:
-        """The table of the arrays of a file, of whatever integer types."""
+        """The table from the arrays of a file, which may have any integer types."""
         import numpy as np
 
         def fixed(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
@@ -134,7 +134,7 @@ class FrameTable(Sequence[Frame]):
 
 
 def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
-    """The names of owners. Raises TraceError if one is no text."""
+    """The names of owners. Raises TraceError if one is not a string."""
     names = tuple(owners)
     if isinstance(owners, str) or not all(isinstance(name, str) for name in names):
         raise TraceError("owners are texts")

@@ -1,4 +1,4 @@
-"""What a replay looks like over time: a few hundred rows of figures."""
+"""The figures of a replay over time, in a few hundred rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Figures of a replay over time. Each row says what was true after one event.
+    """Figures of a replay over time. Each row has the figures after one event.
 
-    The events are cut into equal intervals. Of each there are rows for its last event, and for
-    those at which `live`, `in_use` and `reserved` are largest and smallest. So no peak is lost:
-    `timeline.reserved.max()` is the replay's, and a line through the rows shows every interval's
-    extent.
+    The events are cut into equal intervals. Each interval has rows for its last event, and for the
+    events at which `live`, `in_use` and `reserved` are largest and smallest. So no peak is lost:
+    `timeline.reserved.max()` is the peak of the replay, and a line through the rows shows the
+    extent of every interval.
 
     Attributes
     ----------
@@ -44,8 +44,8 @@ class Timeline:
 
     Notes
     -----
-    If more was in use or reserved in the middle of an event than after it, that event has a row of
-    its own for it, before the other.
+    If more was in use or reserved in the middle of an event than after it, the event has another
+    row for that, before the usual one.
 
     Examples
     --------
@@ -114,7 +114,7 @@ class Timeline:
             ) from error
         if ax is None:
             ax = pyplot.subplots(layout="constrained")[1]
-        top = ax.get_ylim()[1] / 1.05 if ax.has_data() else 0  # of what is drawn there already
+        top = ax.get_ylim()[1] / 1.05 if ax.has_data() else 0  # of what is drawn already
         for name in ("reserved", "in_use", "live"):
             values = getattr(self, name)
             most = int(values.max(initial=0))
@@ -135,18 +135,18 @@ class Timeline:
 
 
 def _short(nbytes: int) -> str:
-    """As `format_bytes`, but "256 MiB" for "256.00 MiB"."""
+    """Like `format_bytes`, but "256 MiB" instead of "256.00 MiB"."""
     return format_bytes(nbytes).replace(".00 ", " ").replace(".0 ", " ")
 
 
 @dataclass(frozen=True, eq=False)
 class Occupancy:
-    """Which addresses were in use when: a map, events to the right and addresses upward.
+    """A map of the addresses in use over time: events to the right and addresses upward.
 
     Attributes
     ----------
     cells : numpy.ndarray of float32, shape (columns, rows)
-        The part of a cell's bytes that was in use, on the average of its events: from 0 to 1.
+        The fraction of a cell's bytes that was in use, averaged over its events: from 0 to 1.
     ends : numpy.ndarray of uint64, shape (columns,)
         The number of events before the end of each column.
     ranges : tuple of (int, int)

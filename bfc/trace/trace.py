@@ -1,4 +1,4 @@
-"""A trace: what a program asked an allocator for, as arrays of numbers."""
+"""A trace: the requests of a program to an allocator, as arrays of numbers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 ALLOCATE, FREE, RELEASE = 0, 1, 2
 #: The most events that a file may hold.
 MOST_EVENTS = 1 << 28
-#: What each array of a file may unpack to, in bytes, and all together: 2**28 events in a trace's
-#: own types (1, 4, 8 and 2 bytes), or 2**27 where every number takes 8.
+#: The most bytes that each array of a file may unpack to, and all arrays together: 2**28 events in
+#: a trace's own types (1, 4, 8 and 2 bytes), or 2**27 if every number takes 8.
 MOST_BYTES = {
     "op": 1 << 30,
     "id": 1 << 30,
@@ -55,7 +55,7 @@ EXTRA = {"time_us": "uint64", "owner": "uint16", "stack": "uint32"}
 FRAME_ARRAYS = ("frame_texts", "frame_text_ends", "frames")
 #: The list of `meta["torch"]` that may be as long as the trace, and is an array in a file.
 ADDRESSES = "torch_addresses"
-#: What an array's header may take on top of that.
+#: The most bytes of an array's header, in addition to that.
 HEADER_BYTES = 4096
 
 
@@ -141,12 +141,12 @@ class Trace:
     stack : array_like of int, optional
         The calls that led to the event: a number of `stacks`; 0 where it is not known.
     owners : iterable of str, optional
-        The names of the owners. By convention the first is "", of what has no owner.
+        The names of the owners. By convention the first is "", for allocations without an owner.
     frames : iterable of (str, int, str), optional
         Places in a program: file, line, function.
     stacks : array_like of int, shape (stacks, 2), optional
-        Rows of a parent, which is a number of `stacks` that stands before it, and of the innermost
-        frame, a number of `frames`. Row 0 is the empty stack, (0, 0).
+        Rows of two numbers: the parent, which is the index of an earlier row, and the innermost
+        frame, which is an index of `frames`. Row 0 is the empty stack, (0, 0).
     meta : JSON value, optional
         Anything that JSON can hold.
 
@@ -284,7 +284,7 @@ class Trace:
         Returns
         -------
         tuple of Frame
-            The innermost first; empty where they are not known.
+            The innermost first; empty if they are not known.
 
         Examples
         --------
@@ -304,7 +304,7 @@ class Trace:
         return tuple(found)
 
     def _columns(self) -> dict[str, Any]:
-        """What the constructor takes, but for `meta`."""
+        """The arguments of the constructor, except `meta`."""
         return {
             "op": self.op,
             "id": self.id,
@@ -327,7 +327,7 @@ class Trace:
         return f"<bfc.Trace, {len(self)} events>"
 
     def __getitem__(self, events: slice) -> Trace:
-        """The first events, as in `trace[:n]`. No other part would be a history."""
+        """The first events, as in `trace[:n]`. No other slice would be a valid history."""
         if (
             not isinstance(events, slice)
             or events.start not in (None, 0)
@@ -340,7 +340,7 @@ class Trace:
         return Trace(**kept, meta=self.meta)
 
     def fullest_event(self) -> int:
-        """The event after which the most bytes are live, as asked for.
+        """The event after which the most requested bytes are live.
 
         Returns
         -------
@@ -350,10 +350,10 @@ class Trace:
         return int(self._live().argmax()) if len(self) else -1
 
     def _live(self) -> NDArray[np.int64]:
-        """The bytes that are live after each event, as asked for."""
+        """The requested bytes that are live after each event."""
         import numpy as np
 
-        # In a stable sort by id each free stands right behind its allocation, without the releases.
+        # A stable sort by id puts each free right after its allocation; releases are left out.
         order = np.argsort(self._numbers, kind="stable")
         order = order[self.op[order] != RELEASE]
         change = self.size.astype(np.int64)
@@ -362,7 +362,7 @@ class Trace:
         return np.cumsum(change)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what is live over time."""
+        """What a notebook shows: the live bytes over time."""
         import numpy as np
 
         from bfc.snapshots import inline
@@ -423,7 +423,7 @@ class Trace:
             raise
         except (
             Exception
-        ) as error:  # BadZipFile, zlib.error, and what else a damaged archive provokes
+        ) as error:  # BadZipFile, zlib.error, and whatever else a damaged archive causes
             fault = " ".join(f"{type(error).__name__}: {error}".split())
             raise TraceError(f"{os.fspath(path)}: it cannot be read ({fault})") from None
 
@@ -445,7 +445,7 @@ class Trace:
         device : int, optional
             The device; needed if the file holds the history of several.
         frames : bool, optional
-            Read stacks. Without them the trace has none, and owners by `user_metadata` only.
+            Read stacks. If False, the trace has no stacks, and owners only from `user_metadata`.
         owners : mapping of str to str, optional
             Rules for owners: a part of a file's path, or a pattern with `*`, and the owner's name.
 
@@ -471,9 +471,9 @@ class Trace:
 
         Notes
         -----
-        An allocation's owner is its `user_metadata`. Where it has none, it is what the first rule
-        says that fits the file of one of its frames, else the outermost frame of the user's own
-        code, as in "train.py:12 in main": of a Python file that is not installed.
+        An allocation's owner is its `user_metadata`. Without that, the first rule that matches the
+        file of one of its frames gives the owner. Else it is the outermost frame in the user's own
+        code (a Python file that is not installed), as in "train.py:12 in main".
 
         Nothing in the file is executed: it is not given to Python's unpickler, and everything but
         numbers, texts, lists and dicts with text keys is refused.
@@ -583,7 +583,7 @@ class Trace:
         Parameters
         ----------
         path : str or os.PathLike
-            The file. One that exists is replaced once the new one is whole.
+            The file. One that exists is replaced once the new one is complete.
         addresses : array_like of int, optional
             The address of each event's allocation, such as a replay's `addresses`. None takes the
             recorded ones, or makes some up where none were recorded.
@@ -617,7 +617,7 @@ class Trace:
         rmm_log.write(path, rmm_log.rows_of(self, placed), self.owner is not None)
 
     def _recorded_addresses(self) -> list[Any]:
-        """Those that `meta` has, else addresses at which no two allocations meet."""
+        """The addresses in `meta`, or else made-up ones at which no two allocations overlap."""
         import numpy as np
 
         for part in self.meta.values() if isinstance(self.meta, dict) else ():
@@ -654,8 +654,8 @@ class Trace:
         Parameters
         ----------
         path : str or os.PathLike
-            The file, with no ending added. One that exists is replaced once the new one is whole,
-            which is first written to another file in the same folder.
+            The file, with no ending added. The trace is first written to another file in the same
+            folder, which then replaces one that exists.
 
         Raises
         ------
@@ -764,7 +764,7 @@ class Trace:
         Parameters
         ----------
         allocator : Allocator
-            What the trace leaves live stays live in it; `closed()` frees that.
+            Allocations that the trace does not free stay live in it; `closed()` adds the frees.
         samples : int, optional
             Keep a `timeline` of at most so many rows, or 7 if that is fewer.
         progress : callable, optional
@@ -796,7 +796,8 @@ class Trace:
 
         At a release the loop stops and calls `allocator.release_free_regions()`.
 
-        Allocations have the owners of the trace. One without belongs to the owner around this call.
+        Allocations have the owners of the trace. One without has the owner that is set around this
+        call.
 
         Other threads may use the allocator: their calls and the replay take turns, and a turn of
         the replay is some thousand events. What they allocate counts in the peaks of chunks and
@@ -815,7 +816,8 @@ class Trace:
             raise TypeError(f"a trace is replayed on an allocator, not {type(allocator).__name__}")
         addresses = np.empty(len(self), np.uint64)
         handles = np.empty(self._number_count, np.uint32)
-        # The trace's ordinals are not handles, and nothing is queued anywhere: stream 0 will do.
+        # The trace's ordinals are not handles. Nothing is queued on any stream, so stream 0 will
+        # do.
         are_handles = getattr(allocator.sub_allocator, "streams_are_handles", False)
         stream = np.zeros_like(self.stream) if are_handles else self.stream
         columns = self.op, self._numbers, self.size, stream, handles, addresses
@@ -834,7 +836,7 @@ class Trace:
         )
 
     def occupancy(self, addresses: ArrayLike, *, columns: int = 1200, rows: int = 512) -> Occupancy:
-        """Which addresses were in use when, as a map in cells.
+        """Which addresses were in use at which time, as a map of cells.
 
         Parameters
         ----------
@@ -849,7 +851,7 @@ class Trace:
         Returns
         -------
         Occupancy
-            The map. What counts as in use is what the trace asked for.
+            The map. Requested bytes count as in use.
 
         Raises
         ------
@@ -908,7 +910,7 @@ def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
 
 
 def _fixed(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """A copy over a bytes object, which cannot be changed: compiled code relies on its values."""
+    """A copy in a bytes object, which cannot be changed: compiled code relies on the values."""
     import numpy as np
 
     return np.ndarray(len(array), dtype, array.astype(dtype, copy=False).tobytes())
@@ -958,8 +960,8 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:
-    """The meta without the addresses of a recording, and these; None if they are not a list of
-    numbers that an array can hold."""
+    """The meta without the addresses of a recording, and the addresses. These are None if they are
+    not a list of numbers that an array can hold."""
     import numpy as np
 
     torch = meta.get("torch") if isinstance(meta, dict) else None
@@ -992,7 +994,7 @@ def _json(name: str, text: NDArray[Any]) -> Any:
 
 
 def _with_tables(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a file as what the constructor takes."""
+    """The arrays of a file as arguments of the constructor."""
     owners = arrays.pop("owners", None)
     if owners is not None:
         arrays["owners"] = _json("owners", owners)
@@ -1011,7 +1013,7 @@ def _remade(kind: type[Trace], columns: dict[str, Any]) -> Trace:
 
 
 def _check_extra(extra: dict[str, Any], events: int, tables: dict[str, int]) -> None:
-    """Raises TraceError for a column of another length, or a number that is in no table."""
+    """Raises TraceError for a column of another length, or a number that is not in its table."""
     for name, values in extra.items():
         if values is None:
             continue

@@ -28,15 +28,15 @@ cdef enum Kind:
     ASYNC
 
 cdef struct Block:
-    uint64_t base               # what the driver gave; the block's address is this, aligned
+    uint64_t base               # the address from the driver; the block's address is this, aligned
     uint64_t nbytes
-    uint64_t mapped             # bytes of ours that were registered with the driver; 0: the driver's own
+    uint64_t mapped             # bytes of our own pages that were registered with the driver; 0: the driver's memory
 
 
 cdef class PrimaryContext:
     cdef readonly int ordinal
     cdef void* context
-    cdef unsigned long long identity    # of the context, as it was when it was retained
+    cdef unsigned long long identity    # the id of the context when it was retained
     cdef bint retained
 
     cdef int open(self, int device) except -1
@@ -80,5 +80,5 @@ cdef class DeviceMemory:
 
 cdef class EventFence:
     cdef DeviceMemory memory
-    cdef void* event                    # NULL once it was seen to be done
+    cdef void* event                    # NULL once it was found to be done
     cdef int ask(self, bint wait) except -1

@@ -1,4 +1,4 @@
-"""One device of CUDA's: its primary context, a kind of memory on it, and events behind what is queued there."""
+"""One CUDA device: its primary context, a kind of memory on it, and events that mark the end of queued work."""
 
 cimport cython
 from cpython.pycapsule cimport PyCapsule_New
@@ -41,7 +41,7 @@ cdef extern from "source.h":
     const char* BFC_NATIVE_SOURCE
 
 cdef enum:
-    LEGACY_STREAM = 1           # the default stream, whatever cuda-python takes 0 for
+    LEGACY_STREAM = 1           # the legacy default stream; what 0 means depends on cuda-python
     PER_THREAD_STREAM = 2
     NON_BLOCKING = 1            # cuStreamCreate
     BLOCKING_WAIT = 1           # cuEventCreate
@@ -50,7 +50,7 @@ cdef enum:
     ATTACH_GLOBAL = 1           # cuMemAllocManaged
     PORTABLE_AND_MAPPED = 3     # cuMemHostAlloc
     PAGE = 4096
-    ALIGNMENT = 256             # of what the driver gives, at least
+    ALIGNMENT = 256             # of every address from the driver, at least
     MEMORY_TYPE = 2             # CUpointer_attribute
     HOST_MEMORY = 1             # CUmemorytype
 
@@ -62,8 +62,8 @@ cdef inline void* stream_handle(uint64_t stream) noexcept nogil:
 
 
 cdef inline void* all_of(uint64_t stream) noexcept nogil:
-    """The stream on which an event covers all work of `stream`. Of which thread a per-thread stream is, is not known,
-    but the legacy default stream waits for every one of them."""
+    """The stream on which an event covers all work of `stream`. For the per-thread default stream the thread is
+    unknown, but the legacy default stream waits for those of all threads."""
     return stream_handle(0 if stream == PER_THREAD_STREAM else stream)
 
 
@@ -85,8 +85,9 @@ cdef class PrimaryContext:
     """The primary context of a device. It is retained until this object is collected.
 
     Another library may reset the device. Memory, streams and events of the context are gone then, and when the device
-    is used again, its context has the same handle: only its id has changed. Whoever has memory in the context enters
-    it (`enter`), which fails from then on. Whoever has none pushes it (`push`), and gets the context as it is now.
+    is used again, its context has the same handle: only its id has changed. Code that has memory in the
+    context uses `enter`, which fails after a reset. Code without memory there uses `push`, which takes the current
+    context.
     """
 
     def __init__(self, device):
@@ -134,7 +135,7 @@ cdef class PrimaryContext:
         return result
 
     cdef CUresult leave(self, int mode) noexcept nogil:
-        """Makes the context current that was so before, with its capture mode."""
+        """Makes the previous context current again, and restores the capture mode."""
         cdef void* popped
         if forked or not self.retained:
             return NOT_INITIALIZED
@@ -149,7 +150,7 @@ cdef class PrimaryContext:
         return self.retain() if is_reset(result) else result
 
     def push(self):
-        """Makes the context current as `enter` does, as it is now. Returns what `pop` takes. Raises DriverError."""
+        """Like `enter`, but also works after a reset. Returns the argument for `pop`. Raises DriverError."""
         cdef int mode
         cdef CUresult result
         with nogil:
@@ -162,14 +163,14 @@ cdef class PrimaryContext:
         return mode
 
     def pop(self, int mode):
-        """Makes the context current that was so before `push`. Raises DriverError."""
+        """Makes the context current that was current before `push`. Raises DriverError."""
         cdef CUresult result
         with nogil:
             result = self.leave(mode)
         check(result, "cuCtxPopCurrent")
 
     def current_id(self):
-        """The id of the context as it is now. It has changed if the device was reset. Raises DriverError."""
+        """The present id of the context. It changes if the device is reset. Raises DriverError."""
         cdef CUresult result
         with nogil:
             result = self.renew()
@@ -198,7 +199,7 @@ def device_of(uint64_t context):
 
 def is_host_memory(uint64_t address):
     """Whether the driver knows an address as host memory: pinned, or registered. Makes no context: if no device has
-    one, nothing can be pinned. Raises DriverError where the driver does not answer."""
+    one, nothing can be pinned. Raises DriverError if the driver does not answer."""
     cdef unsigned int found = 0
     cdef int mode
     cdef PrimaryContext context
@@ -210,7 +211,7 @@ def is_host_memory(uint64_t address):
         if context.ordinal >= 0 and context.retain() == SUCCESS and context.enter(&mode) == SUCCESS:
             result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
             context.leave(mode)
-    if result in (INVALID_VALUE, INVALID_CONTEXT):     # it knows no such memory; no device has a context
+    if result in (INVALID_VALUE, INVALID_CONTEXT):     # unknown memory, or no device has a context
         return False
     check(result, "cuPointerGetAttribute")
     return found == HOST_MEMORY
@@ -281,7 +282,7 @@ cdef class DeviceMemory:
         return total
 
     def memory_info(self):
-        """(free, total) bytes of the device now, as every process on it shares them."""
+        """The (free, total) bytes of the device now, with the memory of all processes on it counted."""
         cdef size_t free = 0, total = 0
         cdef int mode
         cdef CUresult result
@@ -296,7 +297,7 @@ cdef class DeviceMemory:
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def alloc(self, uint64_t alignment, uint64_t nbytes):
-        """As SubAllocator.alloc."""
+        """See SubAllocator.alloc."""
         cdef uint64_t address = 0
         cdef CUresult result
         with nogil:
@@ -308,8 +309,8 @@ cdef class DeviceMemory:
         return self.answer(address, nbytes)
 
     def alloc_registered(self, uint64_t alignment, uint64_t nbytes, unsigned int threads):
-        """As SubAllocator.alloc: pages of the operating system, touched by some threads, and pinned with
-        cuMemHostRegister."""
+        """Like SubAllocator.alloc, with pages of the operating system that `threads` threads touch, and that
+        cuMemHostRegister pins."""
         cdef uint64_t address = 0
         cdef CUresult result
         with nogil:
@@ -321,7 +322,7 @@ cdef class DeviceMemory:
         return self.answer(address, nbytes)
 
     cdef tuple answer(self, uint64_t address, uint64_t nbytes):
-        """A new block as a tuple. If Python has no memory for that, the block is given back, or it would be lost."""
+        """A new block as a tuple. If Python has no memory for the tuple, the block is given back: it would be lost."""
         try:
             return address, nbytes
         except MemoryError:
@@ -330,7 +331,7 @@ cdef class DeviceMemory:
             raise
 
     def free(self, address, nbytes, bint idle=False):
-        """As SubAllocator.free, or free_idle."""
+        """See SubAllocator.free; with `idle`, see free_idle."""
         cdef CUresult result = NOT_LIVE
         cdef uint64_t start, size
         if 0 <= address < 2**64 and 0 <= nbytes < 2**64:
@@ -386,7 +387,7 @@ cdef class DeviceMemory:
         return result
 
     cdef CUresult keep(self, uint64_t address, Block* block) noexcept nogil:
-        """Lists a new block, or gives it back if the host has no memory for the list."""
+        """Adds a new block to the list of live ones, or gives it back if the host has no memory for that."""
         cdef bint kept
         self.lock.wait_and_acquire()
         kept = try_store(self.live, address, block[0])
@@ -419,7 +420,7 @@ cdef class DeviceMemory:
         cdef Block block
         if forked:
             self.live_bytes -= min(nbytes, self.live_bytes)
-            return SUCCESS      # a thread that does not exist here may have been changing the map
+            return SUCCESS      # in a forked child: a thread of the parent may have been changing the map
         self.lock.wait_and_acquire()
         cdef bint found = self.live.count(address) and self.live[address].nbytes == nbytes
         if found:
@@ -438,14 +439,14 @@ cdef class DeviceMemory:
         if result == SUCCESS or is_lost(result):
             return SUCCESS
         self.lock.wait_and_acquire()
-        try_store(self.live, address, block)    # without host memory for it only its free is lost
+        try_store(self.live, address, block)    # without host memory for this, the block can only not be freed
         self.live_bytes += nbytes
         self.lock.release()
         return result
 
     cdef CUresult give_back(self, Block* block, bint idle) noexcept nogil:
-        """Gives a block back to the driver. cuMemFree waits for all work on the device. For other kinds of memory we
-        wait, as any stream may use a region, unless the caller says that the block is idle."""
+        """Gives a block back to the driver. cuMemFree waits for all work on the device. For other kinds of memory
+        this function waits, as any stream may use a region, unless the caller says that the block is idle."""
         cdef CUresult result = SUCCESS
         if self.kind == DEVICE or self.kind == MANAGED:
             return cu.memory_free(block.base)
@@ -462,13 +463,13 @@ cdef class DeviceMemory:
             return cu.host_free(<void*>block.base)
         result = cu.async_free(block.base, self.own_stream)
         if result == SUCCESS:
-            cu.stream_synchronize(self.own_stream)      # it is freed, even if this returns an earlier error
+            cu.stream_synchronize(self.own_stream)      # the block is freed even if this returns an earlier error
         return result
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
     def fence(self, uint64_t stream):
-        """As SubAllocator.fence. Raises DriverError."""
+        """See SubAllocator.fence. Raises DriverError."""
         cdef EventFence fence = EventFence.__new__(EventFence)
         cdef CUresult result
         with nogil:
@@ -481,7 +482,7 @@ cdef class DeviceMemory:
         return fence
 
     def order(self, uint64_t first, uint64_t then):
-        """As SubAllocator.order. Raises DriverError."""
+        """See SubAllocator.order. Raises DriverError."""
         cdef CUresult result
         with nogil:
             result = self.make_wait(first, then)
@@ -489,7 +490,7 @@ cdef class DeviceMemory:
             raise failure(result, f"making stream {then:#x} wait for stream {first:#x} on device {self.ordinal}")
 
     def stream_id(self, uint64_t stream):
-        """As SubAllocator.stream_id. Raises DriverError."""
+        """See SubAllocator.stream_id. Raises DriverError."""
         cdef uint64_t id = 0
         cdef CUresult result
         with nogil:
@@ -499,7 +500,7 @@ cdef class DeviceMemory:
         return id
 
     def synchronize(self):
-        """Waits for all work on the device. Raises DriverError, also if a kernel has failed earlier."""
+        """Waits for all work on the device. Raises DriverError, even if only an earlier kernel has failed."""
         cdef CUresult result
         with nogil:
             result = self.drain()
@@ -507,7 +508,7 @@ cdef class DeviceMemory:
             raise failure(result, f"cuCtxSynchronize on device {self.ordinal}")
 
     def wait(self, uint64_t stream):
-        """As SubAllocator.wait. Raises DriverError."""
+        """See SubAllocator.wait. Raises DriverError."""
         cdef CUresult result
         with nogil:
             result = self.drain_stream(stream)
@@ -515,7 +516,7 @@ cdef class DeviceMemory:
             raise failure(result, f"cuStreamSynchronize of stream {stream:#x} on device {self.ordinal}")
 
     def copy(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream):
-        """As SubAllocator.copy. Raises DriverError."""
+        """See SubAllocator.copy. Raises DriverError."""
         cdef CUresult result
         with nogil:
             result = self.move(destination, source, nbytes, stream)
@@ -523,7 +524,7 @@ cdef class DeviceMemory:
             raise failure(result, f"a copy of {nbytes} bytes on stream {stream:#x} of device {self.ordinal}")
 
     cdef CUresult take_event(self, void** event) noexcept nogil:
-        """An idle event, or a new one, in the context that is current."""
+        """An unused event, or a new one, in the current context."""
         event[0] = NULL
         self.lock.wait_and_acquire()
         if self.idle_events.size():
@@ -537,7 +538,7 @@ cdef class DeviceMemory:
     cdef void put_event(self, void* event) noexcept nogil:
         cdef bint kept
         if forked:
-            return              # a thread that does not exist here may have been changing the list
+            return              # in a forked child: a thread of the parent may have been changing the list
         self.lock.wait_and_acquire()
         kept = try_push_back(self.idle_events, event)
         self.lock.release()
@@ -545,7 +546,7 @@ cdef class DeviceMemory:
             cu.event_destroy(event)
 
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
-        """Records an event on a stream. Not in a capture: such an event could not be queried."""
+        """Records an event on a stream. Refused in a capture: such an event could not be queried."""
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
@@ -562,7 +563,7 @@ cdef class DeviceMemory:
         return result
 
     cdef CUresult make_wait(self, uint64_t first, uint64_t then) noexcept nogil:
-        """Lets a stream wait for another. The event can be reused at once, as a wait refers to its state at the
+        """Makes a stream wait for another. The event can be reused at once, as a wait refers to its state at the
         call."""
         cdef int mode
         cdef void* event
@@ -639,7 +640,7 @@ cdef class DeviceMemory:
     # -- without the GIL -----------------------------------------------------------------------------------------------
 
     def native(self):
-        """The capsule of `native/source.h`. It is good for as long as this object."""
+        """The capsule of `native/source.h`. It is valid as long as this object lives."""
         self.table.self = <void*>self
         self.table.alloc = <int (*)(void*, uint64_t, uint64_t, uint64_t*, uint64_t*) noexcept nogil>native_alloc
         self.table.free = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_free
@@ -677,7 +678,7 @@ cdef int native_synchronize(DeviceMemory memory) noexcept nogil:
 
 @cython.no_gc
 cdef class EventFence:
-    """An event behind what was queued on a stream. See `bfc.Fence`."""
+    """An event after the work that was queued on a stream. See `bfc.Fence`."""
 
     cdef int ask(self, bint wait) except -1:
         cdef CUresult result
@@ -691,7 +692,7 @@ cdef class EventFence:
         if not is_lost(result):
             if failed(result):
                 raise failure(result, "cuEventSynchronize" if wait else "cuEventQuery")
-        if self.event != NULL:      # another thread may have seen it, too
+        if self.event != NULL:      # another thread may have found it done, too
             self.event = NULL
             if result == SUCCESS:
                 self.memory.put_event(event)
@@ -702,7 +703,7 @@ cdef class EventFence:
         return bool(self.ask(False))
 
     def wait(self):
-        """Blocks until it has."""
+        """Blocks until everything queued before the mark has finished."""
         self.ask(True)
 
     def __dealloc__(self):

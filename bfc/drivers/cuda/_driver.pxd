@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 
 ctypedef int CUresult
 
-cdef enum:                      # CUresult, as far as the code decides by it; the driver names the rest
+cdef enum:                      # the values of CUresult that the code compares with; the driver names the others
     SUCCESS = 0
     INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
@@ -18,7 +18,7 @@ cdef enum:                      # CUresult, as far as the code decides by it; th
     CONTEXT_IS_DESTROYED = 709
     CAPTURES_OTHERS = 905       # a capturing stream would have to wait for one that does not capture
     CAPTURED = 907
-    NOT_LIVE = -1               # ours: no block of this source
+    NOT_LIVE = -1               # not CUDA's: the address is not a block of this sub-allocator
 
 cdef struct Location:           # CUmemLocation
     int type
@@ -95,7 +95,7 @@ cdef bint forked                # the driver does not survive a fork: its calls 
 
 
 cdef inline bint is_lost(CUresult result) noexcept nogil:
-    """Whether memory is gone: with its context, or because it belongs to the parent of this process."""
+    """Whether the memory no longer exists: its context was reset, or it belongs to the parent of this process."""
     return result in (NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 
 cdef object failure(CUresult result, str call)

@@ -1,7 +1,8 @@
 """The CUDA driver, through cuda-python's C functions. One build works with cuda-bindings 12.9 and 13.
 
-They are taken from `cuda.bindings.cydriver.__pyx_capi__`, whose capsules are named by their C signature: no header, no
-library to link, and no Python call between us and the driver. Nothing is loaded before the first device is asked for.
+The functions come from `cuda.bindings.cydriver.__pyx_capi__`, whose capsules are named by their C signature. So there
+is no header, no library to link, and no Python call on the way to the driver. Nothing is loaded before the first device
+is used.
 """
 
 
@@ -66,7 +67,7 @@ _SIGNATURES = (
 )
 
 cdef bint loaded = False
-cdef bint found = False         # there is a driver, which can be asked what an error means
+cdef bint found = False         # a driver was found, so it can be asked what an error means
 forked = False
 
 _FORKED = ("CUDA was used before this process was forked, and does not work in the child: start processes with "
@@ -83,7 +84,7 @@ _HINTS = {
     719: "a kernel failed, and the context is lost: compute-sanitizer finds which",
 }
 
-#: What to do about memory while a CUDA graph is captured.
+#: Hints for errors of memory calls while a CUDA graph is captured.
 _CAPTURE_HINTS = {
     900: "a CUDA graph is being captured: allocate before, or free after the capture",
     906: "a CUDA graph is being captured, and the default stream may not be used meanwhile",
@@ -145,7 +146,7 @@ cdef int initialise() except -1:
 
 
 cdef int raise_pending() except? -1:
-    """Raises what cuda-python has set when it did not find the driver's library."""
+    """Raises the exception that cuda-python has set if it did not find the driver's library."""
     return -1
 
 
@@ -154,14 +155,14 @@ cdef str first_line(error):
 
 
 cdef object failure(CUresult result, str call):
-    """The exception for a result of a call that has to do with memory."""
+    """The exception for the result of a call about memory."""
     if result == NOT_LIVE:
         return SubAllocatorError(f"{call} is not a live block")
     return driver_error(call, result, _CAPTURE_HINTS.get(result, ""))
 
 
 def driver_error(call, CUresult result, hint=""):
-    """The DriverError for a result of a call. If no hint is given, it is what is known about such errors."""
+    """The DriverError for the result of a call. Without `hint`, the usual hint for such errors is used."""
     cdef const char* name = NULL
     cdef const char* text = NULL
     if forked or not found:
@@ -176,7 +177,7 @@ def driver_error(call, CUresult result, hint=""):
 
 
 cdef bint failed(CUresult result) noexcept:
-    """Whether a call failed. Drops the exception that cuda-python sets for a call which the driver lacks."""
+    """Whether a call failed. Drops the exception that cuda-python sets if the driver lacks the function."""
     if result == NOT_FOUND:
         PyErr_Clear()
     return result != SUCCESS
@@ -189,7 +190,7 @@ cdef int check(CUresult result, str call) except -1:
 
 
 def device_count():
-    """The devices that the driver shows this process. Raises DeviceUnavailableError."""
+    """The number of devices that the driver shows this process. Raises DeviceUnavailableError."""
     cdef int count = 0
     load()
     check(cu.device_count(&count), "cuDeviceGetCount")
@@ -217,7 +218,7 @@ def describe(ordinal):
 
 
 def driver_version():
-    """(major, minor) of the newest CUDA that the driver knows. Raises DeviceUnavailableError."""
+    """(major, minor) of the newest CUDA version that the driver supports. Raises DeviceUnavailableError."""
     cdef int version = 0
     load()
     check(cu.driver_version(&version), "cuDriverGetVersion")
@@ -238,7 +239,8 @@ cdef int first_active_device() except -2:
 
 def device_in_use():
     """The device whose context is current in this thread, or else the first with an active primary context, or else 0.
-    Code that can use any device takes this one, so that it makes no further context. Raises DeviceUnavailableError."""
+    Code that can use any device should use this one, so that it creates no further context. Raises
+    DeviceUnavailableError."""
     cdef int device = 0
     load()
     if cu.context_device(&device) == SUCCESS:

@@ -12,7 +12,7 @@ ctypedef CUresult (*Ending)(uint64_t, size_t) noexcept nogil
 cdef class VirtualMemory:
     cdef PrimaryContext context
     cdef MemoryProperties wanted        # of each page
-    cdef bint has_created               # whether a page was created: the kind of handle is settled then
+    cdef bint has_created               # whether a page was created: from then on the kind of handle is fixed
     cdef readonly uint64_t granularity
 
     cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil

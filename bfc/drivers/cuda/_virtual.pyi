@@ -8,7 +8,7 @@ HandleType = Literal["none", "posix", "fabric"]
 HANDLE_TYPES: dict[str, int]
 
 def why_not(ordinal: int) -> str:
-    """Why a device has no virtual memory; "" if it has. Raises DeviceUnavailableError where there is no driver."""
+    """Why a device has no virtual memory; "" if it has. Raises DeviceUnavailableError if there is no driver."""
 
 def can_access(ordinal: int, peer: int) -> bool:
     """Whether a device can be given access to memory of another. Raises DriverError."""
@@ -16,8 +16,8 @@ def can_access(ordinal: int, peer: int) -> bool:
 class VirtualMemory:
     """Virtual memory of one device.
 
-    `handle_type` is "none", "posix" or "fabric". A device that gives no fabric handles gives descriptors: it may say so
-    before, or refuse the first page.
+    `handle_type` is "none", "posix" or "fabric". A device without fabric handles gives file descriptors: the driver
+    may say so at once, or refuse the first page.
     """
 
     def __init__(self, memory: DeviceMemory, handle_type: str) -> None: ...
@@ -28,28 +28,28 @@ class VirtualMemory:
         """The kind of handle that pages have."""
 
     def reserve(self, nbytes: int) -> int | None:
-        """As SubAllocator.reserve."""
+        """See SubAllocator.reserve."""
 
     def unreserve(self, address: int, nbytes: int) -> None:
-        """As SubAllocator.unreserve."""
+        """See SubAllocator.unreserve."""
 
     def create(self, nbytes: int) -> int | None:
         """A handle of new memory, or None. Raises DriverError."""
 
     def release(self, handle: int) -> None:
-        """Gives a handle up. Raises DriverError."""
+        """Releases a handle. Raises DriverError."""
 
     def map(
         self, address: int, handles: list[int], sizes: list[int]
     ) -> tuple[DriverError, DriverError | None, int] | None:
-        """Maps handles end to end, all or none. Returns None, or what went wrong: the error, that of undoing
-        it or None, and the bytes that are mapped still.
+        """Maps handles end to end, all or none. Returns None, or on failure a tuple: the error, the error of
+        undoing it or None, and the bytes that are still mapped.
         """
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """As SubAllocator.unmap."""
+        """See SubAllocator.unmap."""
 
     def set_access(
         self, address: int, nbytes: int, devices: Sequence[int], allowed: bool = True
     ) -> None:
-        """Gives some devices access to what is mapped, or takes it from them, in one call. Raises DriverError."""
+        """Gives some devices access to mapped memory, or takes it from them, in one call. Raises DriverError."""

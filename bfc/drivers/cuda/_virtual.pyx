@@ -1,6 +1,7 @@
-"""Reserved addresses of a CUDA device, and the physical memory that is mapped to them: the driver's calls alone.
+"""Reserved addresses of a CUDA device, and the physical memory that is mapped to them: only the driver's calls.
 
-What belongs to whom is in `suballocators/cuda_pages.py`. None of these calls takes a stream, or waits for one.
+`suballocators/cuda_pages.py` keeps the books of what is reserved and mapped. None of these calls takes a stream, or
+waits for one.
 """
 
 from libc.string cimport memset
@@ -47,7 +48,7 @@ _HINTS = {
 
 
 def why_not(int ordinal):
-    """Why a device has no virtual memory; "" if it has. Raises DeviceUnavailableError where there is no driver."""
+    """Why a device has no virtual memory; "" if it has. Raises DeviceUnavailableError if there is no driver."""
     cdef size_t granularity = 0
     if not attribute(ordinal, HAS_VIRTUAL_MEMORY):
         return f"device {ordinal} or its driver has no virtual memory management"
@@ -77,7 +78,7 @@ cdef MemoryProperties on_device(int ordinal) noexcept:
 
 
 cdef object mapping_error(CUresult result, str call, str arguments=""):
-    """The DriverError of a call. What is known of the result goes before what is known of the call."""
+    """The DriverError of a call. A hint for the result is preferred to a hint for the call."""
     error = driver_error(f"{call}({arguments})", result)
     return error if error.hint else driver_error(error.call, result, _HINTS.get(call, ""))
 
@@ -89,8 +90,8 @@ cdef CUresult release_handle(uint64_t handle, size_t _nbytes) noexcept nogil:
 cdef class VirtualMemory:
     """Virtual memory of one device.
 
-    `handle_type` is "none", "posix" or "fabric". A device that gives no fabric handles gives descriptors: it may say so
-    before, or refuse the first page.
+    `handle_type` is "none", "posix" or "fabric". A device without fabric handles gives file descriptors: the driver
+    may say so at once, or refuse the first page.
     """
 
     def __cinit__(self):
@@ -120,7 +121,7 @@ cdef class VirtualMemory:
     # -- addresses -----------------------------------------------------------------------------------------------------
 
     def reserve(self, uint64_t nbytes):
-        """As SubAllocator.reserve."""
+        """See SubAllocator.reserve."""
         cdef uint64_t address = 0
         cdef int mode
         cdef CUresult result
@@ -141,7 +142,7 @@ cdef class VirtualMemory:
             raise
 
     def unreserve(self, uint64_t address, uint64_t nbytes):
-        """As SubAllocator.unreserve."""
+        """See SubAllocator.unreserve."""
         cdef CUresult result
         with nogil:
             result = self.let_go(address, nbytes)
@@ -152,8 +153,8 @@ cdef class VirtualMemory:
         return self.end(cu.address_free, address, nbytes)
 
     cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil:
-        """Makes a call that gives something back. A context that was reset is no reason not to, as this memory is of
-        no context."""
+        """Makes a call that gives something back, even if the context was reset: this memory belongs to no
+        context."""
         cdef int mode
         if forked:
             return SUCCESS
@@ -200,7 +201,7 @@ cdef class VirtualMemory:
         return result
 
     def release(self, uint64_t handle):
-        """Gives a handle up. Raises DriverError."""
+        """Releases a handle. Raises DriverError."""
         cdef CUresult result
         with nogil:
             result = self.drop(handle)
@@ -213,8 +214,8 @@ cdef class VirtualMemory:
     # -- mappings ------------------------------------------------------------------------------------------------------
 
     def map(self, uint64_t address, list handles, list sizes):
-        """Maps handles end to end, all or none. Returns None, or what went wrong: the error, that of undoing
-        it or None, and the bytes that are mapped still."""
+        """Maps handles end to end, all or none. Returns None, or on failure a tuple: the error, the error of
+        undoing it or None, and the bytes that are still mapped."""
         cdef vector[uint64_t] pages = handles
         cdef vector[uint64_t] lengths = sizes
         cdef size_t done = 0
@@ -246,7 +247,7 @@ cdef class VirtualMemory:
         return result
 
     def unmap(self, uint64_t address, uint64_t nbytes):
-        """As SubAllocator.unmap."""
+        """See SubAllocator.unmap."""
         cdef CUresult result
         with nogil:
             result = self.hide(address, nbytes)
@@ -257,7 +258,7 @@ cdef class VirtualMemory:
         return self.end(cu.memory_unmap, address, nbytes)
 
     def set_access(self, uint64_t address, uint64_t nbytes, devices, bint allowed=True):
-        """Gives some devices access to what is mapped, or takes it from them, in one call. Raises DriverError."""
+        """Gives some devices access to mapped memory, or takes it from them, in one call. Raises DriverError."""
         cdef vector[Access] access
         cdef Access one
         cdef int device

@@ -31,7 +31,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """What a call returns after its CUresult. Raises DriverError if it fails."""
+    """The result of a call, without its CUresult. Raises DriverError if the call fails."""
     results = getattr(_cu or driver(), name)(*arguments)
     if results[0]:
         raise driver_error(name, int(results[0]))
@@ -74,8 +74,8 @@ def kind_and_ordinal(address: int) -> tuple[str, int]:
 
 
 def is_drivers(address: int) -> bool:
-    """Whether the driver knows memory of the host as its own, pinned or managed, so that the device
-    may use it in place. Whether it is pinned says `_device.is_host_memory`."""
+    """Whether the driver knows host memory as pinned or managed, so that the device may use it in
+    place. `_device.is_host_memory` says whether it is pinned."""
     return bool(int(_attributes(address, MEMORY_TYPE, IS_MANAGED)[0]))
 
 
@@ -85,7 +85,7 @@ def is_mapped(address: int) -> bool:
 
 
 class DeviceCalls:
-    """Calls in a device's primary context, and facts about the device, which are asked for once."""
+    """Calls in a device's primary context, and facts about the device, each queried once."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -98,7 +98,7 @@ class DeviceCalls:
         self._known: dict[int, int] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """`call`, with the context current for it alone."""
+        """Like `call`, with the context current during the call."""
         mode = self.context.push()
         try:
             return call(name, *arguments)
@@ -106,7 +106,7 @@ class DeviceCalls:
             self.context.pop(mode)
 
     def notice_reset(self) -> None:
-        """If another library has reset the device, forgets what was in the old context."""
+        """Forgets what was in the old context, if another library has reset the device."""
         found = self.context.current_id()
         if found == self._context_id:
             return
@@ -130,7 +130,7 @@ class DeviceCalls:
 
 
 _devices: dict[int, DeviceCalls] = {}
-#: (source, destination): whether the first reaches the memory of the second.
+#: For (source, destination): whether the source can access the destination's memory.
 peers: dict[tuple[int, int], bool] = {}
 
 
@@ -141,8 +141,8 @@ def device(ordinal: int) -> DeviceCalls:
 
 
 def peer_access(source: int, to: int) -> bool:
-    """Whether kernels of one device reach the memory of another. Asked once a pair and remembered;
-    access is enabled then, in this direction only."""
+    """Whether kernels of one device can access the memory of another. The answer is cached for each
+    pair. If it is yes, access is enabled, in this direction only."""
     if source == to:
         return True
     for end in (source, to):
@@ -165,14 +165,14 @@ def context_of(handle: int) -> int:
 
 
 def belongs(handle: int | None, there: DeviceCalls) -> bool:
-    """Whether a device can work on a stream: its own, or a default stream, which each has."""
+    """Whether a device can use a stream: its own, or a default stream, which each device has."""
     if handle is None or handle <= PER_THREAD:
         return True
     return context_of(handle) == there.context.handle
 
 
 def forget() -> None:
-    """Forgets all facts, as after a reset of the devices."""
+    """Forgets all cached facts, as after a reset of the devices."""
     for known in _devices.values():
         known.forget()
     peers.clear()

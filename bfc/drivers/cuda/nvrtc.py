@@ -8,7 +8,7 @@ from bfc.errors import DeviceUnavailableError
 
 
 def compiled(text: str, arch: int) -> bytes:
-    """A program for a device of compute capability `arch` (90 for 9.0): machine code, or PTX if
+    """Compiles a program for compute capability `arch` (90 for 9.0): to machine code, or to PTX if
     NVRTC is older than the device."""
     nvrtc = _nvrtc()
     error, known = nvrtc.nvrtcGetSupportedArchs()
@@ -64,7 +64,7 @@ def _nvrtc() -> Any:
 
 
 def _nvrtc_to_install() -> str:
-    """NVRTC must be of the CUDA that cuda-bindings is for."""
+    """What to install: NVRTC must match the CUDA version of cuda-bindings."""
     if _version_of("cuda-bindings").startswith("12."):
         return "pip install 'nvidia-cuda-nvrtc-cu12==12.*', which 'bfc-allocator[cuda12]' brings"
     return "pip install 'nvidia-cuda-nvrtc==13.*', which 'bfc-allocator[cuda]' brings"

@@ -1,5 +1,5 @@
 """OpenCL through pyopencl: devices, contexts, and errors in words. Nothing is loaded before the
-first device is asked for."""
+first device is used."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DRIVERS = (
     "pocl-binary-distribution"
 )
 
-#: Codes of OpenCL that mean "no room", and nothing else: for a buffer, for resources, on the host,
-#: and for a size above the largest.
+#: OpenCL's error codes that can only mean "no room": for a buffer, for resources, on the host, and
+#: for a size above the largest.
 NO_ROOM = frozenset({-4, -5, -6, -61})
 
 _HINTS = {
@@ -51,9 +51,9 @@ def load() -> Any:
 
 
 def devices() -> list[Any]:
-    """Every device of every platform, as the platforms list them. Raises DeviceUnavailableError
-    where there is none, and in a child of a process that asked already: its queues would wait for
-    threads that the child does not have."""
+    """Every device of every platform, as the platforms list them. Raises DeviceUnavailableError if
+    there is none, and in a forked child of a process that has used a driver: queues in the child
+    would wait for threads that exist only in the parent."""
     cl = load()
     refuse_child()
     found: list[Any] = []
@@ -90,19 +90,19 @@ def availability() -> tuple[bool, str]:
 
 
 def refuse_child() -> None:
-    """Raises DeviceUnavailableError in a child of a process that used a driver."""
+    """Raises DeviceUnavailableError in a forked child of a process that used a driver."""
     if _asked_in not in (0, os.getpid()):
         raise DeviceUnavailableError(_FORKED)
 
 
 def note_use() -> None:
-    """A driver is used in this process: its children cannot use one."""
+    """Notes that this process uses a driver: its forked children cannot use one."""
     global _asked_in
     _asked_in = os.getpid()
 
 
 def default_context(ordinal: int) -> Any:
-    """The context of a device for users that give none: they share it. Raises
+    """The shared context of a device, for users that pass no context. Raises
     DeviceUnavailableError."""
     found = devices()
     if not 0 <= ordinal < len(found):
@@ -117,8 +117,8 @@ def default_context(ordinal: int) -> Any:
 
 
 def ordinal_of(device: Any) -> int:
-    """The place of a device, or of the device that it is a part of, among all; 0 for one that is
-    not listed."""
+    """The index of a device in `devices()`, or of the device that it is a part of; 0 if it is not
+    listed."""
     parts = [device]
     with contextlib.suppress(load().Error, AttributeError):
         while (whole := parts[-1].parent_device) is not None:
@@ -132,7 +132,7 @@ def has_svm(device: Any) -> bool:
     try:
         return bool(device.svm_capabilities & cl.device_svm_capabilities.COARSE_GRAIN_BUFFER)
     except cl.Error:
-        return False  # OpenCL 1.x does not know the question
+        return False  # OpenCL 1.x does not know this query
 
 
 def name_of(device: Any) -> str:

@@ -12,7 +12,7 @@ from bfc.drivers.opencl.platform import Home, failure, in_words, load
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._forks import ForkSafeLock
 
-#: An event that was waited for has ended with an error: but it has ended.
+#: The error of a wait for an event that has ended with an error. The event has ended nevertheless.
 ENDED_BADLY = -14
 
 #: The extension of drivers whose objects all start with their table of functions.
@@ -30,16 +30,16 @@ _INFO = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 PARENT_DEVICE, QUEUE_CONTEXT, QUEUE_DEVICE = 0x1042, 0x1090, 0x1091
-#: The deepest parts of parts of a device that are looked at.
+#: How deeply nested sub-devices are followed.
 DEPTH = 4
 
 
 class WrongQueueError(SubAllocatorError):
-    """A stream is not a queue, or one of another context: the device has not failed."""
+    """A stream is not a queue, or is a queue of another context. The device has not failed."""
 
 
 class Queue:
-    """A command queue that a user has named. No other queue ever has the same `number`."""
+    """A command queue that a user passed as a stream. No other queue ever has its `number`."""
 
     __slots__ = ("handle", "is_ordered", "number", "queue")
 
@@ -51,16 +51,16 @@ class Queue:
 
 
 def is_ordered(queue: Any) -> bool:
-    """Whether a queue runs one command after the other."""
+    """Whether a queue runs its commands one after the other."""
     out_of_order = load().command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
     return not queue.properties & out_of_order
 
 
 class Queues:
-    """The queues of one context that were named as streams, by their handles.
+    """The queues of one context that were passed as streams, by their handles.
 
-    Each is retained: its handle is no other queue's meanwhile, and it outlives the events in it.
-    Those that nobody else holds are let go when many have come together, once they are idle.
+    Each is retained, so that its handle cannot become another queue's, and it outlives its events.
+    When there are many, those that nobody else holds are released once they are idle.
     """
 
     MANY = 64
@@ -69,7 +69,7 @@ class Queues:
         self._cl = load()
         self._context = context
         self._numbers = itertools.count(1)
-        self._lock = ForkSafeLock()  # a finaliser may name a queue while others are let go
+        self._lock = ForkSafeLock()  # a finaliser may look up a queue while others are released
         self.own = Queue(own, 0)
         right = int(context.int_ptr), int(own.device.int_ptr)
         self._can_look = can_look(own.device) and asked_as_queue(self.own.handle) == right
@@ -109,7 +109,7 @@ class Queues:
         )
 
     def _has_device(self, device: int) -> bool:
-        """Whether it is a device of the context, or a part of one: PoCL lists whole devices."""
+        """Whether it is a device of the context, or part of one, which PoCL does not list."""
         whole = [device.int_ptr for device in self._context.devices]
         for _ in range(DEPTH):
             if device in whole:
@@ -123,12 +123,12 @@ class Queues:
         for handle, known in list(self._known.items()):
             if known is self.own or known.queue.reference_count > 1:
                 continue
-            with contextlib.suppress(self._cl.Error):  # a lost one is kept: what it ran is unknown
+            with contextlib.suppress(self._cl.Error):  # if lost, it is kept: what it ran is unknown
                 known.queue.finish()
                 self._known.pop(handle, None)
 
     def finish(self) -> None:
-        """Waits for all work of all of them. Raises DriverError."""
+        """Waits for all work in all queues. Raises DriverError."""
         for known in {id(queue): queue for queue in list(self._known.values())}.values():
             with in_words(f"clFinish of the command queue {known.handle:#x}"):
                 known.queue.finish()
@@ -141,8 +141,8 @@ def foreign_queue(stream: int) -> WrongQueueError:
 
 
 def can_look(device: Any) -> bool:
-    """Whether `is_object` can work: the objects of this driver start with its table of functions,
-    as those of an ICD do, and invalid addresses can be read safely, as on Linux."""
+    """Whether `is_object` can be used: the driver's objects start with its table of functions, as
+    in an ICD, and invalid addresses can be read safely, as on Linux."""
     return ICD in device.platform.extensions and os.path.exists("/proc/self/mem")
 
 
@@ -158,18 +158,18 @@ def is_object(handle: int, known: int) -> bool:
 
 
 def asked_as_queue(handle: int) -> tuple[int, int]:
-    """What the driver takes for the context and the device of the queue that this is, 0 for none.
+    """The context and the device of a queue, as the driver reports them; 0 for none.
 
-    Drivers that do not tell a queue from their other objects answer with what lies there: no wrong
-    object has the right two. Where `is_object`.
+    Some drivers do not check that an object is a queue, and read whatever is there. But no other
+    object has the right values for both. Needs `is_object`.
     """
     context, device = (asked(handle, GET_QUEUE_INFO, it) for it in (QUEUE_CONTEXT, QUEUE_DEVICE))
     return context, device
 
 
 def asked(handle: int, function: int, question: int) -> int:
-    """What the driver answers for an object, 0 for nothing. The question goes to the driver itself,
-    since pyopencl would count a reference to the answer. Where `is_object`."""
+    """The driver's answer to a query about an object; 0 for none. It calls the driver directly,
+    since pyopencl would count a reference to the answer. Needs `is_object`."""
     table = ctypes.c_void_p.from_address(handle).value or 0
     place = table + function * ctypes.sizeof(ctypes.c_void_p)
     address = ctypes.c_void_p.from_address(place).value
@@ -181,7 +181,7 @@ def asked(handle: int, function: int, question: int) -> int:
 
 
 class MarkerFence:
-    """A marker behind what was queued. It keeps its queue."""
+    """A marker after the work that was queued. It keeps its queue alive."""
 
     __slots__ = ("_event", "_home", "_queue")
 
@@ -191,7 +191,7 @@ class MarkerFence:
         self._event = event
 
     def done(self) -> bool:
-        """Whether everything queued before it has finished: badly, too. Does not block."""
+        """Whether everything queued before it has finished, even with an error. Does not block."""
         event = self._event
         if event is None or not self._home.is_here:
             return True
@@ -203,7 +203,7 @@ class MarkerFence:
         return True
 
     def wait(self) -> None:
-        """Blocks until it has."""
+        """Blocks until everything queued before it has finished."""
         event = self._event
         if event is None or not self._home.is_here:
             return
@@ -217,8 +217,8 @@ class MarkerFence:
 
 
 class PinnedSide:
-    """What an allocator of pinned memory asks, as of a sub-allocator, about the queues that use its
-    blocks."""
+    """The part of a sub-allocator that an allocator of pinned memory needs for the OpenCL queues
+    that use its blocks."""
 
     asynchronous = True
     default_stream_alias = None
@@ -231,12 +231,12 @@ class PinnedSide:
         return self._home.is_here
 
     def fence(self, handle: int) -> MarkerFence | None:
-        """Behind what is queued there now; None in a forked child, where nothing is."""
+        """A fence after what is queued there now; None in a forked child: nothing is queued."""
         if not self._home.is_here:
             return None
         cl = load()
         with in_words(f"clEnqueueMarker on the queue {handle:#x}"):
-            queue = cl.CommandQueue.from_int_ptr(handle, True)  # which the block's use keeps
+            queue = cl.CommandQueue.from_int_ptr(handle, True)  # kept alive by the block's use
             event = cl.enqueue_marker(queue)
             queue.flush()  # a command that is not submitted never finishes
         return MarkerFence(self._home, queue, event)
@@ -246,7 +246,7 @@ _pinned_side = PinnedSide()
 
 
 def pinned_side() -> PinnedSide:
-    """This process's."""
+    """The PinnedSide of this process."""
     global _pinned_side
     if not _pinned_side.is_here:
         _pinned_side = PinnedSide()
