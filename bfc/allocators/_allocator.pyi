@@ -238,7 +238,8 @@ class Allocator(Tagged):
 
     def _swap_noter(self, noter: Callable[[int], object] | None) -> Callable[[int], object] | None:
         """From now on `noter(allocation_id)` is called after each allocation. Returns the previous
-        noter, or None."""
+        noter, or None.
+        """
 
     def release_free_regions(self) -> int:
         """Give every region without a live allocation back to the sub-allocator.

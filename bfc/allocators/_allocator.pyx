@@ -427,7 +427,7 @@ cdef class Allocator(Tagged):
                              f"sleep, and is not one physical allocation: allocate contiguous memory outside of it")
         if self.source.joins_regions:
             raise ValueError(f"this allocator joins the regions of {self.sub_allocator!r} that lie end to end, so a "
-                             f"chunk may lie in two: with virtual_memory=True, or as a CachingAllocator, it joins none")
+                             f"chunk may lie in two of them: virtual_memory=True or a CachingAllocator joins none")
         return 0
 
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:

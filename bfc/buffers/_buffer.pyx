@@ -19,7 +19,7 @@ from bfc.errors import ClosedError, never_set_up
 from bfc.interpreter.stubs import SignatureOfStub
 
 _GONE = "this buffer was freed, or its allocator closed: its memory belongs to others now"
-_VIEW_OF_NONE = "a view of no buffer: its __init__ did not run, or failed"
+_VIEW_OF_NONE = "this view has no buffer: its __init__ did not run, or failed"
 #: The kinds of memory for __cuda_array_interface__: those that a CUDA device can reach.
 _CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
 _HOST = (CPU, 0)
@@ -350,7 +350,7 @@ cdef class Buffer:
         if array.dtype.hasobject:
             raise TypeError("an array of Python objects has no bytes that could be copied")
         if array.nbytes != self.nbytes:
-            raise ValueError(f"{array.nbytes} bytes were given to a buffer of {self.nbytes}: they must be as many")
+            raise ValueError(f"{array.nbytes} bytes do not fit a buffer of {self.nbytes} bytes: pass as many")
         return array
 
     def from_host(self, array):

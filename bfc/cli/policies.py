@@ -103,7 +103,7 @@ def _of_virtual_memory(name: str, text: str) -> dict[str, Any]:
     first, *rest = text.split(",")
     if first != VIRTUAL_MEMORY:
         raise ValueError(
-            f"--policy {name}: behind bfc: stands virtual_memory, with page_size=SIZE and "
+            f"--policy {name}: after bfc: comes virtual_memory, with page_size=SIZE and "
             "headroom=FRACTION after commas; TensorFlow's own options are --allow-growth, "
             "--memory-limit and --strict"
         )

@@ -303,7 +303,8 @@ class CUDACopyStream:
     def temporary(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> View:
         if not self.device.attribute(MEMORY_POOLS) and self.is_capturing():
             hint = (
-                "the graph would use a temporary that is freed by then: copy without a cast or gaps"
+                "the graph would use a temporary buffer that is freed before the graph runs: "
+                "copy without a cast or gaps"
             )
             raise driver_error("bfc.copy", CAPTURING, hint)
         strides = packed_strides(shape, dtype.itemsize)

@@ -113,8 +113,8 @@ _kept = []
 
 cdef int check_servable(Allocator allocator) except -1:
     if allocator.source.native == NULL or allocator.home_stream == HOST_STREAM:
-        raise ValueError(f"PyTorch needs memory of a device, and calls for it without the GIL; "
-                         f"{allocator.sub_allocator!r} cannot be called so: take a CUDASubAllocator")
+        raise ValueError(f"PyTorch needs memory of a device, and asks for it without the GIL, which "
+                         f"{allocator.sub_allocator!r} cannot serve: use a CUDASubAllocator")
     return 0
 
 
@@ -130,7 +130,7 @@ def serve_pool(Allocator allocator not None):
             _kept.append(allocator)
             pools[number] = <void*>allocator
             return number
-    raise ValueError(f"{POOLS} allocators serve memory pools of PyTorch already, and none is ever let go")
+    raise ValueError(f"{POOLS} allocators serve pools of PyTorch already, and no more can: use one of them")
 
 
 def serve_device(Allocator allocator, int device):

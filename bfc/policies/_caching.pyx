@@ -53,7 +53,7 @@ cdef enum:
 
 cdef int check_no_expansion(settings) except -1:
     if settings.expandable_segments:
-        raise SettingsError("expandable_segments and stitch=True each map memory in a way of their own: leave one out")
+        raise SettingsError("expandable_segments and stitch=True cannot be combined: leave one out")
     return 0
 
 
@@ -180,7 +180,7 @@ cdef class CachingAllocator(PagedAllocator):
         if page_size is not None and not stitch:
             raise ValueError("page_size is for stitch=True")
         if memory_limit is not None and per_process_memory_fraction is not None:
-            raise ValueError("memory_limit and per_process_memory_fraction say the same: give one of them")
+            raise ValueError("memory_limit and per_process_memory_fraction both set the limit: give one of them")
         if not isinstance(settings, CachingSettings):
             settings = CachingSettings().apply(settings, strict=strict)
         settings = settings.with_options(

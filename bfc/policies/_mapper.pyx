@@ -32,7 +32,7 @@ cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
     answer = sub_allocator.reserve(nbytes)
     if answer is None:
         raise SubAllocatorError(
-            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. That is no lack of memory: "
+            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. Memory is not short: "
             f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
     try:
         place = PyNumber_Index(answer)      # nothing here needs memory of the host: the addresses would be lost

@@ -81,8 +81,8 @@ class GivenPiece:
         with memoryview(give(nbytes)) as given:
             if given.readonly or not given.c_contiguous or given.nbytes < nbytes:
                 raise ValueError(
-                    f"keep was asked for a writable buffer of {nbytes} bytes, end to end, and gave "
-                    f"one of {given.nbytes} bytes"
+                    f"keep must return a contiguous writable buffer of {nbytes} bytes, and "
+                    f"returned one of {given.nbytes} bytes"
                 )
             self._held = given.cast("B")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._held))

@@ -59,7 +59,7 @@ cdef class Machine:
         except IndexError:
             if self.at >= self.size - 9:
                 raise TraceError(f"it ends in the middle, after {self.size} bytes") from None
-            raise TraceError(f"byte {self.at}: it takes a value that is not there") from None
+            raise TraceError(f"byte {self.at}: it uses a value that was never read") from None
         except UnicodeDecodeError:
             raise TraceError(f"byte {self.at}: its text is not UTF-8") from None
         if len(self.stack) != 1:
@@ -70,7 +70,7 @@ cdef class Machine:
         if self.containers > self.most_containers or max(self.values, <Py_ssize_t>len(self.memo)) > self.most_values:
             raise TraceError(f"byte {self.at}: it makes more values than are read")
         if max(len(self.stack), len(self.marks)) > self.most_waiting:
-            raise TraceError(f"byte {self.at}: too many values wait to be put somewhere")
+            raise TraceError(f"byte {self.at}: too many values belong to no list, dict or object")
         return 0
 
     cdef int turn(self) except -1:
@@ -259,5 +259,5 @@ cdef class Machine:
         elif number == known:
             self.memo.append(value)
         else:
-            raise TraceError(f"byte {self.at}: it remembers a value out of turn, as {number}")
+            raise TraceError(f"byte {self.at}: it stores a value under number {number}, which skips some numbers")
         return 0

@@ -230,7 +230,7 @@ class Keys:
     def unknown(self, key: str) -> SettingsError:
         if key in self.later:
             return SettingsError(
-                "a later PyTorch has this setting, 2.11, which bfc follows, does not",
+                "a later PyTorch has this setting, but PyTorch 2.11, which bfc follows, does not",
                 key=key,
                 given=key,
                 allowed=self.all(),
@@ -298,7 +298,7 @@ class Reader:
             raise self.fault(key, given, "is not a whole number")
         sign, digits = match[1], match[2].lstrip("0") or "0"
         if sign and not self.strict:
-            raise self.fault(key, given, "bears a sign")
+            raise self.fault(key, given, "has a sign")
         number = int(digits) if len(digits) <= 20 else WORD
         if number >= WORD:
             raise self.fault(key, given, "is not below 2**64")

@@ -125,8 +125,8 @@ class Parts:
         self.left -= len(parts)
         if self.left < 0:
             raise TraceError(
-                f"{where}: its lists stand for more than the {self.file_bytes} bytes can say: they "
-                "share their parts"
+                f"{where}: its lists share parts, and written out they would be larger than the "
+                f"{self.file_bytes} bytes of the file"
             )
 
 

@@ -518,7 +518,7 @@ def check_switches(**switches: object) -> None:
 def late_fraction(fraction: float) -> SettingsError:
     """The error for a text that sets the memory fraction after the allocator was made."""
     return SettingsError(
-        f"{fraction} comes too late: it is read where an allocator is made",
+        f"{fraction} comes too late: it is read when an allocator is created",
         key=FRACTION,
         given=str(fraction),
         allowed="the fraction that the allocator was made with",

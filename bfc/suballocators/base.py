@@ -312,7 +312,7 @@ class SubAllocator(ABC):
         -------
         int or None
             The first address, a multiple of `mapping_granularity`; None if there are not so many
-            addresses left. That is no lack of memory.
+            addresses left. That is not a lack of memory.
 
         Raises
         ------

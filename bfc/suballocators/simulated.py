@@ -460,7 +460,7 @@ class SimulatedSubAllocator(SubAllocator):
         """
         numbers = {n} if isinstance(n, int) else set(n)
         if any(number < 0 for number in numbers):
-            raise ValueError("fail_at counts from 1; 0 takes it back")
+            raise ValueError("fail_at counts calls from 1; 0 cancels an earlier fail_at")
         if kind not in CALLS:
             raise ValueError(f"kind is one of {', '.join(map(repr, CALLS))}, not {kind!r}")
         with self._lock:

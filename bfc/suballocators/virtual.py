@@ -171,7 +171,7 @@ class MappingBooks:
         if reservation.starts:
             raise SubAllocatorError(
                 f"unreserve({address:#x}, {nbytes}): memory is mapped there, the first at "
-                f"{reservation.starts[0]:#x}: unmap it before"
+                f"{reservation.starts[0]:#x}: unmap it first"
             )
 
     def unreserved(self, address: int) -> None:
@@ -204,7 +204,9 @@ class MappingBooks:
     def check_release(self, number: int) -> Page:
         page = self.pages.get(number)
         if page is None:
-            raise SubAllocatorError(f"release({number}): there is no such page, or not any more")
+            raise SubAllocatorError(
+                f"release({number}): there is no such page, or it was released already"
+            )
         return page
 
     def released(self, page: Page) -> None:
@@ -256,7 +258,7 @@ class MappingBooks:
             pages = [self.pages[number] for number in numbers]
         except KeyError as error:
             raise SubAllocatorError(
-                f"map({address:#x}): there is no page {error.args[0]!r}, or not any more"
+                f"map({address:#x}): there is no page {error.args[0]!r}, or it was released already"
             ) from None
         if not pages:
             raise SubAllocatorError(f"map({address:#x}) needs one page or more")
@@ -273,7 +275,7 @@ class MappingBooks:
             taken = starts[index - 1]
         if taken is not None:
             raise SubAllocatorError(
-                f"map({address:#x}): a page is mapped at {taken:#x} already: unmap it before"
+                f"map({address:#x}): a page is mapped at {taken:#x} already: unmap it first"
             )
 
     def mapped(self, plan: Plan, count: int | None = None) -> None:

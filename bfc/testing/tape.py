@@ -215,7 +215,9 @@ class TapedSource(SubAllocator):
 
     def free(self, address: int, nbytes: int) -> None:
         if self.tape.take("free", address) != nbytes:
-            raise Differs(f"the model frees {nbytes} bytes at {address:#x}, the allocator others")
+            raise Differs(
+                f"the model frees {nbytes} bytes at {address:#x}, the allocator frees others"
+            )
 
 
 class TapedFence:
@@ -258,7 +260,9 @@ class TapedDevice:
 
     def free(self, address: int, nbytes: int) -> None:
         if self.tape.take("free", address) != self.live.pop(address):
-            raise Differs(f"the model frees {nbytes} bytes at {address:#x}, the allocator others")
+            raise Differs(
+                f"the model frees {nbytes} bytes at {address:#x}, the allocator frees others"
+            )
 
     def fence(self, stream: int) -> TapedFence:
         return TapedFence(self.tape.take_fence(stream))

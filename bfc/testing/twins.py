@@ -320,7 +320,9 @@ class Twins:
         if self.is_ours:
             said = self.allocator.requested_size(ptr), self.allocator.allocated_size(ptr)
             if said[0] != nbytes or said[1] < nbytes:
-                raise AssertionError(f"{ptr:#x} was asked for with {nbytes} bytes, and has {said}")
+                raise AssertionError(
+                    f"{nbytes} bytes were requested at {ptr:#x}, and the allocator says {said}"
+                )
 
     def check(self) -> None:
         """Check everything that can be looked at between two steps.

@@ -45,7 +45,7 @@ class _Rows:
         head = [name.strip() for name in next(self._reader, [])]
         for name in COLUMNS[1:]:
             if name not in head:
-                raise TraceError(f"its first line names no column {name!r}: it is no log of RMM")
+                raise TraceError(f"its first line names no column {name!r}: it is not a log of RMM")
         self._places = [head.index(name) for name in COLUMNS[1:]]
         self._owner = head.index(OWNER) if OWNER in head else -1
 
@@ -189,7 +189,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
     except (csv.Error, UnicodeDecodeError) as error:
         fault = " ".join(str(error).split())
-        raise TraceError(f"{os.fspath(path)}: it is no table in CSV ({fault})") from None
+        raise TraceError(f"{os.fspath(path)}: it is not a table in CSV ({fault})") from None
     names = ("op", "id", "size", "stream", "time_us")
     columns: dict[str, Any] = {name: getattr(log, name) for name in names}
     if not any(log.time_us):

@@ -137,7 +137,7 @@ def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
     """The names of owners. Raises TraceError if one is not a string."""
     names = tuple(owners)
     if isinstance(owners, str) or not all(isinstance(name, str) for name in names):
-        raise TraceError("owners are texts")
+        raise TraceError("owners are str")
     return names
 
 

@@ -263,16 +263,16 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
         (["--policy", "max_split_size_mb:40"], ["it is bfc[:virtual_memory[,OPTIONS]] or"]),
         (
             ["--policy", "bfc:max_split_size_mb:40"],
-            ["behind bfc: stands virtual_memory, with page_size=SIZE", "--allow-growth"],
+            ["after bfc: comes virtual_memory, with page_size=SIZE", "--allow-growth"],
         ),
-        (["--policy", "bfc:"], ["--policy bfc:: behind bfc: stands virtual_memory"]),
+        (["--policy", "bfc:"], ["--policy bfc:: after bfc: comes virtual_memory"]),
         (
             ["--policy", f"{STITCHED},pages=4"],
             ["has the options page_size and headroom", "and not 'pages=4'\n"],
         ),
         (["--policy", f"{STITCHED},headroom"], ["and not 'headroom'\n"]),
         (["--policy", f"{STITCHED},"], ["and not ''\n"]),
-        (["--policy", f"{STITCHED}:page_size=4MiB"], ["behind bfc: stands virtual_memory"]),
+        (["--policy", f"{STITCHED}:page_size=4MiB"], ["after bfc: comes virtual_memory"]),
         (
             ["--policy", f"{STITCHED},page_size=4MiB,page_size=8MiB"],
             [f"--policy {STITCHED},page_size=4MiB,page_size=8MiB: page_size is given twice\n"],

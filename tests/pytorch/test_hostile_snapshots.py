@@ -31,7 +31,7 @@ import bfc.pytorch.plain_pickle as plain_pickle
 import bfc.pytorch.reader as torch_pickle
 from bfc.pytorch.settings import CachingSettings
 
-SHARED = "they share their parts"
+SHARED = "its lists share parts"
 
 
 # Segments of absurd sizes --------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_a_file_of_parts_that_it_says_one_by_one_is_read():
 def test_shared_parts_are_counted_as_often_as_they_are_met(content: Any, where: str):
     text = refused(pickle.dumps(content, 4))
     assert text.startswith(where)
-    assert text.endswith(SHARED)
+    assert SHARED in text
 
 
 def test_blocks_that_segments_share_are_counted_for_each():

@@ -586,7 +586,7 @@ def test_what_a_hostile_file_names_is_named_and_not_called(protocol, function, a
         (HEAD + b"I1\n.", "protocol 0 or 1"),
         (HEAD + b"\xff.", "unknown operation (0xff)"),
         (HEAD + HEAD + b"N.", "a second pickle"),
-        (HEAD + b"Nr\xff\xff\xff\x7f.", "remembers a value out of turn, as 2147483647"),
+        (HEAD + b"Nr\xff\xff\xff\x7f.", "stores a value under number 2147483647"),
         (HEAD + b"X\xff\xff\xff\xffabc", "ends in the middle"),
         (HEAD + b"\x8c\x02\xff\xfe.", "its text is not UTF-8"),
         (HEAD + b"\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", "neither 'segments'"),
@@ -595,11 +595,11 @@ def test_what_a_hostile_file_names_is_named_and_not_called(protocol, function, a
         (HEAD + b"}K\x01Ns.", "a dict has the key 1, no text"),
         (HEAD + b"})Ns.", "a dict has the key a tuple, no text"),
         (HEAD + b"(N}d" + b"N" * 20 + b".", "a dict has the key None"),
-        (HEAD + b"}(\x8c\x01au." + b"N" * 20, "takes a value that is not there"),
-        (HEAD + b"h\x09" + b"." * 20, "takes a value that is not there"),
-        (HEAD + b"a" + b"." * 20, "takes a value that is not there"),
-        (HEAD + b"u" + b"." * 20, "takes a value that is not there"),
-        (HEAD + b"\x87" + b"." * 20, "takes a value that is not there"),
+        (HEAD + b"}(\x8c\x01au." + b"N" * 20, "uses a value that was never read"),
+        (HEAD + b"h\x09" + b"." * 20, "uses a value that was never read"),
+        (HEAD + b"a" + b"." * 20, "uses a value that was never read"),
+        (HEAD + b"u" + b"." * 20, "uses a value that was never read"),
+        (HEAD + b"\x87" + b"." * 20, "uses a value that was never read"),
         (HEAD + b"NN.", "ends with 2 values"),
         (HEAD + b".", "ends with 0 values"),
         (HEAD, "ends in the middle"),
@@ -663,8 +663,8 @@ def test_the_limits_hold(monkeypatch):
     assert "more values than are read" in refused(HEAD + b"]" + b"Na" * 50_000)
     assert "more values than are read" in refused(HEAD + b"N" + b"\x94" * 50_000)
     monkeypatch.setattr(plain_pickle, "MOST_WAITING", 1000)
-    assert "wait to be put somewhere" in refused(HEAD + b"N" * 50_000)
-    assert "wait to be put somewhere" in refused(HEAD + b"(" * 50_000)
+    assert "too many values belong to no list" in refused(HEAD + b"N" * 50_000)
+    assert "too many values belong to no list" in refused(HEAD + b"(" * 50_000)
     monkeypatch.setattr(torch_pickle, "MOST_STREAMS", 3)
     events = [event("alloc", 1024 * n, stream=n) for n in range(4)]
     assert "4 streams: at most 3" in refused(pickle.dumps(recording([], events), 4))

@@ -354,7 +354,7 @@ def test_a_rounded_size_fits_is_a_multiple_of_512_and_stays_when_rounded_again(s
         ("max_split_size_mb:19", "19", ["'19' is too small", "large_segment_size_mb, here 20"]),
         ("max_split_size_mb:4x", "4x", ["'4x' is not a whole number", "of MiB"]),
         ("max_split_size_mb:40.7", "40.7", ["not a whole number"]),
-        ("max_split_size_mb:-1", "-1", ["bears a sign"]),
+        ("max_split_size_mb:-1", "-1", ["has a sign"]),
         ("max_split_size_mb:[4]", "[", ["takes no list"]),
         ("max_split_size_mb:", "", ["the value is missing at the end"]),
         ("max_split_size_mb:,", ",", ["the value is missing between ':' and ','"]),
@@ -524,7 +524,7 @@ def test_an_option_moves_the_non_split_rounding_with_the_large_segment_size():
     ("options", "fact"),
     [
         ({"max_split_size_mb": 19}, "max_split_size_mb: '19' is too small"),
-        ({"max_split_size_mb": -1}, "max_split_size_mb: '-1' bears a sign"),
+        ({"max_split_size_mb": -1}, "max_split_size_mb: '-1' has a sign"),
         ({"max_split_size_mb": 10**30}, "is not below 2"),
         ({"max_split_size_mb": 10**10000}, r"'2\*\*33219 or more' is not"),
         ({"garbage_collection_threshold": 1}, "'1.0' is out of range"),

@@ -102,9 +102,9 @@ def test_columns_are_found_by_their_names(tmp_path: Path):
         (f"1,0,allocate,0x10,{1 << 63},0", "line 2: its size is above"),
         ("1,0,grow,0x10,5,0", "line 2: its action is 'grow'"),
         ("1,0,allocate,0x10", "line 2 has 4 columns"),
-        ('1,0,"allocate', "it is no table in CSV"),
+        ('1,0,"allocate', "it is not a table in CSV"),
         ("1,0,allocate,0x10," + "9" * 5000 + ",0", "line 2: its size"),
-        ("1,0," + "a" * 200_000 + ",0x10,5,0", "it is no table in CSV"),
+        ("1,0," + "a" * 200_000 + ",0x10,5,0", "it is not a table in CSV"),
     ],
 )
 def test_what_is_no_log_is_one_line(tmp_path: Path, row: str, fault: str):
