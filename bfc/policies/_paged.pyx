@@ -39,7 +39,7 @@ cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str ups
     if not wanted:
         return 0
     if strict:
-        raise ValueError(f"strict=True does as {upstream} does, which never stitches: leave out strict or {option}")
+        raise ValueError(f"strict=True does as {upstream} does, which never stitches: leave strict or {option} out")
     possible = getattr(sub_allocator, "supports_virtual_memory", True)
     if not possible:
         raise ValueError(f"{option} needs a sub-allocator that maps memory: {possible}")
