@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
     parsed = parser.parse_args(arguments)
     say(machine())
     found = take_turns(parsed.other.resolve(), parsed.turns)
-    say(f"{'ns, min / median / max':32}{'other build':>24}{'this build':>24}   ratio")
+    say(f"{'ns, min / median / max':34}{'other build':>22}{'this build':>24}   ratio")
     for name, (before, now) in found.items():
         ratio = statistics.median(now) / statistics.median(before)
-        say(f"{name:32}{spread(before):>24}{spread(now):>24}   {ratio:5.3f}")
+        say(f"{name:34}{spread(before):>22}{spread(now):>24}   {ratio:5.3f}")
 
 
 def take_turns(other: Path, turns: int) -> dict[str, tuple[list[float], list[float]]]:
