@@ -180,7 +180,7 @@ cdef extern from "timeline.hpp" namespace "bfc" nogil:
     cdef cppclass Timeline:
         uint64_t refused
         uint64_t driver_calls
-        cbool begin(size_t events, size_t samples)
+        cbool begin(size_t first, size_t end, size_t samples)
         size_t end()
         cbool is_fresh()
         void note(const TimelineRow& now, uint64_t peak_in_use, uint64_t peak_reserved)

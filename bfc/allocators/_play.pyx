@@ -63,6 +63,7 @@ cdef class Run:
     cdef uint64_t[::1] addresses            # by event
     cdef Tally tally
     cdef Timeline timeline
+    cdef bint keeps_timeline
     cdef uint64_t calls_before
     cdef readonly Py_ssize_t failed
     cdef readonly double seconds
@@ -125,30 +126,39 @@ cdef class Run:
     def peak_bytes_live(self):
         return self.tally.peak_live
 
-    def keep_timeline(self, samples):
-        """Makes `play` keep figures over time, in about so many rows."""
+    def keep_timeline(self, samples, size_t rebuilt=0):
+        """Makes `play` keep figures over time, in about so many rows: from the last of the `rebuilt` events on."""
         if self.allocator is None:
             raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
-        if not self.timeline.begin(self.events.count, <size_t>samples):
+        if not self.timeline.begin(min(max(rebuilt, 1) - 1, self.events.count), self.events.count, <size_t>samples):
             raise out_of_host_memory()
-        self.events.timeline = &self.timeline
+        self.keeps_timeline = True
 
     def timeline_rows(self):
         """The rows that `keep_timeline` asked for, as bytes: seven 64-bit numbers each."""
         cdef const vector[TimelineRow]* rows = &self.timeline.finish()
         return PyBytes_FromStringAndSize(<const char*>rows.data(), <Py_ssize_t>(rows.size() * sizeof(TimelineRow)))
 
-    def play(self, progress=None):
+    def play(self, progress=None, size_t rebuilt=0, give_up=False):
         """Runs every event; `progress(events done)` is called now and then. What is live at the end stays live; after
-        an error nothing does."""
+        an error nothing does.
+
+        The first `rebuilt` events bring back what was live before: the figures begin behind them. With `give_up`, a
+        refusal among them ends the replay: the answer is False then, and nothing is live."""
         if self.allocator is None:
             raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
+        rebuilt = min(rebuilt, self.events.count)
         self.handles[:] = NO_CHUNK
         self.addresses[:] = 0           # also touches the pages, so that the timed loop does not pay for that
         cdef Counters before = self.allocator.start_peaks()
         self.calls_before = self.allocator.source.driver_calls
         try:
-            self.play_all(progress)
+            self.play_range(0, rebuilt, None)
+            if give_up and self.failed:
+                self.take_back()
+                return False
+            self.begin_figures(rebuilt)
+            self.play_range(rebuilt, self.events.count, progress)
             self.hand_over()
         except BaseException:
             self.take_back()
@@ -157,11 +167,25 @@ cdef class Run:
             peaks = self.allocator.end_peaks(before)
             self.peak_bytes_in_use = peaks.peak_bytes_in_use
             self.peak_bytes_reserved = peaks.peak_pool_bytes
+        return True
 
-    cdef int play_all(self, progress) except -1:
-        cdef size_t start = 0, end
-        while start < self.events.count:
-            end = min(start + EVENTS_BETWEEN_REPORTS, self.events.count)
+    cdef int begin_figures(self, size_t rebuilt) except -1:
+        """The peaks and the timeline begin here: gaps that were filled for a moment are none of the run's memory."""
+        if rebuilt:
+            self.allocator.start_peaks()
+            self.tally.peak_live = self.tally.live
+        if self.keeps_timeline and self.events.count:
+            self.events.timeline = &self.timeline
+            if rebuilt:
+                self.allocator.acquire()
+                self.note_locked(rebuilt - 1)
+                self.allocator.lock.release()
+        return 0
+
+    cdef int play_range(self, size_t start, size_t last, progress) except -1:
+        cdef size_t end
+        while start < last:
+            end = min(start + EVENTS_BETWEEN_REPORTS, last)
             begun = time.perf_counter()
             if not self.plays_alone():
                 end = self.play_with_fences(start, end)

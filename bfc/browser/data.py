@@ -15,11 +15,8 @@ peak_event : the event after which most is live, the first of several; -1 if the
 peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
 peak_reserved : the most bytes that the first run had taken from the device
 rebuilt : how many events at the beginning rebuild what was live when a recording began, else 0.
-    They allocate the gaps between the blocks, too, and free them (`Trace.from_torch`)
-recorded_peak : null, or, where the peak lies in those events, and so has gaps in it: the event
-    after which most was live from then on, and the bytes that were live: {"event", "live"}
-segments_event : the event after which "segments" of the first trace are shown: recorded_peak's, if
-    there is one, else peak_event
+    The gaps between the blocks that they allocate, too, count nowhere (`bfc.trace.beginning`)
+segments_event : the event after which "segments" of the first trace are shown: the peak_event
 live_at_peak : [[address, size, owner, stack], ...], what is live after `peak_event`, in descending
     size, and among equals in the order of the events; at most 50,000. The address is that of the
     first run, and 0 where it refused the request. The owner is a text, "" if there is none. The
@@ -195,7 +192,7 @@ def data_of(
     subjects = [_subject(name, trace) for name, trace in traces]
     if not subjects:
         raise ValueError("a report needs at least one run")
-    if len(traces) == 1 and not policies and _rebuilt(traces[0][1]) == len(traces[0][1]) > 0:
+    if len(traces) == 1 and not policies and traces[0][1].beginning.events == len(traces[0][1]) > 0:
         state = _as_state(subjects[0], title)
         if state is not None:
             return state
@@ -222,9 +219,8 @@ def data_of(
         "peak_event": first.peak,
         "peak_live": int(first.live[first.peak]) if first.peak >= 0 else 0,
         "peak_reserved": figures[0]["peak_reserved"],
-        "segments_event": first.looked_at,
-        "rebuilt": _rebuilt(first.trace),
-        "recorded_peak": _recorded_peak(first.trace, first.live, first.peak),
+        "segments_event": first.peak,
+        "rebuilt": first.trace.beginning.events,
         **_fitting(first, runs[0].addresses, room),
         "runs": figures,
     }
@@ -233,7 +229,7 @@ def data_of(
 def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
     """What a page shows of a snapshot of PyTorch without a history: all events of its trace rebuild
     what was live. None if it does not say where."""
-    subject = replace(subject, looked_at=len(subject.trace) - 1)
+    subject = replace(subject, peak=len(subject.trace) - 1)
     run = as_recorded(subject, Limits(1, MOST_SEGMENTS))
     if run is None:
         return None
@@ -253,8 +249,8 @@ def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
         "map": None,
         "remarks": [*run.figures["remarks"], "the file has no history, only what was live"],
     }
-    there = subject.lives.live_after(subject.looked_at)
-    kept = replace(subject, lives=subject.lives.chosen(there), peak=subject.looked_at)
+    there = subject.lives.live_after(subject.peak)
+    kept = replace(subject, lives=subject.lives.chosen(there))
     return _state(kept, run.addresses, figures, title or shortened(subject.name))
 
 
@@ -274,7 +270,6 @@ def _state(
         "peak_reserved": run["peak_reserved"],
         "segments_event": -1,
         "rebuilt": 0,
-        "recorded_peak": None,
         **_fitting(subject, addresses, room),
         "owners_over_time": None,
         "runs": [run],
@@ -309,7 +304,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
     """
     trace, addresses, streams = trace_of_live(snapshot)
     subject = _subject(snapshot.device, trace)
-    subject = replace(subject, peak=len(trace) - 1, looked_at=len(trace) - 1)
+    subject = replace(subject, peak=len(trace) - 1)
     held = segments.of_snapshot(snapshot)
     held.stream = [streams.index(stream) for stream in held.stream]
     lives, live = subject.lives, int(trace.size.sum())
@@ -351,11 +346,9 @@ def _subject(name: str, trace: Trace) -> Subject:
     if float(trace.size.sum(dtype=np.float64)) >= 2.0**63:
         raise TraceError(f"{name}: its sizes add up to 2**63 bytes or more")
     lives = lives_of(trace)
-    live = live_bytes(trace, lives)
-    peak = int(live.argmax()) if len(live) else -1
-    recorded = _recorded_peak(trace, live, peak)
-    bare = Trace(trace.op, trace.id, trace.size, trace.stream) if trace.owners else trace
-    return Subject(name, trace, bare, lives, live, peak, recorded["event"] if recorded else peak)
+    columns = trace.op, trace.id, trace.size, trace.stream
+    bare = Trace(*columns, meta=trace.meta) if trace.owners else trace
+    return Subject(name, trace, bare, lives, live_bytes(trace, lives), trace.fullest_event())
 
 
 def _runs_of(
@@ -368,44 +361,7 @@ def _runs_of(
     runs = others if known is None else [known, *others]
     for run in runs:
         run.figures["trace"] = shortened(subject.name)
-        run.figures["remarks"] += _remarks(subject)
     return runs
-
-
-def _remarks(subject: Subject) -> list[str]:
-    """What a reader must know of a recording that began late: `Trace.from_torch` rebuilds what was
-    live by allocating the gaps between the blocks, too, and freeing them."""
-    first = _rebuilt(subject.trace)
-    if not first:
-        return []
-    text = (
-        f"the first {first} events rebuild what was live when the recording began, and allocate "
-        "the gaps between the blocks for a moment"
-    )
-    after = _recorded_peak(subject.trace, subject.live, subject.peak)
-    if after is not None:
-        text += (
-            f": the peak at event {subject.peak} has such gaps in it. Of what was recorded, most "
-            f"was live after event {after['event']}: {format_bytes(after['live'])}"
-        )
-    return [text]
-
-
-def _rebuilt(trace: Trace) -> int:
-    """How many events rebuild the start of a recording."""
-    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
-    first = torch.get("first_recorded_event") if isinstance(torch, dict) else None
-    return first if type(first) is int and 0 < first <= len(trace) else 0
-
-
-def _recorded_peak(trace: Trace, live: NDArray[np.int64], peak: int) -> dict[str, int] | None:
-    """The event after which most was live once the recording had begun, and the bytes; None if
-    that is the peak."""
-    first = _rebuilt(trace)
-    if not first or peak >= first - 1:
-        return None
-    event = first - 1 + int(live[first - 1 :].argmax())
-    return {"event": event, "live": int(live[event])}
 
 
 def _labelled(figures: dict[str, Any], several: bool, device: str) -> dict[str, Any]:

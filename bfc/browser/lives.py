@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from bfc.trace import Trace
-from bfc.trace.trace import ALLOCATE, FREE, RELEASE
+from bfc.trace.trace import ALLOCATE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +59,7 @@ class Lives:
 
 
 def lives_of(trace: Trace) -> Lives:
-    """The allocations of a trace.
+    """The allocations of a trace. The gaps that rebuild the beginning of a recording are none.
 
     Parameters
     ----------
@@ -77,14 +77,8 @@ def lives_of(trace: Trace) -> Lives:
     """
     import numpy as np
 
-    named = np.flatnonzero(trace.op != RELEASE)
-    # In a stable sort by id each free stands right behind its allocation.
-    order = named[np.argsort(trace.id[named], kind="stable")]
-    frees = np.flatnonzero(trace.op[order] == FREE)
-    died = np.full(len(trace), -1, np.int64)
-    died[order[frees - 1]] = order[frees]
-    born = np.flatnonzero(trace.op == ALLOCATE)
-    died = died[born]
+    born = np.flatnonzero((trace.op == ALLOCATE) & ~trace._gaps())
+    died = trace._frees()[born]
     until = np.where(died < 0, len(trace), died)
     between = np.searchsorted(born, until) - np.arange(1, len(born) + 1)
     nobody = np.full(len(born), -1, np.int64)

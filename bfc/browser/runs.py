@@ -83,10 +83,8 @@ class Subject:
     live : numpy.ndarray of int64
         The bytes that are live after each event.
     peak : int
-        The event after which most is live; -1 for an empty trace.
-    looked_at : int
-        The event after which segments are shown: the peak, or, if that lies in the events that
-        rebuild the start of a recording, the peak of what was recorded.
+        The event after which most is live, and after which segments are shown; -1 for an empty
+        trace.
     """
 
     name: str
@@ -95,7 +93,6 @@ class Subject:
     lives: Lives
     live: NDArray[np.int64]
     peak: int
-    looked_at: int
 
 
 def replayed(
@@ -121,7 +118,7 @@ def replayed(
 
     Notes
     -----
-    Cost: two replays, the second up to the event that is looked at.
+    Cost: two replays, the second up to the peak.
     """
     trace, bare = subject.trace, subject.bare
     with policy.make_allocator(make_source()) as allocator:
@@ -133,9 +130,9 @@ def replayed(
         for name in ("live", "in_use", "reserved", "largest_free", "refused", "driver_calls")
     }
     with policy.make_allocator(make_source()) as allocator:
-        bare[: subject.looked_at + 1].replay(allocator)
+        bare[: subject.peak + 1].replay(allocator)
         held = segments.of_snapshot(allocator.snapshot())
-    refused = (trace.op == 0) & (trace.size > 0) & (result.addresses == 0)
+    refused = (trace.op == 0) & (trace.size > 0) & (result.addresses == 0) & ~trace._gaps()
     return _run(
         subject,
         result.addresses,
@@ -228,8 +225,9 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     change = [_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
     if len(event) and ((event[1:] < event[:-1]).any() or event[0] < 0):
         raise ValueError("the entries about segments are not in order")
-    held = segments.of_recording(torch, subject.looked_at, _streams_at_start(trace, addresses))
+    held = segments.of_recording(torch, subject.peak, _streams_at_start(trace, addresses))
     refusals = [int(row[0]) for row in torch.get("oom", ())]
+    addresses[trace._gaps()] = 0
     after = start + np.cumsum(np.array(change, np.int64))
     upto = np.searchsorted(event, np.arange(len(trace)), side="right")
     reserved = np.concatenate([[start], after])[upto]
@@ -287,7 +285,7 @@ def _run(
     """The parts that all runs have."""
     live, time = columns["live"], subject.trace.time_us
     top = int(live.argmax()) if len(live) else -1
-    there = subject.lives.live_after(subject.looked_at)
+    there = subject.lives.live_after(subject.peak)
     born = subject.lives.born[there]
     said: dict[str, Any] = {
         **figures,

@@ -26,11 +26,12 @@ public:
 
     uint64_t refused = 0, driver_calls = 0;     // so far; they do not change in the loop
 
-    // False: the host is out of memory. No later function allocates.
-    bool begin(size_t events, size_t samples) noexcept {
-        events_ = events;
+    // Of the events from `first` up to `end`. False: the host is out of memory. No later function allocates.
+    bool begin(size_t first, size_t end, size_t samples) noexcept {
+        first_ = first;
+        events_ = end - first;
         samples_ = std::max<size_t>(samples, 1);
-        intervals_ = events <= samples_ ? std::max<size_t>(events, 1) : std::max<size_t>(samples_ / kUsualRows, 1);
+        intervals_ = events_ <= samples_ ? std::max<size_t>(events_, 1) : std::max<size_t>(samples_ / kUsualRows, 1);
         try {
             rows_.resize(intervals_ * kCandidates);
         } catch (...) {
@@ -41,7 +42,7 @@ public:
 
     // The end of the current interval. The caller plays the first event of an interval by itself.
     size_t end() const noexcept {
-        return static_cast<size_t>(static_cast<unsigned __int128>(events_) * (interval_ + 1) / intervals_);
+        return first_ + static_cast<size_t>(static_cast<unsigned __int128>(events_) * (interval_ + 1) / intervals_);
     }
     bool is_fresh() const noexcept { return fresh_; }
 
@@ -83,7 +84,7 @@ public:
     }
 
 private:
-    size_t events_ = 0, samples_ = 1, intervals_ = 1;
+    size_t first_ = 0, events_ = 0, samples_ = 1, intervals_ = 1;
     size_t interval_ = 0;           // the index of the current one
     bool fresh_ = true;
     uint64_t known_in_use_ = 0, known_reserved_ = 0;

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bfc.study.points import CACHING
-from bfc.study.recorded import VARIABLE, Recorded
+from bfc.study.recorded import Recorded
+from bfc.trace.beginning import VARIABLE
 from bfc.units import format_bytes
 
 #: A key that older releases of PyTorch refuse.

@@ -61,7 +61,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     -----
     Bytes are those that were asked for, and exact: the parts of each kind add up to the total, and
     `diff(b, a).peak == -diff(a, b).peak`. The peak is the first event after which the most bytes
-    are live; in a recording of PyTorch, only events after its beginning count.
+    are live, as `Trace.fullest_event` finds it.
 
     A line is the innermost frame of the user's own code: of a Python file that is not installed. If
     there is none, it is the innermost of any Python file, else the function of PyTorch that names
@@ -159,7 +159,7 @@ class _Run:
 
     def __init__(self, trace: Trace, labels: dict[str, str]) -> None:
         self.trace = trace
-        self.peak = _fullest(trace)
+        self.peak = trace.fullest_event()
         self._lines = Lines(trace, labels)
 
     def remarks(self) -> Iterable[str]:
@@ -213,38 +213,6 @@ def _summed(numbers: NDArray[Any], sizes: NDArray[np.uint64], name_of: Any) -> H
         nbytes, others = held.get(name, (0, 0))
         held[name] = nbytes + (upper << 32) + lower, others + count
     return held
-
-
-def _fullest(trace: Trace) -> int:
-    """The first event after which the most bytes are live; -1 for an empty trace.
-
-    The events that rebuild the start of a recording do not count: they allocate the gaps between
-    blocks, too, and free them.
-    """
-    import numpy as np
-
-    if len(trace) == 0:
-        return -1
-    start = _rebuilt_at(trace)
-    named = np.flatnonzero(trace.op != 2)
-    # In a stable sort by number each free stands right behind its allocation.
-    order = named[np.argsort(trace._numbers[named], kind="stable")]
-    frees = np.flatnonzero(trace.op[order] == 1)
-    size = trace.size.copy()
-    size[order[frees]] = size[order[frees - 1]]
-    sign = np.where(trace.op == 0, 1, -1)
-    halves = (size >> np.uint64(32), size & np.uint64(_LOW))
-    high, low = (np.cumsum(half.astype(np.int64) * sign) for half in halves)
-    high += low >> 32
-    best = start + np.flatnonzero(high[start:] == high[start:].max())
-    return int(best[(low[best] & _LOW).argmax()])
-
-
-def _rebuilt_at(trace: Trace) -> int:
-    """The last of the events that rebuild what was live before a recording began; 0 if none do."""
-    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
-    first = torch.get("first_recorded_event") if isinstance(torch, dict) else None
-    return first - 1 if type(first) is int and 0 < first <= len(trace) else 0
 
 
 def _moment(a: _Run, b: _Run, event_a: int, event_b: int) -> MomentGrowth:

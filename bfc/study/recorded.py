@@ -10,10 +10,9 @@ from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from bfc.study.points import CACHING, Point
 from bfc.trace import Trace
+from bfc.trace.beginning import VARIABLE, reserved_at_the_start
 from bfc.units import format_bytes
 
-#: The variable of PyTorch, under whose name a snapshot has the text of the settings.
-VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 #: The most characters of a text that is shown.
 LONGEST = 200
 #: A peak above this cannot be that of a device.
@@ -125,19 +124,15 @@ def _peak(torch: dict[str, Any]) -> int | None:
     """The most bytes in segments, from those at the start and each that came or went. None if what
     is listed is not what `Trace.from_torch` lists."""
     try:
-        events = [
-            (entry[0] == SEGMENT_ALLOC, _CHANGES.get(entry[0], 0), int(entry[3]))
-            for entry in torch["segment_events"]
-        ]
-        sizes = [int(entry[2]) for entry in torch["segments"]]
+        events = torch["segment_events"]
+        changes = [_CHANGES.get(entry[0], 0) * int(entry[3]) for entry in events]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return None
-    taken = sum(is_new for is_new, _, _ in events)
-    if taken > len(sizes):
+    reserved = peak = reserved_at_the_start(torch)
+    if reserved is None or peak is None:
         return None
-    reserved = peak = sum(sizes[: len(sizes) - taken])
-    for _, change, size in events:
-        reserved += change * size
+    for change in changes:
+        reserved += change
         peak = max(peak, reserved)
     return peak if 0 <= peak <= MOST else None
 

@@ -3,13 +3,15 @@
 tables.py             frames, owners and stacks
 rmm_log.py            RMM's log in CSV
 anonymous.py          the parts of a recording that name no person or program
+beginning.py          what was live when a recording began
 _occupancy.pyx        which addresses a trace used at which time
 timeline.py           a replay over time: figures, and a map of addresses
 trace.py              makes, checks, saves, loads and replays traces
 """
 
+from bfc.trace.beginning import Beginning
 from bfc.trace.tables import FrameTable
 from bfc.trace.timeline import Occupancy, Timeline
 from bfc.trace.trace import Replay, Trace
 
-__all__ = ["FrameTable", "Occupancy", "Replay", "Timeline", "Trace"]
+__all__ = ["Beginning", "FrameTable", "Occupancy", "Replay", "Timeline", "Trace"]

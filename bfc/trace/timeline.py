@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from bfc.errors import DeviceUnavailableError
@@ -72,6 +72,12 @@ class Timeline:
 
         columns = np.frombuffer(rows, np.uint64).reshape(-1, len(fields(cls))).T.copy()
         return cls(*columns)
+
+    def _at(self, events: NDArray[np.intp]) -> Timeline:
+        """The same rows, if the replay was of these events of a longer trace."""
+        import numpy as np
+
+        return replace(self, event=events[self.event.astype(np.intp)].astype(np.uint64))
 
     def __len__(self) -> int:
         return len(self.event)

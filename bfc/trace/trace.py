@@ -17,6 +17,7 @@ from bfc.files import open_regular, replacing
 from bfc.trace import rmm_log
 from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
+from bfc.trace.beginning import Beginning, frees_of, gaps_in
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 from bfc.trace.timeline import Occupancy, Timeline
 from bfc.units import format_bytes
@@ -79,6 +80,11 @@ class Replay:
         The most that the allocator held in regions; other users of it count too.
     timeline : Timeline or None
         The figures over time, if `replay` was given `samples`.
+    beginning : str
+        Of a recording that began in mid-run, where the replay put what was live then: "as recorded"
+        or "as placed" by the allocator. Empty where the trace knows its own beginning.
+    skipped : int
+        The events that were left out: of the gaps between the blocks that were live then.
     """
 
     addresses: NDArray[np.uint64]
@@ -88,6 +94,8 @@ class Replay:
     peak_bytes_in_use: int
     peak_bytes_reserved: int
     timeline: Timeline | None = None
+    beginning: str = ""
+    skipped: int = 0
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the timeline, if there is one, and the figures."""
@@ -115,8 +123,9 @@ class Replay:
 
     @property
     def ns_per_event(self) -> float:
-        """Nanoseconds per event; 0 for an empty trace."""
-        return self.seconds * 1e9 / self.events if self.events else 0.0
+        """Nanoseconds for each event that was not left out; 0 if there is none."""
+        played = self.events - self.skipped
+        return self.seconds * 1e9 / played if played else 0.0
 
 
 class Trace:
@@ -339,26 +348,70 @@ class Trace:
             kept[name] = None if kept[name] is None else kept[name][events]
         return Trace(**kept, meta=self.meta)
 
+    @property
+    def beginning(self) -> Beginning:
+        """What a recording of PyTorch says of its beginning.
+
+        `Trace.from_torch` rebuilds what was live before the history with the first
+        `beginning.events` events. These allocate the gaps between the blocks, too, and free them.
+        The gaps were never asked for: no figure counts them, and `replay` refuses none.
+        """
+        return Beginning.of(self.meta, len(self))
+
     def fullest_event(self) -> int:
-        """The event after which the most requested bytes are live.
+        """The first event after which the most requested bytes are live.
 
         Returns
         -------
         int
-            Its index; -1 for an empty trace.
+            Its index; -1 for an empty trace. Of a recording that began in mid-run, the last of the
+            events that rebuild its beginning, or a later one.
         """
-        return int(self._live().argmax()) if len(self) else -1
+        if not len(self):
+            return -1
+        start = max(self.beginning.events - 1, 0)
+        return start + int(self._live()[start:].argmax())
 
-    def _live(self) -> NDArray[np.int64]:
-        """The requested bytes that are live after each event."""
+    def peak_bytes_live(self) -> int:
+        """The most requested bytes that are live at once.
+
+        Returns
+        -------
+        int
+            Those after `fullest_event()`; 0 for an empty trace. A request counts that was refused.
+
+        Notes
+        -----
+        This is the peak that `bfc replay`, `bfc advise`, `bfc diff` and `bfc report` show.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace(op=[0, 0, 1], id=[0, 1, 0], size=[1000, 300, 0])
+        >>> trace.peak_bytes_live(), trace.fullest_event()
+        (1300, 1)
+        """
+        return int(self._live()[self.fullest_event()]) if len(self) else 0
+
+    def _frees(self) -> NDArray[np.int64]:
+        """The event that frees what each event allocates; -1 where nothing does."""
+        return frees_of(self.op, self._numbers)
+
+    def _gaps(self) -> NDArray[np.bool_]:
+        """Which events allocate or free a gap of the rebuilt beginning."""
+        return gaps_in(self._frees(), self.beginning.events)
+
+    def _live(self) -> NDArray[Any]:
+        """The requested bytes that are live after each event: exact, so Python's integers where 64
+        bits are too few."""
         import numpy as np
 
-        # A stable sort by id puts each free right after its allocation; releases are left out.
-        order = np.argsort(self._numbers, kind="stable")
-        order = order[self.op[order] != RELEASE]
-        change = self.size.astype(np.int64)
-        frees = self.op[order] == FREE
-        change[order[frees]] = -change[order[np.flatnonzero(frees) - 1]]
+        fits = float(self.size.sum(dtype=np.float64)) < 2.0**62
+        size = self.size.astype(np.int64 if fits else object)
+        freed_at = self._frees()
+        size[gaps_in(freed_at, self.beginning.events) | (self.op != ALLOCATE)] = 0
+        change, made = size.copy(), np.flatnonzero(freed_at >= 0)
+        change[freed_at[made]] -= size[made]
         return np.cumsum(change)
 
     def _repr_html_(self) -> str:
@@ -367,9 +420,7 @@ class Trace:
 
         from bfc.snapshots import inline
 
-        live = self._live()
-        peak = int(live.argmax()) if len(self) else -1
-        most = int(live[peak]) if len(self) else 0
+        live, peak, most = self._live(), self.fullest_event(), self.peak_bytes_live()
         caption = f"{len(self)} events, at most {format_bytes(most)} live, after event {peak}"
         steps = np.arange(1, min(400, len(self)) + 1) * len(self) // max(min(400, len(self)), 1) - 1
         shown = np.unique(np.append(steps, peak)) if len(self) else steps
@@ -814,17 +865,51 @@ class Trace:
             raise ValueError(f"samples is a number of rows from 1 on, not {samples}")
         if not isinstance(allocator, Allocator):
             raise TypeError(f"a trace is replayed on an allocator, not {type(allocator).__name__}")
-        addresses = np.empty(len(self), np.uint64)
-        handles = np.empty(self._number_count, np.uint32)
+        beginning = self.beginning
+        if beginning.may_lie_as_recorded(allocator):
+            made = self._played(allocator, None, samples, progress)
+            if made is not None:
+                return made
+            allocator.release_free_regions()  # not even the beginning fits as it lay
+        kept = np.flatnonzero(~self._gaps()) if beginning.events else None
+        made = self._played(allocator, kept, samples, progress)
+        assert made is not None
+        return made
+
+    def _played(
+        self,
+        allocator: Allocator,
+        kept: NDArray[np.intp] | None,
+        samples: int | None,
+        progress: Callable[[int], None] | None,
+    ) -> Replay | None:
+        """A replay of the events that are kept. None is all, and then the beginning must lie as
+        recorded: if it cannot, the answer is None, and nothing is live."""
+        import numpy as np
+
+        chosen: Any = slice(None) if kept is None else kept
+        columns = [values[chosen] for values in (self.op, self._numbers, self.size, self.stream)]
         # The trace's ordinals are not handles. Nothing is queued on any stream, so stream 0 will
         # do.
-        are_handles = getattr(allocator.sub_allocator, "streams_are_handles", False)
-        stream = np.zeros_like(self.stream) if are_handles else self.stream
-        columns = self.op, self._numbers, self.size, stream, handles, addresses
-        run = Run(allocator, *columns, self.owner if self.owners else None, self.owners)
+        if getattr(allocator.sub_allocator, "streams_are_handles", False):
+            columns[3] = np.zeros_like(columns[3])
+        addresses = np.empty(len(columns[0]), np.uint64)
+        handles = np.empty(self._number_count, np.uint32)
+        owner = self.owner[chosen] if self.owner is not None and self.owners else None
+        run = Run(allocator, *columns, handles, addresses, owner, self.owners)  # type: ignore[call-arg]
+        first = self.beginning.events
+        rebuilt = first if kept is None else int(np.searchsorted(kept, first))
         if samples is not None:
-            run.keep_timeline(min(samples, len(self)))
-        run.play(progress)
+            run.keep_timeline(min(samples, len(self)), rebuilt)
+        if not run.play(progress, rebuilt, give_up=kept is None):
+            return None
+        timeline = None if samples is None else Timeline._of_rows(run.timeline_rows())
+        if kept is not None:
+            addresses, places = np.zeros(len(self), np.uint64), addresses
+            addresses[kept] = places
+            if rebuilt:  # its figures begin behind the gaps, whatever was played last
+                kept[rebuilt - 1] = first - 1
+            timeline = None if timeline is None else timeline._at(kept)
         return Replay(
             addresses,
             run.failed,
@@ -832,7 +917,9 @@ class Trace:
             run.peak_bytes_live,
             run.peak_bytes_in_use,
             run.peak_bytes_reserved,
-            None if samples is None else Timeline._of_rows(run.timeline_rows()),
+            timeline,
+            ("as recorded" if kept is None else "as placed") if first else "",
+            0 if kept is None else len(self) - len(kept),
         )
 
     def occupancy(self, addresses: ArrayLike, *, columns: int = 1200, rows: int = 512) -> Occupancy:

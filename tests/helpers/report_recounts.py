@@ -90,14 +90,37 @@ class Recount(NamedTuple):
         return [life for life in self.lives if life.is_live_after(self.peak)]
 
 
+def rebuilt_by(trace: bfc.Trace) -> int:
+    """How many events rebuild what was live when a recording began."""
+    torch = (trace.meta or {}).get("torch", {})
+    first: int = torch.get("first_recorded_event", 0)
+    return first
+
+
+def gaps_of(trace: bfc.Trace) -> set[int]:
+    """The events that allocate or free what comes and goes before the recorded history."""
+    begun: dict[int, int] = {}
+    gaps: set[int] = set()
+    for event, (op, number) in enumerate(zip(trace.op.tolist(), trace.id.tolist(), strict=True)):
+        if event == rebuilt_by(trace):
+            break
+        if op == 0:
+            begun[number] = event
+        else:
+            gaps |= {event, begun.pop(number)}
+    return gaps
+
+
 def recount(trace: bfc.Trace) -> Recount:
-    """Counts a trace."""
+    """Counts a trace. Gaps that a recording's rebuilt beginning fills for a moment do not count."""
     open_at: dict[int, tuple[int, int]] = {}
     lives: list[Life] = []
-    sizes, live = trace.size.tolist(), []
+    sizes, live, gaps = trace.size.tolist(), [], gaps_of(trace)
     made = total = 0
     for event, (op, number) in enumerate(zip(trace.op.tolist(), trace.id.tolist(), strict=True)):
-        if op == 0:
+        if event in gaps:
+            pass
+        elif op == 0:
             made += 1
             open_at[number] = event, made
             total += sizes[event]
@@ -107,7 +130,9 @@ def recount(trace: bfc.Trace) -> Recount:
             total -= sizes[born]
         live.append(total)
     lives += [Life(born, -1, sizes[born], made - earlier) for born, earlier in open_at.values()]
-    return Recount(live, live.index(max(live)) if live else -1, sorted(lives))
+    first = max(0, rebuilt_by(trace) - 1)
+    peak = first + live[first:].index(max(live[first:])) if live else -1
+    return Recount(live, peak, sorted(lives))
 
 
 def addresses_of(trace: bfc.Trace) -> list[int]:

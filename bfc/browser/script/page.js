@@ -8,7 +8,7 @@ const KEYS = [
   ["+", "zoom in", () => zoom(0.5)],
   ["-", "zoom out", () => zoom(2)],
   ["0", "the whole run", () => setRange(...report.whole)],
-  ["p", "the events around the peak", () => { const at = report.recorded_peak?.event ?? report.peak_event; setRange(at - report.events / 40, at + report.events / 40); }],
+  ["p", "the events around the peak", () => { const at = report.peak_event; setRange(at - report.events / 40, at + report.events / 40); }],
   ["ArrowLeft", "earlier", () => pan(-0.25)],
   ["ArrowRight", "later", () => pan(0.25)],
   ["1", "blocks at the peak", () => update({ which: "peak" })],
@@ -69,7 +69,6 @@ function drawFigures() {
     figure(state_ ? "reserved" : "reserved at most", bytes(report.peak_reserved)),
     figure("reserved and not live", bytes(report.peak_reserved - report.peak_live), percent(report.peak_reserved - report.peak_live, report.peak_reserved)),
   ];
-  if (report.recorded_peak) shown.unshift(figure("live at the recorded peak", bytes(report.recorded_peak.live), `event ${count(report.recorded_peak.event)}`));
   if (!state_) shown.push(figure("events", count(report.events)), figure("calls to the driver", count(run.driver_calls)), figure("refused", count(run.refusals), run.refusals ? `first at ${count(run.first_refusal)}` : ""));
   const remarks = remarksOf(report.runs);
   const parts = [make("div", { class: "tiles" }, shown)];

@@ -16,9 +16,9 @@ const state = {
   dark: matchMedia("(prefers-color-scheme: dark)").matches,
 };
 
-/** All events; of a recording that began late, and whose peak lies in the events that rebuild its start, those recorded. */
+/** All events but those that rebuild what was live when a recording began. */
 function startRange() {
-  return report.recorded_peak ? [Math.max(0, report.rebuilt - 1), report.whole[1]] : report.whole;
+  return [Math.max(report.whole[0], report.rebuilt - 1), report.whole[1]];
 }
 
 /** Streams and pools are told apart where there are several; otherwise the owners, where they have names. */
@@ -63,9 +63,7 @@ function pan(share) {
 
 /** The event of the range after which most was live: what "at the peak" speaks of. */
 function moment() {
-  if (isWhole()) return report.peak_event;
-  const recorded = report.recorded_peak;
-  if (recorded && state.range[0] >= report.rebuilt - 1 && state.range[0] <= recorded.event && recorded.event <= state.range[1]) return recorded.event;
+  if (state.range[0] <= report.peak_event && report.peak_event <= state.range[1]) return report.peak_event;
   const { event, live } = report.runs[0];
   const start = atOrBefore(event, state.range[0]);
   let [best, most] = [state.range[0], live[start] ?? 0];

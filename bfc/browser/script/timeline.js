@@ -108,7 +108,6 @@ const whenText = (event) => `event ${count(event)}${report.hasTime ? `, after ${
 
 function drawPeaks(plot) {
   drawPeak(plot, report.peak_event, `peak ${bytes(report.peak_live)} live`, 0);
-  if (report.recorded_peak) drawPeak(plot, report.recorded_peak.event, `recorded peak ${bytes(report.recorded_peak.live)} live`, 1);
 }
 
 function drawPeak(plot, event, text, row) {
