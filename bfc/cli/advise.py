@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 EPILOG = """\
-The first line says whether a replay under the recorded settings reserves what the recorded run did,
-to the byte: that is how far the rest can be trusted.
+The first line answers: the run fits as it is, or one line makes it fit and what that costs, or
+nothing does and how much is missing. The second says whether a replay under the recorded settings
+reserves what the recorded run did, to the byte: that is how far the rest can be trusted.
 
 columns: settings, as in PYTORCH_CUDA_ALLOC_CONF; fits, whether every request is served on the
 device; refused, how many are not; reserved, the most that is taken from the device; calls, how many
@@ -33,8 +34,15 @@ Settings of PyTorch are tried one key at a time, then in pairs, and are replayed
 PyTorch 2.11: it refuses what is refused here. garbage_collection_threshold needs a limit, and is
 tried with per_process_memory_fraction:0.99. Below stand the policies that PyTorch does not have.
 
-best: of the settings that fit, and PyTorch's before others, those within 1 % of the smallest
-device; of these the one with the fewest calls, and then with the smallest device.
+The table has at most five rows that differ in kind: the settings in force (the recorded ones, or
+the defaults), expandable segments, the best of PyTorch's others, stitching, the defaults,
+TensorFlow's policy. --all shows every row that was tried.
+
+A line is proposed only where the run does not fit as it is: of the settings that fit, and PyTorch's
+before others, those within 1 % of the smallest device; of these the one with the fewest calls, and
+then with the smallest device.
+
+What is done, and the first answer after a second or two, goes to standard error.
 
 exit code: 0 something fits, 1 nothing does, 2 a wrong call or file, 130 interrupted.
 """
@@ -61,6 +69,7 @@ def add_to(subparsers: Any) -> None:
         help="what the allocator may take, such as 34GiB: without the CUDA context, NCCL, cuBLAS",
     )
     add("--json", action="store_true", help="print JSON instead of a table")
+    add("--all", action="store_true", help="show every row that was tried, not five that differ")
     add("--thorough", action="store_true", help="replay the full grid of settings, too")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -100,7 +109,7 @@ def run(arguments: argparse.Namespace) -> bool:
             jobs=arguments.jobs,
             progress=progress,
         )
-    print(advice.to_json() if arguments.json else advice)
+    print(advice.to_json() if arguments.json else advice.text(every_row=arguments.all))
     return advice.fits
 
 
@@ -110,10 +119,11 @@ def _read(path: Path, device: int | None) -> bfc.Trace:
 
 
 class _Progress:
-    """A bar on a terminal; elsewhere, or without tqdm, a line at the beginning."""
+    """A bar on a terminal; elsewhere, or without tqdm, a line for each stage."""
 
     def __init__(self, name: str, events: int) -> None:
         self._bar: tqdm[NoReturn] | None = None
+        self._text = ""
         self._title = f"bfc advise: replaying {name}, {events} events"
 
     def __enter__(self) -> _Progress:
@@ -129,7 +139,11 @@ class _Progress:
         return self
 
     def __call__(self, text: str, done: int) -> None:
-        if self._bar is not None:
+        if self._bar is None:
+            if text != self._text:
+                print(f"bfc advise: {text}", file=sys.stderr, flush=True)
+            self._text = text
+        else:
             self._bar.set_description(f"bfc advise: {text}", refresh=False)
             self._bar.update(done)
 

@@ -7,16 +7,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bfc.study.points import CACHING
-from bfc.study.recorded import Recorded
+from bfc.study.points import BFC, CACHING, PAGES, STITCHED
+from bfc.study.recorded import Recorded, shown
 from bfc.trace.beginning import VARIABLE
 from bfc.units import format_bytes
 
 #: A key that older releases of PyTorch refuse.
 NEWEST = "large_segment_size_mb"
-#: How many rows of PyTorch's policy a table shows.
-SHOWN = 8
+#: How many rows a table shows, unless all are asked for.
+SHOWN = 5
+EXPANDABLE = "expandable_segments:True"
+#: The settings that have rows of their own in any case.
+KNOWN = ("", EXPANDABLE)
 HEADINGS = ("settings", "fits", "refused", "reserved", "calls", "smallest device")
+AS_RECORDED = (
+    "The recording began in mid-run. In the first row, what was live then lies where it lay; in "
+    "the others, where the policy would have put it."
+)
+AS_PLACED = (
+    "The recording began in mid-run. This device has no room for the layout that it began with, so "
+    "each policy places anew what was live then. To be sure, record from the start of the program."
+)
 CAUTION = (
     "Sizes and their order are as recorded: under other settings a framework may pick other "
     "algorithms. The device is what the allocator may take, without the CUDA context, NCCL and "
@@ -48,6 +59,9 @@ class AdviceRow:
         The smallest device on which it was seen to complete; None if that was not searched.
     refused_above : tuple of int
         Larger devices than `smallest_device` on which it was refused.
+    beginning : str
+        Where the replay on the device put what was live when the recording began: "as recorded" or
+        "as placed" by the policy; empty where the recording has the whole run.
     """
 
     policy: str
@@ -58,6 +72,7 @@ class AdviceRow:
     driver_calls: int
     smallest_device: int | None
     refused_above: tuple[int, ...] = ()
+    beginning: str = ""
 
     @property
     def is_pytorch(self) -> bool:
@@ -74,7 +89,7 @@ class AdviceRow:
 
 @dataclass(frozen=True)
 class Advice:
-    """What `bfc.advise` returns. `print` shows it; its first line is `proof`.
+    """What `bfc.advise` returns. `print` shows it; its first line is `answer`.
 
     Attributes
     ----------
@@ -90,6 +105,11 @@ class Advice:
         The index of the best row; None if none fits. Of the rows that fit, PyTorch's come before
         ours. Of those whose smallest device is within 1 % of the smallest of all, it has the fewest
         calls of the driver, and of several such, the smallest device.
+    in_force : int
+        The index of the row with the recorded settings, or with PyTorch's defaults where the
+        recording names none.
+    usual_calls : int
+        The calls of the driver under the settings in force on a device with room for everything.
     events : int
         The number of events in the trace.
     replays : int
@@ -104,6 +124,8 @@ class Advice:
     recorded: Recorded
     rows: tuple[AdviceRow, ...]
     best: int | None
+    in_force: int = 0
+    usual_calls: int = 0
     events: int = 0
     replays: int = 0
     refused_at_the_end: int = 0
@@ -114,6 +136,49 @@ class Advice:
         return self.best is not None
 
     @property
+    def answer(self) -> str:
+        """The first line: that the run fits as it is, or which line makes it fit and what that
+        costs, or how much is missing."""
+        now, device = self.rows[self.in_force], format_bytes(self.device)
+        if now.fits:
+            spare = format_bytes(self.device - now.peak_reserved)
+            return (
+                f"It fits on {device} as it is: {_under(now)} it reserves at most "
+                f"{format_bytes(now.peak_reserved)}, which leaves {spare}. Nothing has to change."
+            )
+        if self.best is not None:
+            return f"It fits on {device} with {self._proposed(self.rows[self.best])}."
+        live = f"{format_bytes(self.live_peak)} are live at once"
+        if self.live_peak > self.device:
+            missing = format_bytes(self.live_peak - self.device)
+            return f"Nothing makes it fit on {device}: {live}, {missing} too many."
+        known = [row.smallest_device for row in self.rows if row.smallest_device is not None]
+        if not known:
+            return f"Nothing that was tried makes it fit on {device}: {live}."
+        missing = format_bytes(min(known) - self.device)
+        return (
+            f"Nothing that was tried makes it fit on {device}: the least that was seen to be "
+            f"enough is {format_bytes(min(known))}, {missing} more."
+        )
+
+    def _proposed(self, row: AdviceRow) -> str:
+        """What to write, and what it costs."""
+        text = advised(row)
+        if row.is_pytorch and NEWEST in row.settings:
+            text += f" ({NEWEST} needs PyTorch 2.11 or later)"
+        if not row.is_pytorch:
+            text += " (in bfc; none of PyTorch's settings was enough)"
+        text += f": it reserves at most {format_bytes(row.peak_reserved)}"
+        more = row.driver_calls - self.usual_calls
+        change = f"{more} more" if more > 0 else f"{-more} fewer" if more else "as many"
+        text += f", and costs {row.driver_calls} calls of the driver, {change}"
+        text += " than now" if more else " as now"
+        if row.refused_above:
+            sizes = ", ".join(map(format_bytes, row.refused_above))
+            text += f" (but on a device of {sizes} it is refused again)"
+        return text
+
+    @property
     def proof(self) -> str:
         """Whether the recorded settings, replayed, reserve what was recorded."""
         return str(self.recorded)
@@ -122,8 +187,7 @@ class Advice:
         """What a notebook shows: the best row, and the first of the others."""
         from bfc.snapshots import inline
 
-        best = "nothing fits" if self.best is None else f"best: {self.rows[self.best].name}"
-        caption = f"{self.events} events on {format_bytes(self.device)}: {best}"
+        caption = f"{self.events} events: {self.answer}"
         rows = [
             (
                 row.name,
@@ -132,7 +196,7 @@ class Advice:
                 row.driver_calls,
                 "-" if row.smallest_device is None else format_bytes(row.smallest_device),
             )
-            for row in self.rows[:12]
+            for row in map(self.rows.__getitem__, self._kinds())
         ]
         headings = ("settings", "fits", "reserved", "calls", "smallest device")
         return inline.framed(caption, inline.table(headings, rows))
@@ -154,7 +218,10 @@ class Advice:
             "events": self.events,
             "replays": self.replays,
             "refused_at_the_end": self.refused_at_the_end,
+            "answer": self.answer,
             "proof": self.proof,
+            "in_force": self.in_force,
+            "usual_calls": self.usual_calls,
         }
 
     def to_json(self) -> str:
@@ -168,58 +235,65 @@ class Advice:
         return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return self.text()
 
-    def _lines(self) -> Iterator[str]:
-        yield self.proof
-        yield (
-            f"{self.events} events, {format_bytes(self.live_peak)} live at most, "
-            f"on a device of {format_bytes(self.device)}"
-        )
+    def text(self, *, every_row: bool = False) -> str:
+        """What `print` shows.
+
+        Parameters
+        ----------
+        every_row : bool, optional
+            Show all rows. The default shows at most five that differ in kind.
+
+        Returns
+        -------
+        str
+            The answer, how far it can be trusted, and a table.
+        """
+        shown = range(len(self.rows)) if every_row else self._kinds()
+        return "\n".join(self._lines([self.rows[at] for at in shown]))
+
+    def _lines(self, shown: Sequence[AdviceRow]) -> Iterator[str]:
+        yield self.answer
+        yield f"{self.proof[0].upper()}{self.proof[1:]}."
+        yield f"{self.events} events, {format_bytes(self.live_peak)} live at most."
         if self.refused_at_the_end:
             yield (
                 f"The run ended when {format_bytes(self.refused_at_the_end)} were refused: this "
                 "request is replayed, too, and counts as live."
             )
+        if beginning := self.rows[self.in_force].beginning:
+            yield AS_RECORDED if beginning == "as recorded" else AS_PLACED
         yield ""
-        yield from self._table()
+        lines = [HEADINGS, *map(self._cells, shown)]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(HEADINGS))]
+        for line in lines:
+            numbers = map(str.rjust, line[1:], widths[1:])
+            yield "  ".join((line[0].ljust(widths[0]), *numbers)).rstrip()
+        left = len(self.rows) - len(shown)
+        if left:
+            yield f"and {left} more (--all shows them, `Advice.rows` has them)"
         yield ""
-        yield self._verdict()
         yield CAUTION
 
-    def _table(self) -> Iterator[str]:
-        """PyTorch's rows, and then ours, under one heading."""
-        pytorch = [row for row in self.rows if row.is_pytorch]
-        ours = [row for row in self.rows if not row.is_pytorch]
-        shown = self._worth_showing(pytorch)
-        lines = [HEADINGS, *map(self._cells, shown), *map(self._cells, ours)]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(HEADINGS))]
-        texts = [
-            "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))).rstrip()
-            for line in lines
+    def _kinds(self) -> list[int]:
+        """The rows that differ in kind, in this order: the settings in force, expandable segments,
+        the best of PyTorch's others, stitching, the defaults, TensorFlow's policy."""
+        at = range(len(self.rows))
+        pytorch = [i for i in at if self.rows[i].is_pytorch]
+        wanted = [
+            [self.in_force],
+            [i for i in pytorch if self.rows[i].settings == EXPANDABLE],
+            [i for i in pytorch if self.rows[i].settings not in KNOWN and i != self.in_force],
+            [i for i in at if self.rows[i].policy in (STITCHED, PAGES)],
+            [i for i in pytorch if not self.rows[i].settings],
+            [i for i in at if self.rows[i].policy == BFC],
         ]
-        yield from texts[: 1 + len(shown)]
-        if len(pytorch) > len(shown):
-            yield f"and {len(pytorch) - len(shown)} more of PyTorch's"
-        yield "not in PyTorch, but in bfc:"
-        yield from texts[1 + len(shown) :]
+        found = dict.fromkeys(listed[0] for listed in wanted if listed)
+        return list(found)[:SHOWN]
 
-    def _worth_showing(self, rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-        """The first rows whose figures differ, and those that everybody compares with: the
-        defaults, expandable segments and the recorded settings."""
-        known = ("", "expandable_segments:True", self.recorded.settings)
-        shown: list[AdviceRow] = []
-        seen = set()
-        for row in rows:
-            if not row.fits and row.smallest_device is None:
-                continue
-            is_new = self._cells(row)[1:] not in seen and len(shown) < SHOWN
-            if is_new or row.settings in known:
-                shown.append(row)
-                seen.add(self._cells(row)[1:])
-        return shown
-
-    def _cells(self, row: AdviceRow) -> tuple[str, ...]:
+    @staticmethod
+    def _cells(row: AdviceRow) -> tuple[str, ...]:
         smallest = "-" if row.smallest_device is None else format_bytes(row.smallest_device)
         return (
             row.name,
@@ -230,24 +304,9 @@ class Advice:
             smallest,
         )
 
-    def _verdict(self) -> str:
-        if self.best is None:
-            text = (
-                f"Nothing fits on {format_bytes(self.device)}. No setting fits on less than "
-                f"{format_bytes(self.live_peak)}, which is live at once"
-            )
-            known = [row.smallest_device for row in self.rows if row.smallest_device is not None]
-            if not known:
-                return f"{text}."
-            return f"{text}. The smallest device that a row fits on has {format_bytes(min(known))}."
-        row = self.rows[self.best]
-        text = f"best: {advised(row)}"
-        if row.is_pytorch and NEWEST in row.settings:
-            text += f" ({NEWEST} needs PyTorch 2.11 or later)"
-        if row.refused_above:
-            sizes = ", ".join(map(format_bytes, row.refused_above))
-            text += f" (but on a device of {sizes} it is refused again)"
-        return text
+
+def _under(row: AdviceRow) -> str:
+    return f"under {shown(row.settings)}," if row.settings else "under PyTorch's defaults"
 
 
 def advised(row: AdviceRow) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import astuple
 from dataclasses import replace as with_
 from typing import TYPE_CHECKING, SupportsIndex
 
@@ -13,16 +14,14 @@ from bfc.study.points import Point
 from bfc.study.recorded import Recorded
 from bfc.study.recordings import read
 from bfc.trace import Trace
-from bfc.units import parse_bytes
+from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from bfc.study.points import Outcome
     from bfc.study.search import Candidate, Search
-    from bfc.study.workers import Replays
 
-#: A device that refuses nothing.
-ROOM = 1 << 62
 #: One that refuses nothing of a recorded run, and on which expandable segments find addresses.
 LARGE = 1 << 40
 
@@ -39,7 +38,8 @@ def advise(
     """Find the settings under which a recorded run fits on a device.
 
     The run is replayed under PyTorch's settings, one key at a time, then under pairs of the best,
-    and under the policies of bfc. `print` shows the advice.
+    and under the policies of bfc. `print` shows the advice: whether the run fits already, which
+    line makes it fit, or how much is missing.
 
     Parameters
     ----------
@@ -86,7 +86,12 @@ def advise(
     in the device's size. Sizes and their order are as recorded; under other settings a framework
     may pick other algorithms.
 
-    Cost: 100 to 400 replays, each of 10 to 100 ns an event and some microseconds a driver call.
+    Where the run fits as it is, settings are tried one key at a time; where more is live than the
+    device has, only the few that everybody compares with.
+
+    Cost: 10 to 400 replays, each of 10 to 100 ns an event and some microseconds a driver call. The
+    first two, of the settings in force and of expandable segments, are done in this process:
+    `progress` gets what they say.
 
     Examples
     --------
@@ -97,7 +102,7 @@ def advise(
     >>> advice.fits, advice.rows[advice.best].settings, advice.live_peak // MIB
     (True, 'max_split_size_mb:21', 48)
     """
-    from bfc.study.search import Search
+    from bfc.study.search import DEFAULT, EXPANDABLE, Search
     from bfc.study.workers import Replays
 
     nbytes = parse_bytes(device)
@@ -117,12 +122,22 @@ def advise(
 
     stage("the recorded settings")
     proof = prove(run, recorded.read(run))
+    known = recorded.known_to(proof)
     with Replays(whole, executor, jobs, lambda done: say(text, done)) as replays:
-        (first,) = replays.run([(Point(points.CACHING, ""), ROOM)])
-        search = Search(replays, nbytes, first.peak_live, stage)
-        grid = points.grid() if thorough else ()
-        search.search(points.ours(), grid, recorded.known_to(proof))
-        return _advice(search, proof, replays, len(whole), refused)
+        in_force = known[0] if known else DEFAULT
+        live = whole.peak_bytes_live()
+        compared = list(dict.fromkeys((in_force, EXPANDABLE)))
+        first = replays.run([(point, nbytes) for point in compared], here=True)
+        stage("; ".join(map(_first_answer, compared, first)))
+        (with_room,) = replays.run([(in_force, max(LARGE, 4 * live))], here=True)
+        search = Search(replays, nbytes, live, stage)
+        search.search(points.ours(), points.grid() if thorough else (), known)
+        rows, best = _rows(search)
+        at = [(row.policy, row.settings) for row in rows].index(astuple(in_force))
+        calls = with_room.driver_calls
+        return Advice(
+            live, nbytes, proof, rows, best, at, calls, len(whole), replays.count, refused
+        )
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:
@@ -153,7 +168,16 @@ def prove(trace: Trace, said: Recorded) -> Recorded:
     return with_(said, replayed=free.peak_reserved)
 
 
-def _advice(search: Search, proof: Recorded, replays: Replays, events: int, refused: int) -> Advice:
+def _first_answer(point: Point, outcome: Outcome) -> str:
+    """What is known of a point after its first replay."""
+    name = point.settings or "the defaults"
+    if outcome.completes:
+        return f"{name}: fits, {format_bytes(outcome.peak_reserved)} reserved"
+    return f"{name}: does not fit, {outcome.refused} requests refused"
+
+
+def _rows(search: Search) -> tuple[tuple[AdviceRow, ...], int | None]:
+    """The candidates, the best first, and the index of the best that fits."""
     from bfc.study.search import choose
 
     step = search.coarse
@@ -166,8 +190,7 @@ def _advice(search: Search, proof: Recorded, replays: Replays, events: int, refu
             best = len(ranked)
         first = [] if chosen is None else [chosen]
         ranked += first + [it for it in mine if it is not chosen]
-    rows = tuple(_row(candidate, step) for candidate in ranked)
-    return Advice(search.live, search.device, proof, rows, best, events, replays.count, refused)
+    return tuple(_row(candidate, step) for candidate in ranked), best
 
 
 def _row(candidate: Candidate, step: int) -> AdviceRow:
@@ -180,4 +203,5 @@ def _row(candidate: Candidate, step: int) -> AdviceRow:
         candidate.outcome.driver_calls,
         candidate.high if candidate.is_within(step) else None,
         tuple(sorted(candidate.refused_above)),
+        candidate.outcome.beginning,
     )

@@ -93,12 +93,15 @@ class Outcome:
         the allocator.
     peak_live : int
         The most that was asked for and not freed.
+    beginning : str
+        Where the replay put what was live when the recording began, as `Replay.beginning` says it.
     """
 
     refused: int
     peak_reserved: int
     driver_calls: int
     peak_live: int
+    beginning: str = ""
 
     @property
     def completes(self) -> bool:
@@ -129,7 +132,8 @@ def replay(trace: Trace, point: Point, capacity: int) -> Outcome:
     with point.allocator(source) as allocator:
         result = trace.replay(allocator)
         calls = source.driver_calls
-    return Outcome(result.failed, result.peak_bytes_reserved, calls, result.peak_bytes_live)
+    peaks = result.peak_bytes_reserved, calls, result.peak_bytes_live
+    return Outcome(result.failed, *peaks, result.beginning)
 
 
 # Which points there are ----------------------------------------------------------------------

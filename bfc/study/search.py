@@ -222,9 +222,14 @@ class Search:
     ) -> None:
         """Looks for the best settings of PyTorch's policy, and of ours. People compare them with
         the settings that are known, and with the defaults: their smallest device is searched in any
-        case."""
+        case.
+
+        Settings are combined only where that can help: the run does not fit as it is, and the
+        device has room for what is live."""
         compared = [DEFAULT, EXPANDABLE, *known]
-        keys = one_key_at_a_time()
+        is_possible = self.live <= self.device
+        fits = self.add(known or [DEFAULT])[0].outcome.completes
+        keys = one_key_at_a_time() if is_possible else {}
         self.stage("one setting at a time")
         single = {
             key: [point for values in listed if (point := caching(values)) is not None]
@@ -236,9 +241,18 @@ class Search:
             if all(it.high is None for it in family):
                 self.widen(family)
         self.narrow(self.candidates.values(), self.coarse)
+        if is_possible and not fits:
+            self._combine(keys)
+        if grid:
+            self.stage("the full grid")
+            self.narrow(self.add(grid), self.coarse)
+        self.stage("the smallest devices")
+        self._settle(self.add(compared))
+
+    def _combine(self, keys: dict[str, list[dict[str, str]]]) -> None:
+        """Tries pairs of the best values, then one more key while that helps."""
         self.stage("pairs of settings")
-        best = self._best_values(keys)
-        self.improve(self._pairs(best))
+        self.improve(self._pairs(self._best_values(keys)))
         for _ in range(CLIMBS):
             before = self.order(self.ranked()[0])
             self.improve(self._one_more(self.ranked()[0]))
@@ -246,11 +260,6 @@ class Search:
                 break
         self.stage("fewer calls of the driver")
         self._fewer_calls()
-        if grid:
-            self.stage("the full grid")
-            self.narrow(self.add(grid), self.coarse)
-        self.stage("the smallest devices")
-        self._settle(self.add(compared))
 
     def improve(self, points: Iterable[Point]) -> None:
         """Adds those of some points that complete on less than the smallest so far."""
@@ -330,7 +339,8 @@ class Search:
                 if not new:
                     break
                 self.narrow(new, GRAIN, beside=False)
-                self.look_around(new)
+                if is_pytorch:  # ours need what is live and a little more: nothing is below
+                    self.look_around(new)
                 settled |= {it.point for it in new}
 
 

@@ -7,6 +7,7 @@ batches.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -52,7 +53,8 @@ class Replays:
     Parameters
     ----------
     trace : Trace
-        What is replayed.
+        What is replayed. Its columns that a replay does not need, and all of its `meta` but what
+        `Beginning` reads, are not sent.
     executor : concurrent.futures.Executor, optional
         What runs the replays. It is not shut down. Its workers must see this machine's folder of
         temporary files, except those of `distributed.Client.get_executor()`.
@@ -76,8 +78,10 @@ class Replays:
         jobs: int | None = None,
         tick: Tick | None = None,
     ) -> None:
-        self.trace = trace
+        columns = trace.op, trace.id, trace.size, trace.stream
+        self.trace = Trace(*columns, meta=trace.beginning.as_meta())
         self.count = 0
+        self._is_started = False
         self._known: dict[Task, Outcome] = {}
         self._given = executor
         self._jobs = usable_cores() if jobs is None else jobs
@@ -110,20 +114,21 @@ class Replays:
         _read.pop(self._path, None)  # where the executor has threads of this process
         self._cleanup.__exit__(*error)
 
-    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """The outcome of each task. What was replayed before is not replayed again."""
+    def run(self, tasks: Sequence[Task], *, here: bool = False) -> list[Outcome]:
+        """The outcome of each task. What was replayed before is not replayed again. With `here`,
+        this process does it: other processes take a while to start."""
         new = [task for task in dict.fromkeys(tasks) if task not in self._known]
-        for outcomes in self._run(new):
+        for outcomes in self._run_here(new) if here or self._executor is None else self._run(new):
             self._known |= outcomes
             self.count += len(outcomes)
             self._tick(len(outcomes))
         return [self._known[task] for task in tasks]
 
+    def _run_here(self, tasks: list[Task]) -> Iterator[dict[Task, Outcome]]:
+        for task in tasks:
+            yield {task: replay(self.trace, *task)}
+
     def _run(self, tasks: list[Task]) -> Iterator[dict[Task, Outcome]]:
-        if self._executor is None:
-            for task in tasks:
-                yield {task: replay(self.trace, *task)}
-            return
         from concurrent.futures import CancelledError, as_completed
         from concurrent.futures.process import BrokenProcessPool
 
@@ -136,7 +141,9 @@ class Replays:
                 for batch in batches:
                     futures[self._submit(batch)] = batch
             for future in as_completed(futures):
-                yield dict(zip(futures[future], future.result(), strict=True))
+                outcomes = future.result()
+                self._is_started = True
+                yield dict(zip(futures[future], outcomes, strict=True))
         except BrokenProcessPool as error:
             if self._given is not None:
                 raise
@@ -154,7 +161,7 @@ class Replays:
         return self._executor.submit(replay_all, self._path, batch)
 
     def _why_broken(self) -> str:
-        if self.count:
+        if self._is_started:
             return "a process of bfc.advise has ended unexpectedly, perhaps for lack of memory"
         return f"the processes of bfc.advise have ended at once. {NO_GUARD}"
 
@@ -165,10 +172,11 @@ def usable_cores() -> int:
 
 
 def _write(trace: Trace, path: str) -> None:
-    """The arrays alone, not compressed: they are read once by each process."""
+    """Not compressed: it is read once by each process."""
     import numpy as np
 
-    np.savez(path, op=trace.op, id=trace.id, size=trace.size, stream=trace.stream)
+    meta = np.array(json.dumps(trace.meta))
+    np.savez(path, op=trace.op, id=trace.id, size=trace.size, stream=trace.stream, meta=meta)
 
 
 # In the workers ------------------------------------------------------------------------------

@@ -58,6 +58,15 @@ class Beginning:
         text = text if isinstance(text, str) else None
         return cls(first, text, reserved_at_the_start(torch) or 0)
 
+    def as_meta(self) -> dict[str, Any]:
+        """A `meta` that says this and no more."""
+        if not self.events:
+            return {}
+        said: dict[str, Any] = {"first_recorded_event": self.events, "segment_events": []}
+        said["segments"] = [[0, 0, self.reserved]]
+        said["settings"] = {} if self.settings is None else {VARIABLE: self.settings}
+        return {"torch": said}
+
     def may_lie_as_recorded(self, allocator: Allocator) -> bool:
         """Whether an allocator can have the recorded layout: one of PyTorch's policy with the
         recorded settings, which holds nothing yet and may take as much as the run had."""

@@ -110,10 +110,62 @@ def test_json_has_what_the_text_says(advice: bfc.Advice):
         *("peak_reserved", "driver_calls", "smallest_device"),
     }
     text = str(advice)
-    assert text.splitlines()[0] == advice.proof == content["proof"]
-    assert f"best: PYTORCH_CUDA_ALLOC_CONF={advice.rows[advice.best].settings}" in text
-    assert text.index("not in PyTorch") > text.index("expandable_segments:True")
+    assert text.splitlines()[0] == advice.answer == content["answer"]
+    assert advice.proof[1:] in text.splitlines()[1]
+    assert f"PYTORCH_CUDA_ALLOC_CONF={advice.rows[advice.best].settings}" in advice.answer
     assert "as recorded: under other settings" in text.splitlines()[-1]
+    assert all(row.name in advice.text(every_row=True) for row in advice.rows)
+
+
+def table_of(advice: bfc.Advice) -> list[str]:
+    """The first cells of the rows that `print` shows."""
+    table = str(advice).split("\n\n")[1].splitlines()[1:]
+    return [line.split("  ")[0] for line in table if not line.startswith("and ")]
+
+
+def test_five_rows_differ_in_kind(advice: bfc.Advice):
+    shown = table_of(advice)
+    assert shown[:2] == ["(the defaults)", "expandable_segments:True"]
+    assert len(shown) == 5
+    kinds = {row.name: row.policy for row in advice.rows}
+    assert [kinds[name] for name in shown[:3]] == ["caching"] * 3
+    assert kinds[shown[3]] in ("caching+stitch", "bfc+virtual_memory")
+    assert kinds[shown[4]] == "bfc"
+    assert advice.rows[advice.best].name in shown
+
+
+def test_what_fits_already_needs_no_change():
+    advice = bfc.advise(DECOMFL, "4 GiB", jobs=1)
+    now = advice.rows[advice.in_force]
+    spare = bfc.units.format_bytes((4 << 30) - now.peak_reserved)
+    assert (now.settings, now.fits) == ("", True)
+    assert advice.answer.startswith("It fits on 4.00 GiB as it is: under PyTorch's defaults it ")
+    assert f"which leaves {spare}. Nothing has to change." in advice.answer
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in advice.answer
+
+
+def test_the_answer_says_what_the_change_costs(advice: bfc.Advice):
+    best, usual = advice.rows[advice.best], advice.usual_calls
+    device = CountedSimulated(1 << 40)
+    with bfc.CachingAllocator(device, strict=True) as allocator:
+        DECOMFL.replay(allocator)
+        assert device.driver_calls == usual
+    change = abs(best.driver_calls - usual)
+    kind = "more" if best.driver_calls > usual else "fewer"
+    assert (
+        f"costs {best.driver_calls} calls of the driver, {change} {kind} than now" in advice.answer
+    )
+
+
+def test_a_recording_that_began_in_mid_run_says_where_its_beginning_lies():
+    trace = bfc.Trace.load(RECORDINGS[0])
+    large = bfc.advise(trace, "40 GiB", jobs=1)
+    small = bfc.advise(trace, trace.beginning.reserved - 1, jobs=1)
+    assert large.live_peak == small.live_peak == trace.peak_bytes_live()
+    assert "In the first row, what was live then lies where it lay" in str(large)
+    assert "each policy places anew what was live then" in str(small)
+    assert {row.beginning for row in small.rows} == {"as placed"}
+    assert {row.beginning for row in large.rows} == {"as recorded", "as placed"}
 
 
 # What nothing fits on --------------------------------------------------------------------------
@@ -123,7 +175,9 @@ def test_where_nothing_fits_the_floor_is_named():
     trace = bfc.Trace([0, 0], [0, 1], [64 * MIB, 64 * MIB])
     advice = bfc.advise(trace, "100 MiB", jobs=1)
     assert (advice.best, advice.fits, advice.live_peak) == (None, False, 128 * MIB)
-    assert "Nothing fits on 100.00 MiB. No setting fits on less than 128.00 MiB" in str(advice)
+    assert advice.answer == (
+        "Nothing makes it fit on 100.00 MiB: 128.00 MiB are live at once, 28.00 MiB too many."
+    )
     (default,) = (row for row in advice.rows if (row.policy, row.settings) == ("caching", ""))
     assert (default.refused, default.smallest_device) == (1, 128 * MIB)
 
@@ -245,7 +299,8 @@ def test_recorded_settings_are_a_row_that_is_compared():
     assert advice.recorded.is_exact
     (row,) = (row for row in advice.rows if row.settings == settings)
     assert row.smallest_device is not None
-    assert settings in str(advice).split("best:")[0].split("fits")[1]
+    assert advice.rows[advice.in_force] == row
+    assert settings in table_of(advice)
 
 
 def test_a_line_shows_no_control_characters():
@@ -400,7 +455,8 @@ def test_an_interrupt_ends_it_with_its_workers(pause: float):
     out, err = command.communicate(timeout=60)
     assert time.monotonic() - begun < 20
     assert (command.returncode, out) == (130, ""), err
-    assert err.splitlines()[1:] == ["bfc: interrupted"]
+    assert err.splitlines()[-1] == "bfc: interrupted"
+    assert all(line.startswith("bfc advise: ") for line in err.splitlines()[:-1])
     assert len(workers) >= 3
     assert all_end(workers)
 

@@ -62,7 +62,7 @@ def test_a_pair_is_found_that_no_single_value_leads_to():
         pair: 110 * MIB,
         pair + ",large_segment_size_mb:12": 104 * MIB,
     }
-    found = searched(MadeUp(needs(least, 180 * MIB)), 200 * MIB)
+    found = searched(MadeUp(needs(least, 180 * MIB)), 170 * MIB)
     best = found.ranked()[0]
     assert best.point.settings == pair + ",large_segment_size_mb:12"
     assert best.high == 104 * MIB
@@ -73,12 +73,26 @@ def test_a_key_that_saves_calls_is_found_within_one_percent(size: int, is_near: 
     fast = "large_segment_size_mb:64,expandable_segments:True"
     least = {"expandable_segments:True": 1500 * MIB, fast: size * MIB}
     made = MadeUp(needs(least, 1800 * MIB), lambda point: 3 if point.settings == fast else 10)
-    found = searched(made, 2000 * MIB, 1000 * MIB)
+    found = searched(made, 1700 * MIB, 1000 * MIB)
     assert found.ranked()[0].high == 1500 * MIB
     best = choose(found.ranked(), found.device, found.coarse)
     assert best is not None
     assert best.point.settings == (fast if is_near else "expandable_segments:True")
     assert best.high == (size if is_near else 1500) * MIB
+
+
+def test_settings_are_combined_only_where_that_can_help():
+    fits, cannot = MadeUp(needs({}, 100 * MIB)), MadeUp(needs({}, 300 * MIB))
+    searched(fits, 200 * MIB)
+    searched(cannot, 200 * MIB, live=250 * MIB)
+    for replays, most in ((fits, 1), (cannot, 0)):
+        keys = {point.settings.count(":") for point, _ in replays.asked if point.is_pytorch}
+        with_a_limit = 1  # a threshold is tried with a limit
+        assert max(keys) <= most + with_a_limit
+    assert {point.settings for point, _ in cannot.asked if point.is_pytorch} == {
+        "",
+        "expandable_segments:True",
+    }
 
 
 def test_what_fits_nowhere_is_searched_on_larger_devices():
