@@ -16,6 +16,9 @@ from bfc.errors import TraceError
 cdef extern from "Python.h":
     int PyList_SET_SLICE "PyList_SetSlice"(object list, Py_ssize_t low, Py_ssize_t high, PyObject* items) except -1
 
+cdef enum:
+    NUMBER_BITS = 14
+
 cdef object _FLOAT = struct.Struct(">d")
 
 
@@ -34,6 +37,8 @@ cdef class Machine:
     cdef readonly Py_ssize_t at     # where the current operation begins
     cdef readonly list stack
     cdef list marks, memo
+    cdef list numbers               # objects of numbers that were read lately, and
+    cdef int64_t[1 << NUMBER_BITS] made     # what they are, by a hash
     cdef Py_ssize_t containers, values, most_containers, most_values, most_waiting
     cdef Py_ssize_t turn_length     # how many operations are read between two calls of look()
     cdef bint done
@@ -44,6 +49,7 @@ cdef class Machine:
         self.data, self.bytes_, self.size = data, data, len(data)
         self.next = 2
         self.stack, self.marks, self.memo = [], [], []
+        self.numbers = [None] * (1 << NUMBER_BITS)
         self.most_containers, self.most_values, self.most_waiting = most_containers, most_values, most_waiting
         self.turn_length = turn_length
         self.refusal, self.shown = refusal, shown
@@ -94,7 +100,7 @@ cdef class Machine:
             elif code == 0x4D:                                  # BININT2
                 stack.append(self.byte() | <int>self.byte() << 8)
             elif code == 0x4A:                                  # BININT
-                stack.append(<int32_t>self.four())
+                stack.append(self.known_number(<int32_t>self.four()))
             elif code == 0x28:                                  # MARK
                 self.marks.append(len(stack))
             elif code == 0x65:                                  # APPENDS
@@ -186,8 +192,18 @@ cdef class Machine:
             if self.bytes_[start + length - 1] & 0x80:
                 number = ~number
             memcpy(&number, self.bytes_ + start, length)
-            return <int64_t>number
+            return self.known_number(<int64_t>number)
         return int.from_bytes(self.data[start:start + length], "little", signed=True)
+
+    cdef object known_number(self, int64_t number):
+        """A number as an object, the same one again where it was made lately: an address or a size stands in many
+        entries of a history."""
+        cdef size_t slot = (<uint64_t>number * <uint64_t>0x9E3779B97F4A7C15) >> (64 - NUMBER_BITS)
+        if self.made[slot] == number and self.numbers[slot] is not None:
+            return self.numbers[slot]
+        self.made[slot] = number
+        self.numbers[slot] = number
+        return self.numbers[slot]
 
     cdef int text(self, Py_ssize_t length) except -1:
         self.need(length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable
@@ -33,13 +34,10 @@ class Columns:
     """The events of a trace that is being written, with their addresses, and what is live."""
 
     def __init__(self) -> None:
-        self.op: list[int] = []
-        self.id: list[int] = []
-        self.size: list[int] = []
-        self.stream: list[int] = []
-        self.addresses: list[int] = []
+        self.op, self.id, self.stream = array("B"), array("L"), array("L")
+        self.size, self.addresses = array("Q"), array("Q")
         #: The entry of the history that each event comes from, and the current one; -1 for none.
-        self.entries: list[int] = []
+        self.entries = array("q")
         self.entry = -1
         self.live: dict[int, Live] = {}
         #: Ordinals by stream handle: the default stream, then the others in order of first use.

@@ -386,6 +386,19 @@ class _Entries:
             event.named = self._said[id(frames)]
 
 
+def _consumed(entries: _Entries, recording: _Recording) -> list[_Event]:
+    """The history, checked. Each entry of the file is dropped as soon as it is read, so that both
+    are never in memory as a whole."""
+    read = recording.entries
+    events: list[_Event] = []
+    for number, entry in enumerate(read):
+        events.append(entries.event(entry, recording.where, number))
+        if type(read) is list:
+            read[number] = None
+    recording.entries = ()
+    return events
+
+
 def _before(events: list[_Event], final: list[Span]) -> tuple[list[Span], int]:
     """The segments before the history, and how many entries about segments contradict it."""
     spans = Spans(final)
@@ -428,11 +441,7 @@ def _converted(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     owners = Owners()
     entries = _Entries(recording.stacks, owners)
-    events = [
-        entries.event(entry, recording.where, number)
-        for number, entry in enumerate(recording.entries)
-    ]
-    recording.entries = ()
+    events = _consumed(entries, recording)
     spans, wrong = _before(events, recording.spans)
     before = _live_before(events, recording.blocks)
     sizes = Sizes(recording.settings)
@@ -465,7 +474,7 @@ def _converted(
             "streams": list(streams),
             "settings": recording.settings,
             "first_recorded_event": first,
-            "addresses": columns.addresses,
+            "addresses": columns.addresses.tolist(),
             "segments": player.segments,
             "segment_events": player.segment_events,
             "oom": player.refused,

@@ -9,7 +9,7 @@ from typing import Any
 
 from bfc.study.points import BFC, CACHING, PAGES, STITCHED
 from bfc.study.recorded import Recorded, shown
-from bfc.trace.beginning import VARIABLE
+from bfc.trace.beginning import AS_RECORDED, VARIABLE
 from bfc.units import format_bytes
 
 #: A key that older releases of PyTorch refuse.
@@ -20,11 +20,11 @@ EXPANDABLE = "expandable_segments:True"
 #: The settings that have rows of their own in any case.
 KNOWN = ("", EXPANDABLE)
 HEADINGS = ("settings", "fits", "refused", "reserved", "calls", "smallest device")
-AS_RECORDED = (
+FIRST_ROW = (
     "The recording began in mid-run. In the first row, what was live then lies where it lay; in "
     "the others, where the policy would have put it."
 )
-AS_PLACED = (
+NO_ROW = (
     "The recording began in mid-run. This device has no room for the layout that it began with, so "
     "each policy places anew what was live then. To be sure, record from the start of the program."
 )
@@ -263,7 +263,7 @@ class Advice:
                 "request is replayed, too, and counts as live."
             )
         if beginning := self.rows[self.in_force].beginning:
-            yield AS_RECORDED if beginning == "as recorded" else AS_PLACED
+            yield FIRST_ROW if beginning == AS_RECORDED else NO_ROW
         yield ""
         lines = [HEADINGS, *map(self._cells, shown)]
         widths = [max(len(line[at]) for line in lines) for at in range(len(HEADINGS))]

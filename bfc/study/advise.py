@@ -173,7 +173,7 @@ def _first_answer(point: Point, outcome: Outcome) -> str:
     name = point.settings or "the defaults"
     if outcome.completes:
         return f"{name}: fits, {format_bytes(outcome.peak_reserved)} reserved"
-    return f"{name}: does not fit, {outcome.refused} requests refused"
+    return f"{name}: does not fit, {outcome.refused} refused"
 
 
 def _rows(search: Search) -> tuple[tuple[AdviceRow, ...], int | None]:

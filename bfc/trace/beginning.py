@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: The variable of PyTorch, under whose name a snapshot has the text of the settings.
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 ALLOCATE, FREE, RELEASE = 0, 1, 2
+#: Where a replay puts what was live when the recording began.
+AS_RECORDED, AS_PLACED = "as recorded", "as placed"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bfc.files import open_regular, replacing
 from bfc.trace import rmm_log
 from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
-from bfc.trace.beginning import Beginning, frees_of, gaps_in
+from bfc.trace.beginning import AS_PLACED, AS_RECORDED, Beginning, frees_of, gaps_in
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 from bfc.trace.timeline import Occupancy, Timeline
 from bfc.units import format_bytes
@@ -809,6 +809,7 @@ class Trace:
         *,
         samples: int | None = None,
         progress: Callable[[int], None] | None = None,
+        beginning: str | None = None,
     ) -> Replay:
         """Run every event through an allocator, in one compiled loop without the GIL.
 
@@ -820,6 +821,11 @@ class Trace:
             Keep a `timeline` of at most so many rows, or 7 if that is fewer.
         progress : callable, optional
             Called now and then with the number of events done.
+        beginning : {"as recorded", "as placed"}, optional
+            Of a recording that began in mid-run: put what was live then where it lay, as far as
+            that can be had, or let the allocator place it. The default is "as recorded" for an
+            empty allocator of PyTorch's policy that has the recorded settings and room for what was
+            reserved, and "as placed" for any other.
 
         Returns
         -------
@@ -832,7 +838,7 @@ class Trace:
         TypeError
             If `allocator` is not an allocator.
         ValueError
-            If `samples` is below 1.
+            If `samples` is below 1, or `beginning` is another text.
         ClosedError
             If the allocator is closed, or becomes so meanwhile.
         SubAllocatorError
@@ -865,13 +871,17 @@ class Trace:
             raise ValueError(f"samples is a number of rows from 1 on, not {samples}")
         if not isinstance(allocator, Allocator):
             raise TypeError(f"a trace is replayed on an allocator, not {type(allocator).__name__}")
-        beginning = self.beginning
-        if beginning.may_lie_as_recorded(allocator):
+        if beginning not in (None, AS_RECORDED, AS_PLACED):
+            raise ValueError(f"beginning is {AS_RECORDED!r} or {AS_PLACED!r}, not {beginning!r}")
+        start = self.beginning
+        if beginning is None and start.may_lie_as_recorded(allocator):
+            beginning = AS_RECORDED
+        if start.events and beginning == AS_RECORDED:
             made = self._played(allocator, None, samples, progress)
             if made is not None:
                 return made
             allocator.release_free_regions()  # not even the beginning fits as it lay
-        kept = np.flatnonzero(~self._gaps()) if beginning.events else None
+        kept = np.flatnonzero(~self._gaps()) if start.events else None
         made = self._played(allocator, kept, samples, progress)
         assert made is not None
         return made
@@ -918,7 +928,7 @@ class Trace:
             run.peak_bytes_in_use,
             run.peak_bytes_reserved,
             timeline,
-            ("as recorded" if kept is None else "as placed") if first else "",
+            (AS_RECORDED if kept is None else AS_PLACED) if first else "",
             0 if kept is None else len(self) - len(kept),
         )
 

@@ -198,7 +198,7 @@ def test_our_own_dump_comes_back(tmp_path: Path, make_allocator):
     asked = {address: 1000 * (n + 1) for n, address in enumerate(live) if n % 2}
     assert live_at_the_end(trace) == asked
     other = bfc.BFCAllocator(bfc.SimulatedSubAllocator("8 MiB", base=1 << 40))
-    trace.replay(other)
+    assert trace.replay(other, beginning="as recorded").beginning == "as recorded"
     assert {c.ptr: c.requested_size for c in other.snapshot().live_chunks()} == asked
     for address in live[1::2]:
         allocator.deallocate_raw(address)

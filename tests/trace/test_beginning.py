@@ -158,6 +158,20 @@ def test_a_replay_says_where_the_beginning_lies() -> None:
     )
 
 
+def test_where_the_beginning_lies_can_be_asked_for() -> None:
+    trace = fragmented()
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator("2 GiB")) as pool:
+        assert trace.replay(pool, beginning="as recorded").beginning == "as recorded"
+        assert pool.stats().bytes_in_use == 400 * MIB
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("2 GiB")) as pool:
+        assert trace.replay(pool, beginning="as placed").peak_bytes_reserved == 550 * MIB
+        with pytest.raises(ValueError, match="'as recorded' or 'as placed', not 'so'"):
+            trace.replay(pool, beginning="so")
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("600 MiB")) as pool:
+        result = trace.replay(pool, beginning="as recorded")
+        assert (result.beginning, result.failed) == ("as placed", 0), "there is no room as it lay"
+
+
 @pytest.mark.parametrize(
     "torch",
     [
