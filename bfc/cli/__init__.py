@@ -3,6 +3,7 @@
 
     policies.py            what names an allocator on the command line
     runs.py                recorded runs that a command is given
+    tables.py              tables for people, and JSON and CSV for scripts
     advise.py, devices.py, diff.py, replay.py
     anonymise.py, report.py
 """

@@ -1,0 +1,52 @@
+"""What a command prints: a table for people, or JSON or CSV for scripts."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterable, Mapping
+
+#: A row of a table, for scripts: figures in bytes and texts, by the names of the columns.
+Cells = Mapping[str, object]
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json` and `--csv`. `show` prints what they ask for."""
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="print JSON instead of text")
+    formats.add_argument(
+        "--csv",
+        action="store_true",
+        help="print the table as CSV: a line for each row, sizes in bytes",
+    )
+
+
+def show(
+    arguments: argparse.Namespace,
+    *,
+    text: Callable[[], object],
+    as_json: Callable[[], str],
+    rows: Callable[[], Iterable[Cells]],
+) -> None:
+    """Prints one of three forms of a result: the one that `--json` or `--csv` asks for, or text.
+
+    `rows` returns the rows of the table, whose keys name the columns. A row that lacks a column,
+    or has None there, has an empty cell in it.
+    """
+    if arguments.csv:
+        _print_csv(list(rows()))
+    else:
+        print(as_json() if arguments.json else text())
+
+
+def _print_csv(rows: list[Cells]) -> None:
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+
+
+def _cell(value: object) -> object:
+    """A value as CSV has it. A name in a stranger's file must not move the terminal's cursor."""
+    return ascii(value) if isinstance(value, str) and not value.isprintable() else value
