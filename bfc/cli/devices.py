@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import bfc
+from bfc.cli.tables import Cells, add_formats, show
 from bfc.drivers.cuda import _driver
 from bfc.drivers.opencl import platform as _opencl
 from bfc.units import format_bytes
@@ -25,7 +26,7 @@ def add_to(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_formats(parser)
     parser.set_defaults(run=run)
 
 
@@ -37,14 +38,50 @@ def run(arguments: argparse.Namespace) -> bool:
         "opencl": _listed(bfc.opencl.is_available, bfc.opencl.device_count, _opencl_device),
         "host": _listed(lambda: "the host's memory", lambda: 1, _host),
     }
-    if arguments.json:
-        print(json.dumps(kinds, indent=2))
-        return True
-    for kind, found in kinds.items():
-        print(found["reason"] if kind != "host" else "The host is always available")
-        for number, device in enumerate(found["devices"]):
-            print(f"  {kind}:{number}" if kind != "host" else "  host", *_words(device), sep="  ")
+    show(
+        arguments,
+        text=lambda: "\n".join(_lines(kinds)),
+        as_json=lambda: json.dumps(kinds, indent=2),
+        rows=lambda: _rows(kinds),
+    )
     return True
+
+
+def _lines(kinds: dict[str, Any]) -> Iterator[str]:
+    for kind, found in kinds.items():
+        yield found["reason"] if kind != "host" else "The host is always available"
+        for name, device in _named(kind, found):
+            yield "  ".join(["", name, *_words(device)])
+
+
+def _rows(kinds: dict[str, Any]) -> Iterator[Cells]:
+    """A row for each device, and one for a kind that has none, with the reason."""
+    for kind, found in kinds.items():
+        for name, device in _named(kind, found) or [("", {"fault": found["reason"]})]:
+            yield {"kind": kind, "device": name, **_NO_FACTS, **device}
+
+
+#: Every column is there, whatever this machine has.
+_NO_FACTS = dict.fromkeys(
+    (
+        "name",
+        "total_bytes",
+        "platform",
+        "version",
+        "largest_allocation_bytes",
+        "alignment_bytes",
+        "svm",
+        "fault",
+    )
+)
+
+
+def _named(kind: str, found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The devices of a kind, under the names that `--device` takes."""
+    return [
+        (kind if kind == "host" else f"{kind}:{number}", device)
+        for number, device in enumerate(found["devices"])
+    ]
 
 
 def _listed(

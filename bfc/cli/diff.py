@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import bfc
 from bfc.browser.compared import data_of_diff
 from bfc.browser.render import render
 from bfc.cli.runs import option_named
+from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.study.diff import compared, devices_of
-from bfc.study.growth import SHOWN
+from bfc.study.growth import KINDS, SHOWN, Diff
 from bfc.study.recordings import read
 from bfc.units import parse_bytes
 
@@ -36,6 +38,9 @@ allocations are live.
   "reserved_a", "reserved_b"   the most bytes in segments that a recording tells of, or null
   "remarks"       what cannot be compared, and why
 
+--csv prints a line for each of these rows, with the columns at (peak or end), by (total, owner,
+line or size), name, a, b, growth, count_a and count_b.
+
 exit code: 0 the peak of B is at most that of A (and --allow), 1 it is larger, 2 a wrong call or
 file.
 
@@ -56,7 +61,7 @@ def add_to(subparsers: Any) -> None:
     what = "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name"
     add("first", metavar="A", type=Path, help=f"the first run: {what}")
     add("second", metavar="B", type=Path, help="the second run")
-    add("--json", action="store_true", help="print JSON instead of tables")
+    add_formats(parser)
     add(
         "--rows",
         type=_positive,
@@ -96,8 +101,21 @@ def run(arguments: argparse.Namespace) -> bool:
         page = render(data_of_diff(found, first, second))
         with replacing(arguments.output) as file:
             file.write(page.encode())
-    print(found.to_json() if arguments.json else found.text(arguments.rows))
+    show(
+        arguments,
+        text=lambda: found.text(arguments.rows),
+        as_json=found.to_json,
+        rows=lambda: _rows(found),
+    )
     return found.peak.total.bytes <= allowed
+
+
+def _rows(found: Diff) -> Iterator[Cells]:
+    """All rows of all tables, and the total of each moment."""
+    for at, moment in (("peak", found.peak), ("end", found.end)):
+        yield {"at": at, "by": "total", **moment.total.as_dict()}
+        for kind in KINDS:
+            yield from ({"at": at, "by": kind, **part.as_dict()} for part in moment.parts(kind))
 
 
 def _read(path: Path, device: int | None) -> bfc.Trace:

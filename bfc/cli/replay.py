@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import bfc
 from bfc.cli.policies import device_maker, policies
 from bfc.cli.runs import FILES, files, named, read_trace
+from bfc.cli.tables import Cells, add_formats, show
 from bfc.study.counted import Counted
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure
 from bfc.study.recordings import PICKLES, has_devices
@@ -36,6 +37,8 @@ HEADINGS = (
     "ns/event",
     "refused",
 )
+#: The kinds of calls of a driver, in the order of their columns in CSV.
+CALLS = ("alloc", "free", "reserve", "unreserve", "create", "release", "map", "access", "unmap")
 
 EPILOG = """\
 policies: bfc is TensorFlow's. It takes its whole limit at once, or, with --allow-growth, regions
@@ -55,6 +58,9 @@ and each piece that is mapped counts); fragment., the share of the free bytes ou
 free block at the end, which is high if there are many regions; ns/event, the nanoseconds for each
 allocation or free, in the fastest pass; refused, the allocations that did not fit. All but ns/event
 are of one replay on a new allocator.
+
+--csv prints the same columns in bytes, under the names that they have in --json, and the calls of
+each kind; the pictures are left out.
 
 exit code: 0 all fitted, 1 an allocation was refused, 2 a wrong call or file.
 """
@@ -111,7 +117,7 @@ def add_to(subparsers: Any) -> None:
         default=3,
         help="replays of each trace on one allocator (default: 3)",
     )
-    add("--json", action="store_true", help="print JSON instead of a table")
+    add_formats(parser)
     add("--no-picture", action="store_true", help="do not draw the fullest moment")
     parser.set_defaults(run=run)
 
@@ -173,14 +179,13 @@ def run(arguments: argparse.Namespace) -> bool:
             wanted = not arguments.no_picture
             picture = at_its_fullest(trace, policy, make_device) if wanted else None
             results.append((caption, row, picture))
-    if arguments.json:
-        traces = [_as_json(row, picture) for _, row, picture in results]
-        print(json.dumps({"device": arguments.device, "traces": traces}, indent=2))
-    else:
-        for caption, _, picture in results:
-            if picture is not None:
-                print(f"{caption}, when most is live\n{picture}\n")
-        _print_table([row for _, row, _ in results], with_policies=arguments.policy is not None)
+    traces = [_as_json(row, picture) for _, row, picture in results]
+    show(
+        arguments,
+        text=lambda: "\n".join(_lines(results, with_policies=arguments.policy is not None)),
+        as_json=lambda: json.dumps({"device": arguments.device, "traces": traces}, indent=2),
+        rows=lambda: [_flat(row) for _, row, _ in results],
+    )
     return not any(row.refused for _, row, _ in results)
 
 
@@ -233,7 +238,23 @@ def _as_json(row: Row, picture: bfc.Snapshot | None) -> dict[str, Any]:
     return {**asdict(row), "occupancy_when_most_is_live": picture.occupancy()}
 
 
-def _print_table(rows: list[Row], with_policies: bool) -> None:
+def _flat(row: Row) -> Cells:
+    """A row without lists in it: a column for the calls of each kind, whatever the policy makes."""
+    cells = asdict(row)
+    by_kind = cells.pop("driver_calls_by_kind")
+    return {**cells, **{f"{kind}_calls": by_kind.get(kind, 0) for kind in CALLS}}
+
+
+def _lines(
+    results: list[tuple[str, Row, bfc.Snapshot | None]], with_policies: bool
+) -> Iterator[str]:
+    for caption, _, picture in results:
+        if picture is not None:
+            yield f"{caption}, when most is live\n{picture}\n"
+    yield from _table([row for _, row, _ in results], with_policies)
+
+
+def _table(rows: list[Row], with_policies: bool) -> Iterator[str]:
     lines = [HEADINGS, *map(_cells, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     for line, policy in zip(lines, ["policy", *(row.policy for row in rows)], strict=True):
@@ -243,7 +264,7 @@ def _print_table(rows: list[Row], with_policies: bool) -> None:
         ]
         if with_policies:  # at the end, so that long settings do not move the figures
             cells.append(policy)
-        print("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()
 
 
 def _positive(text: str) -> int:
