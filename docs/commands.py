@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from bfc.cli import advise, anonymise, devices, diff, replay, report
-
-PARTS = {
-    "advise": advise,
-    "anonymise": anonymise,
-    "devices": devices,
-    "diff": diff,
-    "replay": replay,
-    "report": report,
-}
+from bfc.cli import commands
 
 
 def help_of(name: str) -> str:
     """The text for a terminal of 100 columns."""
     os.environ["COLUMNS"] = "100"
-    command = argparse.ArgumentParser(prog="bfc").add_subparsers()
-    PARTS[name].add_to(command)
-    return command.choices[name].format_help()
+    return commands()[1][name].format_help()
 
 
 class CommandHelp(Directive):  # type: ignore[misc]

@@ -11,43 +11,105 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from bfc import __version__
 from bfc.cli import advise, anonymise, devices, diff, replay, report
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
-OK, DOES_NOT_FIT, WRONG = 0, 1, 2
+OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+#: What a wrong call or file is told with. The text says what is wrong, and what to do.
+EXPECTED = (OSError, ValueError, RuntimeError, MemoryError, ImportError)
+#: Kinds of these that only a fault in the program raises.
+UNEXPECTED = (UnicodeError, RecursionError, NotImplementedError)
+
+EPILOG = """\
+`bfc COMMAND --help` says what a command takes and prints.
+
+exit code: 0 all well, 1 an allocation was refused or a peak has grown, 2 a wrong call or file, 130
+interrupted.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused or a
-    peak has grown, 2 a wrong call or file, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="bfc", description="A GPU memory allocator that you can use, see into and trust."
-    )
-    parser.add_argument("--version", action="version", version=f"bfc {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    replay.add_to(subparsers)
-    advise.add_to(subparsers)
-    report.add_to(subparsers)
-    diff.add_to(subparsers)
-    anonymise.add_to(subparsers)
-    devices.add_to(subparsers)
+    peak has grown, 2 a wrong call or file, 130 interrupted. Without a command it lists them."""
+    _print_in_any_encoding()
+    parser, _ = commands()
     parsed = parser.parse_args(arguments)
+    if "run" not in parsed:
+        parser.print_help()
+        return OK
     try:
         fits: bool = parsed.run(parsed)
-    except BrokenPipeError:
-        # The reader (head, a pager) has gone. Give the interpreter nothing to complain about when
-        # it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except (OSError, ValueError, RuntimeError, MemoryError) as error:
-        print(f"bfc: {error}", file=sys.stderr)
-        return WRONG
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, a pager) has gone
+        code = OK
     except KeyboardInterrupt:
         print("bfc: interrupted", file=sys.stderr)
-        return 130
-    return OK if fits else DOES_NOT_FIT
+        code = INTERRUPTED
+    except Exception as error:
+        if "traceback" in parsed:
+            traceback.print_exc()
+        print(f"bfc: {_in_words(error)}", file=sys.stderr)
+        code = WRONG
+    else:
+        return OK if fits else DOES_NOT_FIT
+    _discard_what_cannot_be_printed()
+    return code
+
+
+def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """What reads the command line, and what reads the rest of it, for each command."""
+    parser = argparse.ArgumentParser(
+        prog="bfc",
+        description="A GPU memory allocator that you can use, see into and trust.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"bfc {__version__}")
+    added = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for command in (replay, advise, report, diff, anonymise, devices):
+        command.add_to(added)
+    for one in (parser, *added.choices.values()):  # so that it can stand before and after
+        one.add_argument(
+            "--traceback",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="if something goes wrong, show where in the program",
+        )
+    return parser, added.choices
+
+
+def _print_in_any_encoding() -> None:
+    """Escapes what the encoding of the terminal lacks, as stderr does, in place of an error."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error)
+    if text and isinstance(error, EXPECTED) and not isinstance(error, UNEXPECTED):
+        return text
+    what = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
+    if isinstance(error, MemoryError):
+        return f"{what}: the command needs more memory than this machine has left"
+    return (
+        f"{what}: bfc did not expect this, so it is a mistake in bfc. Try again with --traceback, "
+        "and report what that shows"
+    )
+
+
+def _discard_what_cannot_be_printed() -> None:
+    """Gives the interpreter nothing to complain about when it flushes."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -28,7 +28,7 @@ examples:
 def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "anonymise",
-        help="strip frames, names and times from a recording, so that it can be shared",
+        help="strip names and times from a recording, to share it",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

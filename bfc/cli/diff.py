@@ -53,7 +53,7 @@ examples:
 def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "diff",
-        help="show what grew between two recorded runs, by owner, line and size",
+        help="show what grew between two recorded runs",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import sys
+import io
 from collections.abc import Callable, Iterable, Mapping
 
 #: A row of a table, for scripts: figures in bytes and texts, by the names of the columns.
@@ -35,16 +35,18 @@ def show(
     or has None there, has an empty cell in it.
     """
     if arguments.csv:
-        _print_csv(list(rows()))
+        print(_csv(list(rows())), end="")
     else:
         print(as_json() if arguments.json else text())
 
 
-def _print_csv(rows: list[Cells]) -> None:
+def _csv(rows: list[Cells]) -> str:
     columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    return out.getvalue()
 
 
 def _cell(value: object) -> object:

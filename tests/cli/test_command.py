@@ -1,0 +1,115 @@
+"""What all commands share: a list of them, errors in one line, and output under any encoding."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bfc
+from bfc.cli import commands, devices, main
+
+ODD = "café 中文 \U0001f600"
+
+
+def test_without_a_command_there_is_a_line_for_each(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = commands()[1]
+    assert {"advise", "demo", "devices", "replay", "report"} <= names.keys()
+    for name in names:
+        (line,) = (line for line in lines if line.split()[:1] == [name])
+        assert len(line.split()) > 3
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (KeyError(7), "KeyError: 7: bfc did not expect this"),
+        (IndexError("list\nindex"), "IndexError: list index: bfc did not expect this"),
+        (UnicodeError("odd"), "UnicodeError: odd: bfc did not expect this"),
+        (AssertionError(), "AssertionError: bfc did not expect this"),
+        (MemoryError(), "MemoryError: the command needs more memory"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_command_does_not_expect_is_one_line(capsys, monkeypatch, error, printed):
+    def broken(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(devices, "_listed", broken)
+    assert main(["devices"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"bfc: {printed}")
+    assert "--traceback" in err or isinstance(error, MemoryError)
+    for words in (["--traceback", "devices"], ["devices", "--traceback"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback (most recent call last):")
+        assert "in broken" in err
+        assert f"\nbfc: {printed}" in err
+
+
+def test_every_command_prints_in_any_encoding(tmp_path, monkeypatch):
+    """The name of a file, and the name of an owner, do not fit."""
+    run = tmp_path / f"{ODD}.npz"
+    bfc.Trace([0], [0], [4096], owner=[1], owners=["", ODD]).save(run)
+    other = tmp_path / "other.npz"
+    bfc.Trace([0], [0], [512]).save(other)
+    for words in (
+        ["replay", str(run)],
+        ["diff", str(other), str(run), "--allow", "1GiB"],
+        ["diff", str(other), str(run), "--allow", "1GiB", "--csv"],
+        ["report", str(run), "-o", str(tmp_path / f"{ODD}.html")],
+        ["anonymise", str(run), str(tmp_path / f"{ODD} 2.npz")],
+        ["devices"],
+    ):
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(words) == 0
+        out.seek(0)
+        assert "caf\\xe9 \\u4e2d" in out.read() or words == ["devices"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["latin-1", "C"],
+)
+def test_a_locale_is_an_encoding(tmp_path, settings):
+    path = tmp_path / "run.npz"
+    bfc.Trace([0], [0], [4096], owner=[1], owners=["", ODD]).save(path)
+    empty = tmp_path / "empty.npz"
+    bfc.Trace([], [], []).save(empty)
+    done = subprocess.run(
+        [sys.executable, "-m", "bfc", "diff", str(path), str(empty)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, **settings},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u4e2d" in done.stdout
+
+
+@pytest.mark.parametrize(("out", "code"), [("/dev/full", 2), (None, 0)])
+def test_where_nothing_can_be_printed_there_is_no_traceback(out, code):
+    to = f"> {out}" if out else ">&-"
+    words = ["sh", "-c", f"{sys.executable} -m bfc devices --csv {to}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr in ("", "bfc: [Errno 28] No space left on device\n")
+
+
+def test_a_command_that_is_not_there_is_answered_with_those_that_are(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replya", str(Path(__file__))])
+    assert ended.value.code == 2
+    assert "'replay'" in capsys.readouterr().err
