@@ -143,12 +143,17 @@ class Spans:
         span = self._spans[self._starts[index]] if index >= 0 else None
         return span if span is not None and address < span.end else None
 
+    def overlap(self, start: int, end: int) -> bool:
+        """Whether a part of [start, end) lies in a segment."""
+        above = bisect_left(self._starts, end)
+        return above > 0 and self._spans[self._starts[above - 1]].end > start
+
     def add(self, new: Span) -> bool:
         """Adds a segment, and joins it to expandable neighbours on its stream."""
-        above = bisect_left(self._starts, new.end)
-        if above and self._spans[self._starts[above - 1]].end > new.start:
+        if self.overlap(new.start, new.end):
             return False
         if new.is_expandable:
+            above = bisect_left(self._starts, new.end)
             before = self._spans[self._starts[above - 1]] if above else None
             after = self._spans.get(new.end)
             if before is not None and before.end == new.start and _are_one(before, new):
@@ -287,6 +292,8 @@ class Layout:
     inexact: int = 0
     #: The number of allocations that lie in no segment.
     outside: int = 0
+    #: The number of those blocks that lie over another one, and are not allocated.
+    left_out: int = 0
     #: The number of blocks that may have been up to 1 MiB larger than they are made here.
     unsure: int = 0
 
@@ -304,9 +311,14 @@ def lay_out(
     are freed. So each request finds nothing free except the rest of its own segment. With
     expandable segments the parts of one reservation are filled end to end, without the addresses
     between them: this is exact only if there is one part.
+
+    A block that fits into no segment contradicts the segments. It is allocated before the holes
+    are freed, so that it takes none of them. One that lies over a hole comes after that, and one
+    that lies over another block is left out.
     """
     layout = Layout()
     placed, homeless = _placed(spans, live)
+    layout.outside = len(homeless)
     layout.unsure = _find_sizes(spans, placed, history, sizes)
     holes: list[int] = []
     parts = Counter(span.owner for span in spans if span.is_expandable)
@@ -317,12 +329,23 @@ def lay_out(
         filler = _Filler(span, sizes, columns, parts[span.owner] <= 1)
         holes += filler.fill(blocks)
         layout.inexact += not filler.is_exact
-    for block in homeless:
-        columns.allocate(block.address, block.requested, block.stream)
+    homeless = _allocated(homeless, columns)
     for address in holes:
         columns.free(address)
-    layout.outside = len(homeless)
+    layout.left_out = len(_allocated(homeless, columns))
+    layout.outside -= layout.left_out
     return layout
+
+
+def _allocated(blocks: list[Block], columns: Columns) -> list[Block]:
+    """Allocates blocks that lie in no segment. Returns those that lie over something live."""
+    left = []
+    for block in blocks:
+        if columns.live_between(block.address, block.address + max(block.requested, 1)):
+            left.append(block)
+        else:
+            columns.allocate(block.address, block.requested, block.stream)
+    return left
 
 
 def _placed(

@@ -467,6 +467,7 @@ def _converted(
     repairs = player.repairs
     repairs["segment_events_contradicting"] += wrong
     repairs["allocations_before_outside_segments"] += layout.outside
+    repairs["allocations_before_left_out"] += layout.left_out
     meta = {
         "source": "PyTorch memory snapshot",
         "torch": {
@@ -622,7 +623,8 @@ class _Player:
             block = final.get(address)
             if block is not None and block.requested == self.columns.live[address].size:
                 continue
-            if block is None and spans.holding(address) is None:
+            end = address + max(self.columns.live[address].size, 1)
+            if block is None and not spans.overlap(address, end):
                 self.repairs["live_outside_segments"] += 1
             else:
                 self._free_unseen(address)
