@@ -9,6 +9,7 @@ from typing import SupportsIndex
 MAX_BYTES = 2**63 - 1
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {name[:end]: _UNITS[name] for name in ("kib", "mib", "gib", "tib") for end in (1, 2)}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _MOST_DIGITS = 100
@@ -20,7 +21,8 @@ def parse_bytes(size: SupportsIndex | str) -> int:
     Parameters
     ----------
     size : int or str
-        KiB, MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB are powers of 1000.
+        KiB, MiB, GiB and TiB are powers of 1024, and so are K, M, G and T, and Ki, Mi, Gi and Ti.
+        KB, MB, GB and TB are powers of 1000. Upper and lower case are the same.
 
     Returns
     -------
@@ -36,8 +38,8 @@ def parse_bytes(size: SupportsIndex | str) -> int:
 
     Examples
     --------
-    >>> parse_bytes("3 MiB"), parse_bytes(700), parse_bytes("1.5 GB")
-    (3145728, 700, 1500000000)
+    >>> parse_bytes("3 MiB"), parse_bytes("3M"), parse_bytes(700), parse_bytes("1.5 GB")
+    (3145728, 3145728, 700, 1500000000)
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)

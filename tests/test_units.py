@@ -25,6 +25,13 @@ from bfc.units import MAX_BYTES, format_bytes, parse_bytes
         (".5 GiB", 1 << 29),
         ("1. TiB", 1 << 40),
         ("2 KB", 2000),
+        ("34G", 34 << 30),
+        ("34 g", 34 << 30),
+        ("34Gi", 34 << 30),
+        ("1.5M", 3 << 19),
+        ("2k", 2048),
+        ("1t", 1 << 40),
+        ("34GB", 34 * 10**9),
         ("1.5 GB", 1_500_000_000),
         ("0.1 B", 0),
         (str(MAX_BYTES), MAX_BYTES),
@@ -38,7 +45,7 @@ def test_a_text_is_read_as_bytes(text: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", " ", "MiB", "-1", "-1 MiB", "+1", "1e3", "0x10", "1,000", "1_000", "1 XiB", "1 M"),
+        *("", " ", "MiB", "-1", "-1 MiB", "+1", "1e3", "0x10", "1,000", "1_000", "1 XiB", "1 MM"),
         *("nan", "inf", "1 2", "1..2", ".", "1 MiB/s", "\u00b2", "\u0661 MiB", "1\x00", "4 GiB 1"),
     ],
 )

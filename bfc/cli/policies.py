@@ -9,25 +9,26 @@ from typing import Any
 
 import bfc
 from bfc.allocators._allocator import Allocator
+from bfc.cli.sizes import device_bytes
 from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
 from bfc.study.experiment import Policy
 from bfc.suballocators import SubAllocator
-from bfc.units import parse_bytes
 
 
 def device_maker(text: str) -> Callable[[], Counted]:
     """What makes the device that `--device` names. Raises ValueError."""
-    kind, _, rest = text.partition(":")
+    kind, _, rest = text.partition(":") if not text[:1].isdecimal() else (SIMULATED, "", text)
     if kind == "opencl":
         return _opencl_maker(text, rest)
-    if kind not in ("simulated", "host") or (kind == "simulated" and not rest):
+    if kind not in (SIMULATED, "host") or (kind == SIMULATED and not rest):
         raise ValueError(
-            f"--device {text}: it is simulated:SIZE, host[:SIZE] or opencl[:INDEX][:SIZE]"
+            f"--device {text}: it is simulated:SIZE, or SIZE alone, host[:SIZE] or "
+            "opencl[:INDEX][:SIZE]"
         )
-    capacity = parse_bytes(rest) if rest else None
+    capacity = device_bytes(rest, f"--device {text}") if rest else None
     if kind == "host":
         return lambda: CountedHost(capacity)
-    return lambda: CountedSimulated(rest)
+    return lambda: CountedSimulated(capacity)
 
 
 def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:
@@ -36,7 +37,7 @@ def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:
         if size:
             raise ValueError(f"--device {text}: it is opencl[:INDEX][:SIZE]")
         index, size = "0", rest
-    capacity = parse_bytes(size) if size else None
+    capacity = device_bytes(size, f"--device {text}") if size else None
     return lambda: CountedOpenCL(index=int(index), capacity=capacity)
 
 
@@ -44,7 +45,8 @@ def policies(arguments: argparse.Namespace) -> list[Policy]:
     """The policies asked for, in that order; `bfc` where none is. Raises ValueError."""
     # No setting has a space in it, and a table has no place for a line's end.
     names = ["".join(text.split()) for text in arguments.policy or ["bfc"]]
-    listed = [_policy(name, arguments) for name in names]
+    limit = _limit(arguments.memory_limit)
+    listed = [_policy(name, arguments, limit) for name in names]
     if arguments.allow_growth and "bfc" not in names:
         raise ValueError(
             "--allow-growth is an option of --policy bfc: the caching policy and virtual_memory "
@@ -58,9 +60,9 @@ def policies(arguments: argparse.Namespace) -> list[Policy]:
     return listed
 
 
-def _policy(name: str, arguments: argparse.Namespace) -> Policy:
+def _policy(name: str, arguments: argparse.Namespace, limit: int | float | None) -> Policy:
     kind, colon, text = name.partition(":")
-    common: dict[str, Any] = {"memory_limit": _limit(arguments.memory_limit)}
+    common: dict[str, Any] = {"memory_limit": limit}
     if not _stitches(name):
         common["strict"] = arguments.strict
     if kind == "caching":
@@ -136,6 +138,8 @@ def _fraction(text: str) -> float:
         raise ValueError(f"{text!r} is not a fraction such as 0.05") from None
 
 
+#: The device that a size alone means, as in `bfc advise`.
+SIMULATED = "simulated"
 #: The first word after `bfc:` or `caching:`, for the policies that stitch.
 VIRTUAL_MEMORY, STITCH = "virtual_memory", "stitch"
 #: The options of both, and what reads them. The allocator reads a page's size.
@@ -149,7 +153,9 @@ def _settings(text: str, strict: bool) -> bfc.CachingSettings:
         raise error.found_in("--policy caching") from None
 
 
-def _limit(text: str | None) -> str | float | None:
-    if text is not None and "." in text and text.replace(".", "", 1).isdigit():
+def _limit(text: str | None) -> int | float | None:
+    if text is None:
+        return None
+    if "." in text and text.replace(".", "", 1).isdigit():
         return float(text)
-    return text
+    return device_bytes(text, f"--memory-limit {text}")

@@ -130,7 +130,8 @@ def add_options_of_allocators(
     add(
         "--device",
         default=device,
-        help="simulated:SIZE, host[:SIZE] or opencl[:INDEX][:SIZE] "
+        metavar="DEVICE",
+        help="[simulated:]SIZE, such as 34GiB, host[:SIZE] or opencl[:INDEX][:SIZE] "
         f"(default: {device or '80 GiB, or four times the largest peak'})",
     )
     add(
