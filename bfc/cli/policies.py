@@ -10,6 +10,7 @@ from typing import Any
 import bfc
 from bfc.allocators._allocator import Allocator
 from bfc.cli.sizes import device_bytes
+from bfc.study import recorded
 from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
 from bfc.study.experiment import Policy
 from bfc.suballocators import SubAllocator
@@ -41,10 +42,33 @@ def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:
     return lambda: CountedOpenCL(index=int(index), capacity=capacity)
 
 
-def policies(arguments: argparse.Namespace) -> list[Policy]:
-    """The policies asked for, in that order; `bfc` where none is. Raises ValueError."""
+def is_default(arguments: argparse.Namespace) -> bool:
+    """Whether nothing on the command line chooses a policy."""
+    return not arguments.policy and not arguments.allow_growth
+
+
+def default_policy(trace: bfc.Trace, strict: bool) -> tuple[str, str]:
+    """The policy that a trace is replayed under unless another one is asked for, and why.
+
+    It is PyTorch's, with the recorded settings, for what PyTorch recorded, and else TensorFlow's.
+    """
+    if not isinstance(trace.meta, dict) or "torch" not in trace.meta:
+        return "bfc", ""
+    text = "".join((recorded.read(trace).settings or "").split())
+    try:
+        bfc.CachingSettings().apply(text, strict)
+    except bfc.SettingsError as error:
+        fault = recorded.shown(str(error).splitlines()[0])
+        return "caching", f"PyTorch's policy with its defaults; of the recorded settings, {fault}"
+    if not text:
+        return "caching", "PyTorch's policy"
+    return f"caching:{text}", "PyTorch's policy with the recorded settings"
+
+
+def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy]:
+    """The policies asked for, in that order; `default` where none is. Raises ValueError."""
     # No setting has a space in it, and a table has no place for a line's end.
-    names = ["".join(text.split()) for text in arguments.policy or ["bfc"]]
+    names = ["".join(text.split()) for text in arguments.policy or [default]]
     limit = _limit(arguments.memory_limit)
     listed = [_policy(name, arguments, limit) for name in names]
     if arguments.allow_growth and "bfc" not in names:

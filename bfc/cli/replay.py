@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.cli.policies import device_maker, policies
+from bfc.cli.policies import default_policy, device_maker, is_default, policies
 from bfc.cli.runs import FILES, files, named, read_trace
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.study.counted import Counted
@@ -102,7 +102,8 @@ def add_to(subparsers: Any) -> None:
         action="append",
         metavar="POLICY",
         help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS]; "
-        "several are shown side by side (default: bfc)",
+        "several are shown side by side (default: caching, with the recorded settings, for what "
+        "PyTorch recorded, and bfc for other traces)",
     )
     add_options_of_allocators(add)
     add(
@@ -165,8 +166,14 @@ def run(arguments: argparse.Namespace) -> bool:
             f"of PyTorch ({', '.join(PICKLES)}), and no TRACE is one"
         )
     results: list[tuple[str, Row, bfc.Snapshot | None]] = []
+    remarks: list[str] = []
     for name, path in named(paths):
         trace = read_trace(path, arguments.snapshot_device, frames=False)
+        if is_default(arguments):
+            default, why = default_policy(trace, arguments.strict)
+            listed = policies(arguments, default)
+            if why:
+                remarks.append(f"{name} was recorded by PyTorch: {why} (--policy takes others)")
         for policy in listed:
             caption = name if arguments.policy is None else f"{name} under {policy.name}"
             row = measure(
@@ -183,7 +190,7 @@ def run(arguments: argparse.Namespace) -> bool:
     traces = [_as_json(row, picture) for _, row, picture in results]
     show(
         arguments,
-        text=lambda: "\n".join(_lines(results, with_policies=arguments.policy is not None)),
+        text=lambda: "\n".join(_lines(results, remarks, arguments.policy is not None)),
         as_json=lambda: json.dumps({"device": arguments.device, "traces": traces}, indent=2),
         rows=lambda: [_flat(row) for _, row, _ in results],
     )
@@ -247,12 +254,13 @@ def _flat(row: Row) -> Cells:
 
 
 def _lines(
-    results: list[tuple[str, Row, bfc.Snapshot | None]], with_policies: bool
+    results: list[tuple[str, Row, bfc.Snapshot | None]], remarks: list[str], with_policies: bool
 ) -> Iterator[str]:
     for caption, _, picture in results:
         if picture is not None:
             yield f"{caption}, when most is live\n{picture}\n"
-    yield from _table([row for _, row, _ in results], with_policies)
+    yield from remarks
+    yield from _table([row for _, row, _ in results], with_policies or bool(remarks))
 
 
 def _table(rows: list[Row], with_policies: bool) -> Iterator[str]:

@@ -441,3 +441,40 @@ def test_a_broken_snapshot_is_one_line_and_exit_code_2(capsys, tmp_path, content
     assert fault in captured.err
     assert captured.out == ""
     assert not hasattr(bfc, "was_run")
+
+
+# -- what PyTorch recorded -------------------------------------------------------------------------
+
+
+def recorded_with(settings: str, path: Path) -> str:
+    recorder = Recorder(random_places(random.Random(3)))
+    recorder.settings = {"PYTORCH_CUDA_ALLOC_CONF": settings}
+    random_run(random.Random(3), recorder, 40)
+    path.write_bytes(pickle.dumps(recorder.snapshot(), protocol=4))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy", "why"),
+    [
+        ("", "caching", "PyTorch's policy (--policy takes others)"),
+        ("max_split_size_mb:64, ", "caching:max_split_size_mb:64,", "with the recorded settings"),
+        ("backend:other", "caching", "its defaults; of the recorded settings, "),
+    ],
+)
+def test_what_pytorch_recorded_is_replayed_under_its_policy(
+    capsys, tmp_path, five, settings, policy, why
+):
+    path = recorded_with(settings, tmp_path / "run.pickle")
+    npz = str(tmp_path / "run.npz")
+    bfc.Trace.from_torch(path).save(npz)
+    for run in (path, npz):
+        assert [row["policy"] for row in rows(capsys, run, five)] == [policy, "bfc"]
+    assert [row["policy"] for row in rows(capsys, path, "--policy", "bfc")] == ["bfc"]
+    assert [row["policy"] for row in rows(capsys, path, "--allow-growth")] == ["bfc"]
+    assert main(["replay", path, five, "--no-picture"]) == 0
+    first, headings, row, other = capsys.readouterr().out.splitlines()
+    assert first.startswith("run was recorded by PyTorch: PyTorch's policy")
+    assert why in first
+    assert (row.split()[-1], other.split()[-1]) == (policy, "bfc")
+    assert headings.split()[-1] == "policy"
