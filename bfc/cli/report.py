@@ -1,4 +1,4 @@
-"""`bfc report RUN... -o report.html`: runs as one page for the browser."""
+"""`bfc report RUN...`: runs as one page for the browser."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from bfc.browser.report import write
 from bfc.cli.policies import device_maker, policies
 from bfc.cli.replay import add_options_of_allocators, whole
 from bfc.cli.runs import FILES, files, named, read_trace
+
+#: What stands at the beginning of each page that bfc writes.
+TITLE, HEAD = b"<title>bfc report</title>", 4096
 
 EPILOG = """\
 The page is one file. It asks the network for nothing, and any current browser opens it. It shows
@@ -43,7 +46,14 @@ def add_to(subparsers: Any) -> None:
         type=Path,
         help=FILES,
     )
-    add("-o", "--output", required=True, metavar="HTML", type=Path, help="the file to write")
+    add(
+        "-o",
+        "--output",
+        metavar="HTML",
+        type=Path,
+        help="the file to write (default: the name of the first RUN, with .html, in the folder "
+        "where you are)",
+    )
     add(
         "--perfetto",
         metavar="JSON",
@@ -69,6 +79,7 @@ def add_to(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> bool:
     """Writes the page. Returns True."""
+    output = arguments.output or _named_after(arguments.runs[0])
     make_device = device_maker(arguments.device or "simulated:80GiB")
     listed = policies(arguments) if arguments.policy else []
     if not listed and (arguments.memory_limit or arguments.allow_growth or arguments.strict):
@@ -82,8 +93,18 @@ def run(arguments: argparse.Namespace) -> bool:
     data = data_of(traces, listed, make_device if arguments.device else None, title=arguments.title)
     if arguments.perfetto is not None and data["kind"] == "state":
         raise ValueError("--perfetto: the file has no history, so there is nothing over time")
-    write(data, arguments.output)
+    write(data, output)
     if arguments.perfetto is not None:
         write_perfetto(traces, data["runs"], arguments.perfetto)
-    print(f"{arguments.output}: {data['title']}, {data['events']} events")
+    print(f"{output}: {data['title']}, {data['events']} events")
     return True
+
+
+def _named_after(run: Path) -> Path:
+    """The page's name where none is given. Raises ValueError rather than replace another page."""
+    path = Path(f"{run.resolve().stem}.html")
+    if path.exists():
+        with path.open("rb") as file:
+            if TITLE not in file.read(HEAD):
+                raise ValueError(f"{path}: it exists, and is no report. Name a file with -o")
+    return path

@@ -181,3 +181,18 @@ def test_a_page_goes_into_a_pipe(tmp_path):
         assert os.read(reader, 10) == b"page"
     finally:
         os.close(reader)
+
+
+def test_without_a_name_the_page_has_the_runs(capsys, tmp_path, monkeypatch):
+    """It stands where the user is, takes the place of an older page, and of no other file."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["report", SMALL]) == 0
+        assert capsys.readouterr().out.startswith("gpu_lm_small.html: ")
+    (tmp_path / "sub").mkdir()
+    bfc.Trace([0], [0], [512]).save(tmp_path / "sub" / "a.npz")
+    assert main(["report", "sub"]) == 0
+    assert capsys.readouterr().out.startswith("sub.html: ")
+    (tmp_path / "sub.html").write_text("mine")
+    assert "sub.html: it exists, and is no report" in wrong(capsys, "sub")
+    assert (tmp_path / "sub.html").read_text() == "mine"
