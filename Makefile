@@ -25,15 +25,17 @@ help: ## show this list
 
 dev: $(VENV)/built ## make the virtual environment, and build the package into the checkout
 
-demo: $(VENV)/built ## replay the recorded training runs, and compare what they need: the main job, in seconds
+demo: $(VENV)/built ## find the settings under which a training fits, and compare what recorded runs need, in seconds
+	$(BIN)/bfc demo build/demo
+	@echo
 	$(BIN)/bfc replay bench/traces/unet_buckets.npz --device simulated:26GiB
 	@echo
 	$(BIN)/bfc replay bench/traces --no-picture
 	@echo
 	$(BIN)/python examples/stitching.py
 
-test: $(VENV)/clients $(VENV)/built ## run the tests: CUDA on an emulated driver, with the libraries that share a pool on top
-	$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser"
+test: $(VENV)/clients $(VENV)/built ## run the tests (CUDA on an emulated driver, with the libraries that share a pool on top), or those of ARGS=tests/cli
+	$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser" $(ARGS)
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
 	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers and not browser" tests/cuda tests/copying/test_gpu.py
@@ -124,12 +126,15 @@ ci: ## what must pass before a change lands
 # -- what the targets need ----------------------------------------------------------------------------------------------
 # The editable install compiles the modules into the checkout, too, and keeps its intermediate files in build/ (setup.py).
 
+# setuptools says of each editable install that another folder may have the package's name.
+UNWARNED := PYTHONWARNINGS='ignore:Editable installation'
+
 $(BIN)/python:
 	$(MAKE_VENV) $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	$(INSTALL) --group demo
-	$(BIN)/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	$(UNWARNED) $(BIN)/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/built: $(MODULES) | $(VENV)/installed
@@ -163,7 +168,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 .venv-cuda12/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-cuda12
 	$(INSTALL) --group demo --group test 'cuda-bindings<13'
-	.venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	$(UNWARNED) .venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
 .venv-torch/built: pyproject.toml .ci/constraints.txt | $(VENV)/built

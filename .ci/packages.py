@@ -128,6 +128,7 @@ def try_wheel(python: str, wheel: Path, scratch: Path) -> None:
     run(installed, "-c", TRIAL, trace, cwd=scratch)
     run(folder / "bin/bfc", "--version", cwd=scratch)
     run(folder / "bin/bfc", "replay", trace, "--no-picture", cwd=scratch)
+    run(folder / "bin/bfc", "demo", cwd=scratch)
     run(folder / "bin/bfc", "report", trace, "-o", scratch / "report.html", cwd=scratch)
     run(installed, "-m", "pip", "--quiet", "install", f"{wheel}[testing]", "ml-dtypes")
     shutil.rmtree(tests / "bfc", ignore_errors=True)  # the tests are to find the wheel's

@@ -69,13 +69,11 @@ COMMANDS = re.findall(r"^\$ (.+)$", BLOCK, re.MULTILINE)
 @pytest.fixture(scope="module")
 def pictured(folder: Path) -> Path:
     """The report that the README's two commands write."""
-    (folder / "examples").symlink_to(ROOT / "examples")
-    assert [command.split()[0] for command in COMMANDS] == ["python", "bfc"]
+    assert [command.split()[:2] for command in COMMANDS] == [["bfc", "demo"], ["bfc", "report"]]
     paths = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     for command in COMMANDS:
-        name, *rest = shlex.split(command)
-        words = [sys.executable, *(["-m", "bfc"] if name == "bfc" else []), *rest]
+        words = [sys.executable, "-m", *shlex.split(command)]
         subprocess.run(words, check=True, cwd=folder, env=environment)
     return folder / "report.html"
 
@@ -83,7 +81,7 @@ def pictured(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def training(folder: Path, pictured: Path) -> Trace:
     """The run of that report."""
-    return Trace.from_torch(folder / "build" / "training.pickle")
+    return Trace.from_torch(folder / "bfc-demo" / "training.pickle")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -19,6 +20,8 @@ from own_interpreter import run as run_alone
 
 import bfc
 from bfc import testing
+from bfc.cli import main
+from bfc.cli.miniature import record
 from bfc.testing import cuda_emulator as emulator
 
 #: These run where distributed and torch are installed: tests/dask and tests/torch_opencl have them.
@@ -70,6 +73,27 @@ def test_a_command_of_a_document_prints_what_stands_below_it(
     wanted = [without_times(line) for line in shown if line != "..."]
     assert re.sub(r"bfc advise: replaying .*\n", "", ran.stderr) == ""
     assert [line for line in wanted if line not in printed] == []
+
+
+def test_the_first_screen_of_the_readme_runs_far_from_a_checkout(tmp_path, monkeypatch):
+    """What it installs is there, and another recording in the place of the training's."""
+    first_screen = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    memory = types.SimpleNamespace(
+        _record_memory_history=lambda: None, _dump_snapshot=lambda name: record(Path(name))
+    )
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(memory=memory))
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for kind, code in BLOCK.findall(first_screen):
+        if kind == "py":
+            exec(code, {"torch": torch})
+            continue
+        for name, *words in (shlex.split(line[2:], comments=True) for line in code.splitlines()):
+            if name == "bfc":
+                assert main(words) == 0
+                ran.append(words[0])
+    assert ran == ["demo", "advise", "report"]
+    assert (tmp_path / "snapshot.html").exists()
 
 
 def test_the_documents_show_what_commands_print():

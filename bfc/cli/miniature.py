@@ -1,18 +1,13 @@
 """A training of a small transformer, as far as its memory goes: no GPU is needed, and no number is
-computed. It records what it allocates, with owners and lines, into a file to look at or to replay:
-
-    $ python examples/training_in_miniature.py build/training.pickle
-    12 steps, 8.29 GiB live at most, 9.52 GiB reserved at most
-
-Then `bfc report build/training.pickle -o report.html` shows the run in the browser.
+computed. `bfc demo` records what it allocates, with owners and lines.
 """
 
+from __future__ import annotations
+
 import random
-import sys
 from pathlib import Path
 
 import bfc
-from bfc.units import format_bytes
 
 LAYERS, WIDTH, VOCABULARY, BATCH = 12, 2048, 32_000, 8
 COPIES = 7  # the handle of a stream that brings the batches
@@ -106,18 +101,9 @@ def train(gpu: bfc.CachingAllocator, steps: int = 12) -> None:
     del caches
 
 
-def main(path: Path) -> None:
+def record(path: Path) -> None:
+    """Trains on a simulated GPU of 24 GiB, and writes a memory snapshot in PyTorch's format."""
     with bfc.CachingAllocator(bfc.SimulatedSubAllocator("24 GiB")) as gpu:
         gpu.record_history(context="all")
         train(gpu)
-        path.parent.mkdir(parents=True, exist_ok=True)
         gpu.dump(path)
-        figures = gpu.memory_stats()
-        live, reserved = (
-            format_bytes(figures[f"{name}_bytes.all.peak"]) for name in ("requested", "reserved")
-        )
-        print(f"12 steps, {live} live at most, {reserved} reserved at most")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
