@@ -5,6 +5,7 @@ lines above it. In order:
 
     native/, include/, units.py, streams.py, devices.py   words, and structures in C++
     interpreter/, errors.py
+    libraries.py                                  others', imported when needed; tables of pandas
     _core.pyx, files.py, compiling.py, drivers/   the engine; all code that calls a driver
     cuda.py, pytorch/, suballocators/             PyTorch's terms; where regions come from
     snapshots/, buffers/

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
+from bfc.libraries import client as client
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import checked_memory_info
 
@@ -55,16 +55,6 @@ def no_allocator(allocators: Allocators, device: int) -> NoReturn:
         f"no bfc allocator for device {device}, which is the current one: there is one for {known}."
         f"\n  try: bfc.use([..., an allocator over bfc.CUDASubAllocator({device})], ...)"
     )
-
-
-def client(module: str, install: str) -> Any:
-    """A library's module. Raises DeviceUnavailableError where it is missing or does not load."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            f"{module} cannot be imported ({error})\n  try: pip install {install}"
-        ) from error
 
 
 def device_memory(pool: Allocator) -> tuple[int, int]:

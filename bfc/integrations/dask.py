@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.allocators._allocator import Allocator
 from bfc.integrations._dask_page import COLUMNS, FAULT, FIGURES, register, rows_of
 from bfc.integrations._shared import OneOrMore, client
+from bfc.libraries import frame_of
 from bfc.snapshots.figures import figures
 
 try:
@@ -294,7 +295,7 @@ def table(client: Client, *, as_frame: bool = False) -> Any:
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:
-    return client("pandas", "pandas").DataFrame(rows, columns=COLUMNS)
+    return frame_of({name: [row.get(name) for row in rows] for name in COLUMNS})
 
 
 def dask_setup(server: Scheduler) -> None:

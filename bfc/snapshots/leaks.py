@@ -7,11 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from bfc.libraries import frame_of_rows
 from bfc.snapshots.columns import CHUNK, STATES, RegionColumns
 from bfc.snapshots.snapshot import Frame
 from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MOST_SHOWN = 10
 IN_USE = STATES.index("in use")
@@ -58,6 +62,21 @@ class Leaks(tuple[Leak, ...]):
         made = super().__new__(cls, found)
         made.allocator = allocator
         return made
+
+    def to_frame(self) -> DataFrame:
+        """The allocations as a table of pandas.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A column for each attribute of `Leak`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+        """
+        return frame_of_rows(Leak, self)
 
     def __str__(self) -> str:
         if not self:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bfc.libraries import frame_of_rows
 from bfc.snapshots.columns import (
     ASLEEP,
     CHUNK,
@@ -27,6 +28,8 @@ from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from pandas import DataFrame
 
     from bfc.pytorch.settings import CachingSettings
 
@@ -505,6 +508,29 @@ class Snapshot:
                 row[2] += 1
                 row[4] += chunk.requested_size
         return tuple(BinInfo(number, *row) for number, row in enumerate(totals))
+
+    def to_frame(self) -> DataFrame:
+        """The chunks as a table of pandas, in address order.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A column for each attribute of `ChunkInfo`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+        >>> address = allocator.allocate_raw(1000)
+        >>> allocator.snapshot().to_frame()["size"].tolist()
+        [1024, 1047552]
+        """
+        return frame_of_rows(ChunkInfo, self.chunks())
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain dicts and lists, ready for JSON.

@@ -6,10 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import frame_of_rows
 from bfc.study.recorded import shown
 from bfc.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: How many rows of a table are printed.
 SHOWN = 8
@@ -118,6 +122,33 @@ class MomentGrowth:
             `by_owner`, `by_line` or `by_size`.
         """
         return {"owner": self.by_owner, "line": self.by_line, "size": self.by_size}[kind]
+
+    def to_frame(self, kind: str) -> DataFrame:
+        """The parts of one kind as a table of pandas.
+
+        Parameters
+        ----------
+        kind : {"owner", "line", "size"}
+            Which.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A column for each attribute of `Growth`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> found = bfc.diff(bfc.Trace([0], [0], [512]), bfc.Trace([0, 0], [0, 1], [512, 1024]))
+        >>> found.peak.to_frame("size")["count_b"].tolist()
+        [1, 1]
+        """
+        return frame_of_rows(Growth, self.parts(kind))
 
     def __neg__(self) -> MomentGrowth:
         def turned(parts: Sequence[Growth]) -> tuple[Growth, ...]:
