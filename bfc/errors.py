@@ -219,6 +219,27 @@ class InvariantError(AssertionError):
     """The bookkeeping contradicts itself: a bug in bfc. Raised by `check()` and by debug builds."""
 
 
+class PolicyError(RuntimeError):
+    """A policy written in Python broke a rule, or raised an error. The text names the event.
+
+    Parameters
+    ----------
+    fault : str
+        What the policy did, and which rule that breaks.
+    event : int, optional
+        The index of the event of the trace; -1 outside a replay.
+
+    Attributes
+    ----------
+    event : int
+        As given. `trace[: error.event + 1]` is the shortest trace that shows the fault.
+    """
+
+    def __init__(self, fault: str = "", event: int = -1) -> None:
+        self.event = event
+        super().__init__(fault)
+
+
 class TraceError(ValueError):
     """A trace cannot be read or replayed; the text names the file and the fault in one line.
 

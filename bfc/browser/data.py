@@ -35,7 +35,8 @@ streams : the streams' numbers that occur
 
 runs : what stands beside each other on one axis; at most 16. "live_at_peak", "blocks", "views" and
     "owners_over_time" are of the first. Each has
-    label, policy, settings, device : texts; `policy` is "caching" or "bfc"
+    label, policy, settings, device : texts; `policy` is "caching" or "bfc", or the module of a
+        policy that is written in Python, whose class is in `settings`
     trace : the name of the trace; runs of one trace have the same
     origin : "recorded", as PyTorch ran it, or "replayed"; of a state "state"
     events, completed, refusals, first_refusal (event), driver_calls

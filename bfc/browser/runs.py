@@ -15,6 +15,7 @@ from bfc.study import recorded
 from bfc.study.counted import Counted
 from bfc.study.experiment import Policy
 from bfc.trace import Occupancy, Trace
+from bfc.trace.timeline import sampled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,7 +183,7 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, TraceError):
         return None  # a meta of somebody else's, or that was damaged
     addresses, reserved, calls, refusals, held = found
-    at = _sampled(subject.live, reserved, limits.samples)
+    at = sampled((subject.live, reserved), limits.samples)
     columns = {"live": subject.live[at], "reserved": reserved[at], "driver_calls": calls[at]}
     return _run(
         subject,
@@ -251,26 +252,6 @@ def _streams_at_start(trace: Trace, addresses: NDArray[np.uint64]) -> Callable[[
         return int(stream[at]) if at < len(starts) and int(starts[at]) == address else 0
 
     return known
-
-
-def _sampled(
-    live: NDArray[np.int64], reserved: NDArray[np.int64], samples: int
-) -> NDArray[np.int64]:
-    """The events to show: of each interval the last, and those where the figures are largest and
-    smallest."""
-    import numpy as np
-
-    count = len(live)
-    if count <= samples:
-        return np.arange(count)
-    edges = np.arange(max(samples // 5, 1) + 1) * count // max(samples // 5, 1)
-    chosen = {count - 1}
-    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        chosen.add(end - 1)
-        for figures in (live[first:end], reserved[first:end]):
-            chosen.add(first + int(figures.argmax()))
-            chosen.add(first + int(figures.argmin()))
-    return np.array(sorted(chosen), np.int64)
 
 
 def _run(

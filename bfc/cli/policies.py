@@ -4,6 +4,12 @@ from."""
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +19,7 @@ from bfc.cli.sizes import device_bytes
 from bfc.study import recorded
 from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
 from bfc.study.experiment import Policy
+from bfc.study.python_policy import PythonPolicy
 from bfc.suballocators import SubAllocator
 
 
@@ -76,11 +83,11 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
             "--allow-growth is an option of --policy bfc: the caching policy and virtual_memory "
             "always take memory as it is needed"
         )
-    if arguments.strict and all(map(_stitches, names)):
-        raise ValueError(
-            "--strict is for the policies that have an original: neither TensorFlow nor PyTorch "
-            "stitches"
+    if arguments.strict and all(_stitches(name) or _is_own(name) for name in names):
+        why = (
+            "your own has none" if _is_own(names[0]) else "neither TensorFlow nor PyTorch stitches"
         )
+        raise ValueError(f"--strict is for the policies that have an original: {why}")
     return listed
 
 
@@ -92,12 +99,41 @@ def _policy(name: str, arguments: argparse.Namespace, limit: int | float | None)
     if kind == "caching":
         return Policy(name, _maker(bfc.CachingAllocator, common | _of_caching(name, text, common)))
     if kind != "bfc":
-        raise ValueError(
-            f"--policy {name}: it is bfc[:virtual_memory[,OPTIONS]] or "
-            "caching[:[stitch[,page_size=SIZE],]SETTINGS]"
-        )
+        if _is_own(name):
+            return Policy(name, _of_module(name, kind, text, common["memory_limit"]))
+        raise ValueError(f"--policy {name}: {POLICIES}")
     own = _of_virtual_memory(name, text) if colon else {"allow_growth": arguments.allow_growth}
     return Policy(name, _maker(bfc.BFCAllocator, common | own))
+
+
+def _of_module(
+    name: str, module: str, kind: str, limit: str | float | None
+) -> Callable[[SubAllocator], PythonPolicy]:
+    """What makes a policy that is written in Python. Its module is looked for in the current
+    folder, too. Raises ValueError."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), kind)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"--policy {name}: {module} cannot be imported so ({said})") from error
+    if not (inspect.isclass(found) and issubclass(found, PythonPolicy)):
+        raise ValueError(f"--policy {name}: {kind} is not a class with the base PythonPolicy")
+    options: dict[str, Any] = {} if limit is None else {"memory_limit": limit}
+    try:
+        inspect.signature(found).bind(None, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"--policy {name}: {kind} cannot be made ({error}): its __init__ takes sub_allocator, "
+            "and **options to pass on"
+        ) from None
+    return functools.partial(found, **options)
+
+
+def _is_own(name: str) -> bool:
+    """Whether the policy is MODULE:CLASS."""
+    return OWN.fullmatch(name) is not None and not name.startswith(("bfc:", "caching:"))
 
 
 def _stitches(name: str) -> bool:
@@ -164,6 +200,12 @@ def _fraction(text: str) -> float:
 
 #: The device that a size alone means, as in `bfc advise`.
 SIMULATED = "simulated"
+#: What `--policy` takes.
+POLICIES = (
+    "it is bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], or "
+    "MODULE:CLASS for a policy of your own"
+)
+OWN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 #: The first word after `bfc:` or `caching:`, for the policies that stitch.
 VIRTUAL_MEMORY, STITCH = "virtual_memory", "stitch"
 #: The options of both, and what reads them. The allocator reads a page's size.

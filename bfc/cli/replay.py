@@ -16,15 +16,20 @@ import bfc
 from bfc.cli.policies import default_policy, device_maker, is_default, policies
 from bfc.cli.runs import FILES, files, named, read_trace
 from bfc.cli.tables import Cells, add_formats, show
+from bfc.files import replacing
 from bfc.study.counted import Counted
-from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure
+from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure, over_time
+from bfc.study.figure import plot
 from bfc.study.recordings import PICKLES, has_devices
+from bfc.trace.timeline import pyplot_of
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 LONG_TRACE = 1_000_000
+#: The most rows of each timeline in a figure.
+SAMPLES = 1_000
 HEADINGS = (
     "trace",
     "events",
@@ -47,8 +52,9 @@ free chunk is large enough; bfc:virtual_memory,page_size=4MiB,headroom=0.05 has 
 caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
 caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True.
 caching:stitch is the same policy, which stitches where it would take more memory or refuse;
-page_size and SETTINGS may follow: caching:stitch,page_size=4MiB,max_split_size_mb:128. Each
---policy has a row for each trace.
+page_size and SETTINGS may follow: caching:stitch,page_size=4MiB,max_split_size_mb:128.
+MODULE:CLASS is a policy of your own, a bfc.study.PythonPolicy, in a module of this folder or one
+that Python finds. Each --policy has a row for each trace.
 
 columns: live is the most that was asked for and not freed; in use, the most in chunks handed out;
 reserved, the most that was taken from the device; regions, how many regions were taken (each would
@@ -101,9 +107,9 @@ def add_to(subparsers: Any) -> None:
         "--policy",
         action="append",
         metavar="POLICY",
-        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS]; "
-        "several are shown side by side (default: caching, with the recorded settings, for what "
-        "PyTorch recorded, and bfc for other traces)",
+        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], or "
+        "MODULE:CLASS; several are shown side by side (default: caching, with the recorded settings, "
+        "for what PyTorch recorded, and bfc for other traces)",
     )
     add_options_of_allocators(add)
     add(
@@ -120,6 +126,13 @@ def add_to(subparsers: Any) -> None:
     )
     add_formats(parser)
     add("--no-picture", action="store_true", help="do not draw the fullest moment")
+    add(
+        "--figure",
+        metavar="FILE",
+        type=Path,
+        help="also draw what is live and reserved over time under each policy, of one TRACE: "
+        ".png, .pdf or .svg (needs matplotlib)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -165,8 +178,11 @@ def run(arguments: argparse.Namespace) -> bool:
             f"--snapshot-device {arguments.snapshot_device}: it is an option for memory snapshots "
             f"of PyTorch ({', '.join(PICKLES)}), and no TRACE is one"
         )
+    if arguments.figure is not None:
+        _check_figure(arguments.figure, paths)
     results: list[tuple[str, Row, bfc.Snapshot | None]] = []
     remarks: list[str] = []
+    timelines: dict[str, bfc.Timeline] = {}
     for name, path in named(paths):
         trace = read_trace(path, arguments.snapshot_device, frames=False)
         if is_default(arguments):
@@ -187,6 +203,10 @@ def run(arguments: argparse.Namespace) -> bool:
             wanted = not arguments.no_picture
             picture = at_its_fullest(trace, policy, make_device) if wanted else None
             results.append((caption, row, picture))
+            if arguments.figure is not None:
+                timelines[policy.name] = over_time(trace, policy, make_device, SAMPLES)
+    if arguments.figure is not None:
+        _draw(timelines, arguments.figure)
     traces = [_as_json(row, picture) for _, row, picture in results]
     show(
         arguments,
@@ -204,6 +224,25 @@ def _policies_on(arguments: argparse.Namespace, make_device: Callable[[], Counte
     for policy in listed:
         policy.make_allocator(make_device()).close()
     return listed
+
+
+def _check_figure(path: Path, paths: list[Path]) -> None:
+    """Raises, before anything is replayed, what would be wrong with the figure."""
+    pyplot_of().switch_backend("Agg")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if len(paths) > 1:
+        raise ValueError(f"--figure {path}: it shows one TRACE, and there are {len(paths)}")
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise ValueError(f"--figure {path}: its name ends in .png, .pdf, .svg or so")
+
+
+def _draw(timelines: dict[str, bfc.Timeline], path: Path) -> None:
+    figure: Any = plot(timelines).figure
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix.lower().removeprefix("."), dpi=200)
+    pyplot_of().close(figure)
 
 
 def _bar(name: str, events: int) -> tqdm[NoReturn] | None:

@@ -2,6 +2,9 @@
 such figures, and a program that looks for the best settings compares them. In order:
 
     counted.py       sub-allocators that count the calls made to them
+    ground.py        what a policy written in Python has taken and handed out
+    python_policy.py  a policy written in Python
+    figure.py        one run under several policies, drawn
     experiment.py    one trace under several policies
     points.py        allocators to try, as text, and one replay
     recorded.py      what a recording says of its own run
@@ -16,3 +19,9 @@ such figures, and a program that looks for the best settings compares them. In o
     lines.py         the line that a stack counts for
     diff.py          `bfc.diff`
 """
+
+from bfc.study.experiment import Comparison, Policy, Row, compare
+from bfc.study.figure import plot
+from bfc.study.python_policy import PythonPolicy
+
+__all__ = ["Comparison", "Policy", "PythonPolicy", "Row", "compare", "plot"]

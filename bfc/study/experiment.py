@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from bfc.allocators._allocator import Allocator
+from bfc.libraries import frame_of_rows
 from bfc.snapshots.snapshot import Snapshot
-from bfc.study.counted import Counted
+from bfc.study import figure
+from bfc.study.counted import Counted, CountedSimulated
+from bfc.study.python_policy import PythonPolicy
 from bfc.suballocators import SubAllocator
-from bfc.trace import Trace
+from bfc.trace import Timeline, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 #: Called at the beginning of a replay. It returns what the replay is to call with the number of
 #: events that are done, or None.
@@ -30,11 +39,11 @@ class Policy:
     name : str
         What its row says.
     make_allocator : callable
-        Given a new sub-allocator, it returns a new allocator over it.
+        Given a new sub-allocator, it returns a new allocator over it, or a new `PythonPolicy`.
     """
 
     name: str
-    make_allocator: Callable[[SubAllocator], Allocator]
+    make_allocator: Callable[[SubAllocator], Allocator | PythonPolicy]
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,59 @@ class Row:
     refused: int
 
 
+class Comparison(tuple[Row, ...]):
+    """The rows of several policies, in their order.
+
+    Attributes
+    ----------
+    timelines : dict of str to Timeline
+        The figures over time by the policy's name; empty if `compare` was not given `samples`.
+    """
+
+    timelines: dict[str, Timeline]
+
+    def to_frame(self) -> DataFrame:
+        """The rows as a table of pandas.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A column for each attribute of `Row`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+        """
+        return frame_of_rows(Row, self)
+
+    def plot(self, ax: Axes | None = None, *, width: float = 6.4) -> Axes:
+        """Draw the timelines in one figure, as `bfc.study.plot` does.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. The default is a new figure.
+        width : float, optional
+            The width of a new figure in inches.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            What was drawn on.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If matplotlib is not installed.
+        ValueError
+            If there are no timelines: give `samples` to `compare`.
+        """
+        if not self.timelines:
+            raise ValueError("there are no timelines to draw: compare(..., samples=400) keeps them")
+        return figure.plot(self.timelines, ax, width=width)
+
+
 @contextlib.contextmanager
 def unwatched(events: int) -> Iterator[Start]:
     """A progress that is not shown."""
@@ -94,49 +156,58 @@ def unwatched(events: int) -> Iterator[Start]:
 
 def compare(
     trace: Trace,
-    policies: Iterable[Policy],
-    make_source: Callable[[], Counted],
+    policies: Iterable[Policy] | Mapping[str, Callable[[SubAllocator], Allocator | PythonPolicy]],
+    make_source: Callable[[], Counted] | int | str,
     *,
     name: str = "",
     passes: int = 3,
-) -> list[Row]:
+    samples: int | None = None,
+) -> Comparison:
     """The figures of one trace under several policies.
 
     Parameters
     ----------
     trace : Trace
         What is replayed.
-    policies : iterable of Policy
-        One row each.
-    make_source : callable
-        Returns a new sub-allocator for each allocator.
+    policies : iterable of Policy, or mapping of str to callable
+        One row each: names, and what makes the allocator or `PythonPolicy` over a sub-allocator. A
+        class is such a callable.
+    make_source : callable, int or str
+        Returns a new sub-allocator for each allocator. A size, such as "34 GiB", stands for
+        simulated devices of so many bytes.
     name : str, optional
         The trace's name in the rows.
     passes : int, optional
         How often the trace is replayed for its time, at least 1.
+    samples : int, optional
+        Keep `timelines` of at most so many rows each.
 
     Returns
     -------
-    list of Row
-        In the order of the policies.
+    Comparison
+        A tuple of `Row`, in the order of the policies.
 
     Notes
     -----
-    Cost: `passes` + 1 replays for each policy.
+    Cost: `passes` + 1 replays for each policy, and one more with `samples`.
 
     Examples
     --------
     >>> import bfc
-    >>> from bfc.study.counted import CountedSimulated
-    >>> rows = compare(
-    ...     bfc.Trace([0, 1], [0, 0], [5 << 20, 0]),
-    ...     [Policy("bfc", bfc.BFCAllocator), Policy("caching", bfc.CachingAllocator)],
-    ...     lambda: CountedSimulated("1 GiB"),
-    ... )
+    >>> trace = bfc.Trace([0, 1], [0, 0], [5 << 20, 0])
+    >>> rows = compare(trace, {"bfc": bfc.BFCAllocator, "caching": bfc.CachingAllocator}, "1 GiB")
     >>> [(row.policy, row.peak_bytes_reserved >> 20) for row in rows]
     [('bfc', 1024), ('caching', 20)]
     """
-    return [measure(trace, policy, make_source, name=name, passes=passes) for policy in policies]
+    if isinstance(policies, Mapping):
+        policies = [Policy(*item) for item in policies.items()]
+    make = make_source if callable(make_source) else partial(CountedSimulated, make_source)
+    listed = list(policies)
+    found = Comparison(measure(trace, it, make, name=name, passes=passes) for it in listed)
+    found.timelines = {}
+    if samples is not None:
+        found.timelines |= {it.name: over_time(trace, it, make, samples) for it in listed}
+    return found
 
 
 def measure(
@@ -176,6 +247,16 @@ def measure(
         min(times),
         first.failed,
     )
+
+
+def over_time(
+    trace: Trace, policy: Policy, make_source: Callable[[], SubAllocator], samples: int
+) -> Timeline:
+    """The figures of a trace over time under a policy, in at most so many rows."""
+    with policy.make_allocator(make_source()) as allocator:
+        timeline = trace.replay(allocator, samples=samples).timeline
+    assert timeline is not None
+    return timeline
 
 
 def at_its_fullest(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bfc.errors import DeviceUnavailableError
+from bfc.libraries import client, frame_of
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,30 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.event)
 
+    def to_frame(self) -> DataFrame:
+        """The rows as a table of pandas.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A column for each attribute.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace(op=[0, 0, 1, 1], id=[0, 1, 0, 1], size=[1000, 300, 0, 0])
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
+        >>> frame = trace.replay(allocator, samples=400).timeline.to_frame()
+        >>> int(frame["live"].max())
+        1300
+        """
+        return frame_of({field.name: getattr(self, field.name) for field in fields(self)})
+
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw `reserved`, `in_use` and `live` over the events, with matplotlib.
 
@@ -111,33 +137,60 @@ class Timeline:
         >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
         >>> ax = trace.replay(allocator, samples=400).timeline.plot()  # doctest: +SKIP
         """
-        try:
-            from matplotlib import pyplot
-            from matplotlib.ticker import FuncFormatter, MultipleLocator
-        except ImportError as error:
-            raise DeviceUnavailableError(
-                f"matplotlib cannot be imported ({error})\n  try: pip install matplotlib"
-            ) from error
         if ax is None:
-            ax = pyplot.subplots(layout="constrained")[1]
-        top = ax.get_ylim()[1] / 1.05 if ax.has_data() else 0  # of what is drawn already
+            ax = pyplot_of().subplots(layout="constrained")[1]
         for name in ("reserved", "in_use", "live"):
             values = getattr(self, name)
-            most = int(values.max(initial=0))
-            label = f"{name.replace('_', ' ')}, at most {format_bytes(most)}"
+            most = format_bytes(int(values.max(initial=0)))
+            label = f"{name.replace('_', ' ')}, at most {most}"
             ax.step(self.event, values, where="post", label=label, linewidth=1.2)
-            top = max(top, most)
         refused = self.refused > 0
         if refused.any():
             first = int(self.event[refused.argmax()])
             ax.axvline(first, color="black", linestyle=":", label=f"refused by event {first}")
-        step = 1 << max(int(top) // 8, 1).bit_length()  # a power of two: 4 to 8 round numbers
-        ax.yaxis.set_major_locator(MultipleLocator(step))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value))))
-        ax.set_ylim(0, max(1.05 * top, 1))
-        ax.set_xlabel("event")
-        ax.legend()
+        set_axes(ax)
+        ax.legend(**ABOVE)
         return ax
+
+
+#: Where a legend hides no line: above the axes.
+ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False}
+
+
+def pyplot_of() -> Any:
+    """`matplotlib.pyplot`. Raises DeviceUnavailableError where matplotlib is not installed."""
+    client("matplotlib", "matplotlib")
+    return client("matplotlib.pyplot", "matplotlib")
+
+
+def set_axes(ax: Axes) -> None:
+    """Events to the right, and round numbers of bytes upward, from 0 to above all that is drawn."""
+    from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+    top = int(ax.dataLim.y1) if ax.dataLim.height > 0 else 0
+    step = 1 << max(top // 8, 1).bit_length()  # a power of two: 4 to 8 round numbers
+    ax.yaxis.set_major_locator(MultipleLocator(step))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value))))
+    ax.set_ylim(0, max(1.05 * top, 1))
+    ax.set_xlabel("event")
+
+
+def sampled(figures: Sequence[NDArray[Any]], samples: int) -> NDArray[np.int64]:
+    """The rows to show of many: all, if they are at most `samples`. Else of each interval the last,
+    and those where a figure is largest and smallest."""
+    import numpy as np
+
+    count, each = len(figures[0]), 1 + 2 * len(figures)
+    if count <= samples:
+        return np.arange(count)
+    edges = np.arange(max(samples // each, 1) + 1) * count // max(samples // each, 1)
+    chosen = {count - 1}
+    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        chosen.add(end - 1)
+        for figure in figures:
+            chosen.add(first + int(figure[first:end].argmax()))
+            chosen.add(first + int(figure[first:end].argmin()))
+    return np.array(sorted(chosen), np.int64)
 
 
 def _short(nbytes: int) -> str:

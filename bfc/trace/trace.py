@@ -8,12 +8,14 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
+from bfc.libraries import frame_of
+from bfc.suballocators.base import SubAllocator
 from bfc.trace import rmm_log
 from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
@@ -25,8 +27,18 @@ from bfc.units import format_bytes
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
+    from pandas import DataFrame
 
     from bfc.snapshots.snapshot import Frame
+
+
+class Replays(Protocol):
+    """What a trace is replayed on beside an `Allocator`: a policy that is written in Python."""
+
+    sub_allocator: SubAllocator
+    #: What makes one replay, with the arguments and the members of `bfc.allocators._play.Run`.
+    _run: ClassVar[Callable[..., Any]]
+
 
 #: What an event does. A release gives back to the device all that the allocator caches.
 ALLOCATE, FREE, RELEASE = 0, 1, 2
@@ -115,6 +127,31 @@ class Replay:
             columns = {name.replace("_", " "): getattr(found, name).tolist() for name in names}
             parts = [inline.lines(caption, found.event.tolist(), columns, self.events), *parts]
         return inline.framed(caption, *parts)
+
+    def to_frame(self) -> DataFrame:
+        """The figures as one row of a table of pandas, to be joined with those of other replays.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns are the attributes that are numbers, `events` and `ns_per_event`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace(op=[0, 1], id=[0, 0], size=[1000, 0])
+        >>> result = trace.replay(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")))
+        >>> int(result.to_frame()["peak_bytes_reserved"][0]) >> 20
+        2
+        """
+        names = [name for name in self.__annotations__ if name not in ("addresses", "timeline")]
+        named = ("events", *names, "ns_per_event")
+        return frame_of({name: [getattr(self, name)] for name in named})
 
     @property
     def events(self) -> int:
@@ -805,7 +842,7 @@ class Trace:
 
     def replay(
         self,
-        allocator: Allocator,
+        allocator: Allocator | Replays,
         *,
         samples: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -815,7 +852,7 @@ class Trace:
 
         Parameters
         ----------
-        allocator : Allocator
+        allocator : Allocator or bfc.study.PythonPolicy
             Allocations that the trace does not free stay live in it; `closed()` adds the frees.
         samples : int, optional
             Keep a `timeline` of at most so many rows, or 7 if that is fewer.
@@ -825,7 +862,7 @@ class Trace:
             Of a recording that began in mid-run: put what was live then where it lay, as far as
             that can be had, or let the allocator place it. The default is "as recorded" for an
             empty allocator of PyTorch's policy that has the recorded settings and room for what was
-            reserved, and "as placed" for any other.
+            reserved, and "as placed" for any other. A `PythonPolicy` places it in any case.
 
         Returns
         -------
@@ -843,6 +880,8 @@ class Trace:
             If the allocator is closed, or becomes so meanwhile.
         SubAllocatorError
             If the device failed, with something other than "out of memory".
+        PolicyError
+            If a `PythonPolicy` broke a rule, or raised an error.
         MemoryError
             If the host has no memory for the bookkeeping.
 
@@ -869,18 +908,19 @@ class Trace:
 
         if samples is not None and operator.index(samples) < 1:
             raise ValueError(f"samples is a number of rows from 1 on, not {samples}")
-        if not isinstance(allocator, Allocator):
+        if not isinstance(allocator, Allocator) and not hasattr(type(allocator), "_run"):
             raise TypeError(f"a trace is replayed on an allocator, not {type(allocator).__name__}")
         if beginning not in (None, AS_RECORDED, AS_PLACED):
             raise ValueError(f"beginning is {AS_RECORDED!r} or {AS_PLACED!r}, not {beginning!r}")
         start = self.beginning
-        if beginning is None and start.may_lie_as_recorded(allocator):
-            beginning = AS_RECORDED
-        if start.events and beginning == AS_RECORDED:
-            made = self._played(allocator, None, samples, progress)
-            if made is not None:
-                return made
-            allocator.release_free_regions()  # not even the beginning fits as it lay
+        if isinstance(allocator, Allocator):
+            if beginning is None and start.may_lie_as_recorded(allocator):
+                beginning = AS_RECORDED
+            if start.events and beginning == AS_RECORDED:
+                made = self._played(allocator, None, samples, progress)
+                if made is not None:
+                    return made
+                allocator.release_free_regions()  # not even the beginning fits as it lay
         kept = np.flatnonzero(~self._gaps()) if start.events else None
         made = self._played(allocator, kept, samples, progress)
         assert made is not None
@@ -888,7 +928,7 @@ class Trace:
 
     def _played(
         self,
-        allocator: Allocator,
+        allocator: Allocator | Replays,
         kept: NDArray[np.intp] | None,
         samples: int | None,
         progress: Callable[[int], None] | None,
@@ -906,7 +946,11 @@ class Trace:
         addresses = np.empty(len(columns[0]), np.uint64)
         handles = np.empty(self._number_count, np.uint32)
         owner = self.owner[chosen] if self.owner is not None and self.owners else None
-        run = Run(allocator, *columns, handles, addresses, owner, self.owners)  # type: ignore[call-arg]
+        made = (*columns, handles, addresses, owner, self.owners)
+        if isinstance(allocator, Allocator):
+            run = Run(allocator, *made)
+        else:
+            run = type(allocator)._run(allocator, *made, events=kept)
         first = self.beginning.events
         rebuilt = first if kept is None else int(np.searchsorted(kept, first))
         if samples is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,69 @@ def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
     words = ["--policy", "bfc", "--policy", "caching", "--passes", "2", "--no-picture"]
     assert main(["replay", five, *words]) == 0
     assert made == [("five under bfc", 18), ("five under caching", 18)]
+
+
+MINE = """
+from bfc.study import PythonPolicy
+class Each(PythonPolicy):
+    def allocate(self, size, stream):
+        region = self.take(size)
+        return region and region[0]
+    def free(self, address):
+        self.give_back(address)
+class Greedy(Each):
+    def free(self, address):
+        pass
+    def allocate(self, size, stream):
+        return list(self.regions)[0] if self.regions else super().allocate(size, stream)
+class NoOptions(Each):
+    def __init__(self, source):
+        super().__init__(source)
+number = 7
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with policies in the current folder."""
+    (tmp_path / "of_mine_alone.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "of_mine_alone", raising=False)
+    return "of_mine_alone"
+
+
+def test_a_policy_of_the_user_s_own(capsys, five, mine, tmp_path):
+    asked = ["--policy", "caching", "--policy", f"{mine}:Each"]
+    caching, each = rows(capsys, five, *asked)
+    assert each["policy"] == f"{mine}:Each"
+    assert (each["peak_bytes_reserved"], each["regions_taken"]) == (5 * MIB, 3)
+    assert each["driver_calls_by_kind"] == {"alloc": 3, "free": 3}
+    assert caching.keys() == each.keys()
+    (limited,) = rows(capsys, five, *asked[2:], "--memory-limit", "4MiB", code=1)
+    assert limited["refused"] == 3
+    page = tmp_path / "report.html"
+    assert main(["report", five, "-o", str(page), *asked]) == 0
+    assert f"{mine}:Each" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("Nothing", [], "of_mine_alone cannot be imported so (AttributeError: module 'of_mine_al"),
+        ("number", [], "number is not a class with the base PythonPolicy"),
+        ("NoOptions", ["--memory-limit", "1GiB"], "its __init__ takes sub_allocator, and **opti"),
+        ("Each", ["--strict"], "for the policies that have an original: your own has none"),
+        ("Greedy", [], "event 3: Greedy.allocate(10, 0): the answer is 0x10000000000: its 10 b"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_of_one_s_own_is_said(capsys, mine, tmp_path, name, more, said):
+    path = str(tmp_path / "run.npz")
+    bfc.Trace([0, 1, 0, 0], [0, 0, 0, 1], [10, 0, 10, 10]).save(path)
+    assert main(["replay", path, "--policy", f"{mine}:{name}", *more]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "Traceback" not in printed.err + printed.out
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ RAISED = re.compile(r"^\s*raise (\w+Error)\(", re.MULTILINE)
 MODULES = [
     *("bfc.errors", "bfc.streams", "bfc.units", "bfc.suballocators.base"),
     *(f"bfc.integrations.{name}" for name in ("cupy", "numba", "cuda_core", "rmm", "torch")),
-    *("bfc.integrations.prometheus", "bfc.integrations.pyopencl"),
+    *("bfc.integrations.prometheus", "bfc.integrations.pyopencl", "bfc.study"),
 ]
 #: Functions of those modules that only bfc calls.
 OWN_USE = {"never_set_up", "out_of_host_memory", "out_of_memory"}

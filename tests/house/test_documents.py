@@ -19,7 +19,7 @@ from documents import BLOCK, DOCUMENTS, ROOT, run_in_a_process
 from own_interpreter import run as run_alone
 
 import bfc
-from bfc import testing
+from bfc import study, testing
 from bfc.cli import main
 from bfc.cli.miniature import record
 from bfc.testing import cuda_emulator as emulator
@@ -159,6 +159,7 @@ def public_names() -> list[str]:
         for name in testing.__all__
         if name != "cuda_emulator" and getattr(testing, name) is not getattr(bfc, name, None)
     ]
+    names += [f"bfc.study.{name}" for name in study.__all__]
     return names + [f"bfc.testing.{name}" for name in of_testing]
 
 
