@@ -108,8 +108,8 @@ def add_to(subparsers: Any) -> None:
         action="append",
         metavar="POLICY",
         help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], or "
-        "MODULE:CLASS; several are shown side by side (default: caching, with the recorded settings, "
-        "for what PyTorch recorded, and bfc for other traces)",
+        "MODULE:CLASS; several are shown side by side (default: caching, with the recorded "
+        "settings, for what PyTorch recorded, and bfc for other traces)",
     )
     add_options_of_allocators(add)
     add(
