@@ -27,7 +27,8 @@ owners : texts; the other parts name an owner by its index here. A name above 30
     its middle; if all have more than 400,000 characters, those with fewest bytes are "…"
 texts, frames, stacks : frames have packed u32 columns file, line and name, where a file and a
     function's name are indices into `texts`; stacks have packed i32 columns parent, the index of
-    the calling stack, which stands before it, and frame. At most 40,000 stacks, and 700,000
+    the calling stack, which stands before it, frame, and line: the frame whose line of the
+    program counts for the stack (`bfc.study.lines`). At most 40,000 stacks, and 700,000
     characters in all texts; a text above 300 loses its middle; text 0 is "…", and stands for a text
     that is left out
 stacks_left_out : how many blocks have a stack for which there was no room
@@ -53,7 +54,8 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
         the last row may have fewer; row_stream, the stream that has allocated most often in a row,
         or -1; fill, packed u8, rows of columns: the part of the bytes that was in use, on the
         average of the column's events, times 256, in steps of 8; at least 1 where any was, and at
-        most 255
+        most 255; paint, by the names in "painted": packed u8 in the same order, what a cell holds
+        most of: 1 + its place in the list, 9 for all that is not in it, 0 where nothing is
     segments : what is taken from the device after segments_event, or that of its own trace, as
         columns in the order of addresses, the largest, at most 2,000 divided by the runs: address,
         size, stream, kind ("small", "large", "view" where pages are stitched, "" where it is not
@@ -68,14 +70,25 @@ blocks : packed columns. The first rows are those of "live_at_peak", in the same
     address, size : packed u64, of the rows behind those of "live_at_peak" only
     owner, stack : packed i32, of the same rows
     born, died : packed i32, of all rows; `died` is -1 if it is never freed
+    kind : packed u8, of all rows: an index into "kinds"
     between : packed u8: the allocations made after it and before its free or the end; 255: or more
     stream : packed u16
+painted : what has a colour of its own, by "owner", "line" and "kind", where there are such: at most
+    eight owners, frames or kinds, those that have most at the peak first
+opens : by what the map is coloured at first: "owner", "line", or "lane", for streams and pools
+kinds : what memory can be for (`bfc.browser.kinds`); kinds_said : the bytes at the peak of which an
+    owner says so. The rest is a guess
+lines : null, or what the lines of the program hold, at most 500, in descending bytes: columns line
+    (a frame), bytes and blocks at the peak, most (bytes, at any one time) and most_event, and
+    left_out: [how many]
 temporary_within : N: an allocation is temporary if fewer than N others come between it and its free
 views : "peak" (live after peak_event), "never_freed", "temporary"; sums over all allocations, not
     only those in rows. Each has
     bytes, blocks
     by_owner : [[owner, bytes, blocks], ...], the most bytes first, at most 500; other_owners :
         [owners, bytes, blocks] of the rest
+    by_line, other_lines : the same by frame, for the line that counts; -1 without a stack
+    by_kind : the same by kind
     by_size : [[power, bytes, blocks], ...]: from 2**power bytes up to below twice that; of power
         -1, those of 0 bytes
     by_age : the same by age in events: until the peak; until the end; until the free
@@ -99,11 +112,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser import segments
+from bfc.browser.kinds import KINDS, TEMPORARY_WITHIN
 from bfc.browser.lives import Lives, live_bytes, lives_of
 from bfc.browser.packed import packed
+from bfc.browser.painted import groups_of
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
 from bfc.browser.tables import CUT, Tables, shortened
-from bfc.browser.views import owners_over_time, view_of
+from bfc.browser.views import lines_held, owners_over_time, view_of
 from bfc.errors import TraceError
 from bfc.policies._caching import CachingAllocator
 from bfc.study.counted import Counted, CountedSimulated
@@ -138,8 +153,6 @@ MOST_CHARACTERS = 4_600_000
 MOST_RUNS = 16
 MOST_ROWS = 8_000
 MOST_SEGMENTS = 2_000
-#: An allocation is temporary if fewer come between it and its free.
-TEMPORARY = 10
 #: The least that a device has if none is named, and the most characters of all maps.
 LEAST_DEVICE = 80 << 30
 MOST_OF_MAPS = 1_200_000
@@ -193,6 +206,8 @@ def data_of(
     subjects = [_subject(name, trace) for name, trace in traces]
     if not subjects:
         raise ValueError("a report needs at least one run")
+    for at, subject in enumerate(subjects[1:], 1):  # the colours are those of the first trace
+        subjects[at] = replace(subject, groups=replace(subject.groups, painted={}))
     if len(traces) == 1 and not policies and traces[0][1].beginning.events == len(traces[0][1]) > 0:
         state = _as_state(subjects[0], title)
         if state is not None:
@@ -250,8 +265,8 @@ def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
         "map": None,
         "remarks": [*run.figures["remarks"], "the file has no history, only what was live"],
     }
-    there = subject.lives.live_after(subject.peak)
-    kept = replace(subject, lives=subject.lives.chosen(there))
+    lives = subject.lives.chosen(subject.lives.live_after(subject.peak))
+    kept = replace(subject, lives=lives, groups=groups_of(subject.trace, lives, subject.peak))
     return _state(kept, run.addresses, figures, title or shortened(subject.name))
 
 
@@ -349,7 +364,8 @@ def _subject(name: str, trace: Trace) -> Subject:
     lives = lives_of(trace)
     columns = trace.op, trace.id, trace.size, trace.stream
     bare = Trace(*columns, meta=trace.meta) if trace.owners else trace
-    return Subject(name, trace, bare, lives, live_bytes(trace, lives), trace.fullest_event())
+    live, peak = live_bytes(trace, lives), trace.fullest_event()
+    return Subject(name, trace, bare, lives, groups_of(trace, lives, peak), live, peak)
 
 
 def _runs_of(
@@ -401,7 +417,7 @@ def _blocks(
 ) -> dict[str, Any]:
     import numpy as np
 
-    trace, lives = subject.trace, subject.lives
+    trace, lives, groups = subject.trace, subject.lives, subject.groups
     most_listed, most_others, most_stacks = level
     tables = Tables(trace, most_stacks)
     at_peak = lives.live_after(subject.peak)
@@ -414,13 +430,17 @@ def _blocks(
     rows = np.concatenate([listed, others])
     stack, address = tables.stacks(lives.stack[rows]), addresses[lives.born[rows]]
     never = np.flatnonzero(lives.died < 0)
-    brief = np.flatnonzero((lives.died >= 0) & (lives.between < TEMPORARY))
+    brief = np.flatnonzero((lives.died >= 0) & (lives.between < TEMPORARY_WITHIN))
     ages = subject.peak - lives.born[at_peak], len(trace) - 1 - lives.born[never]
     views = {
-        "peak": view_of(trace, tables, lives, at_peak, ages[0]),
-        "never_freed": view_of(trace, tables, lives, never, ages[1]),
-        "temporary": view_of(trace, tables, lives, brief, lives.died[brief] - lives.born[brief]),
+        "peak": view_of(trace, tables, lives, groups, at_peak, ages[0]),
+        "never_freed": view_of(trace, tables, lives, groups, never, ages[1]),
+        "temporary": view_of(
+            trace, tables, lives, groups, brief, lives.died[brief] - lives.born[brief]
+        ),
     }
+    held = lines_held(tables, lives, groups, subject.peak, max(trace.beginning.events - 1, 0))
+    lines = groups.painted.get("line", [])
     owners = _owners(trace, lives, at_peak)
     names = [*owners, ""]
     count = len(listed)
@@ -431,13 +451,22 @@ def _blocks(
         "left_out_bytes": int(size[at_peak].sum() - size[listed].sum()),
         "owners": owners,
         "streams": np.unique(lives.stream).tolist(),
+        "painted": {
+            **groups.painted,
+            **({"line": [tables.frame(at) for at in lines]} if lines else {}),
+        },
+        "opens": groups.opens,
+        "kinds": list(KINDS),
+        "kinds_said": int(size[at_peak][groups.said[at_peak]].sum()),
+        "lines": held,
         "blocks": {
             "total": len(lives),
             "total_bytes": int(size.sum()),
             "at_peak": count,
             **_columns(lives, rows, address, stack, count),
+            "kind": packed(groups.kind[rows]),
         },
-        "temporary_within": TEMPORARY,
+        "temporary_within": TEMPORARY_WITHIN,
         "views": views,
         "owners_over_time": owners_over_time(trace, lives, at_peak, subject.peak),
         **tables.as_json(),

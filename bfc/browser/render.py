@@ -27,10 +27,13 @@ SCRIPTS = (
     "script/timeline.js",
     "script/map.js",
     "script/flame.js",
+    "script/tree.js",
+    "script/lines.js",
     "script/views.js",
     "script/block.js",
     "script/segments.js",
     "script/diff.js",
+    "script/search.js",
     "script/page.js",
 )
 

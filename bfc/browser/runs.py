@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser import segments
 from bfc.browser.lives import Lives
 from bfc.browser.packed import packed
+from bfc.browser.painted import Groups, paint
 from bfc.errors import TraceError
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from bfc.study import recorded
@@ -81,6 +82,8 @@ class Subject:
         which it keeps for good.
     lives : Lives
         Its allocations.
+    groups : Groups
+        What these belong to.
     live : numpy.ndarray of int64
         The bytes that are live after each event.
     peak : int
@@ -92,6 +95,7 @@ class Subject:
     trace: Trace
     bare: Trace
     lives: Lives
+    groups: Groups
     live: NDArray[np.int64]
     peak: int
 
@@ -279,7 +283,7 @@ def _run(
             "time_us": None if time is None else time[events].tolist(),
             **{name: values.tolist() for name, values in columns.items()},
         },
-        "map": map_of(subject.trace, addresses),
+        "map": map_of(subject, addresses),
         "segments": segments.with_blocks(
             held,
             addresses[born],
@@ -291,12 +295,13 @@ def _run(
     return Run(addresses, said)
 
 
-def map_of(trace: Trace, addresses: NDArray[np.uint64]) -> dict[str, Any] | None:
+def map_of(subject: Subject, addresses: NDArray[np.uint64]) -> dict[str, Any] | None:
     """The map of a run (`bfc.browser.data`); None if nothing has an address."""
     import numpy as np
 
     if not addresses.any():
         return None
+    trace, lives = subject.trace, subject.lives
     found = trace.occupancy(addresses, columns=COLUMNS, rows=ROWS)
     cells = found.cells.T
     shades = (np.rint(cells * (256 // SHADE)) * SHADE).clip(0, 255).astype(np.uint8)
@@ -310,6 +315,7 @@ def map_of(trace: Trace, addresses: NDArray[np.uint64]) -> dict[str, Any] | None
         "row_bytes": found.cell_bytes,
         "row_stream": _streams_of_rows(trace, addresses, found, cells.shape[0]),
         "fill": packed(shades),
+        "paint": paint(found, subject.groups.shades(lives), lives, addresses[lives.born]),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser.packed import packed
+from bfc.study.lines import Lines
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Tables:
         self._stacks: dict[int, int] = {0: -1}
         self._frames: dict[int, int] = {}
         self._rows: list[list[int]] = []
+        self._stack_numbers: list[int] = []
         self._texts: dict[str, int] = {CUT: 0}
         self._characters = 0
         self.stacks_left_out = 0
@@ -92,6 +94,7 @@ class Tables:
         for number in reversed(chain):
             self._parents.append(at)
             self._frames_of.append(self.frame(int(rows[number, 1])))
+            self._stack_numbers.append(number)
             at = self._stacks[number] = len(self._parents) - 1
         return at
 
@@ -99,6 +102,8 @@ class Tables:
         """The tables: "texts", "frames" and "stacks", and "stacks_left_out"."""
         import numpy as np
 
+        of_stacks = Lines(self._trace).of(np.array(self._stack_numbers, np.int64))
+        lines = [self.frame(at) if at >= 0 else -1 for at in of_stacks.tolist()]
         rows = np.array(self._rows, np.uint32).reshape(-1, 3)
         return {
             "texts": list(self._texts),
@@ -108,6 +113,7 @@ class Tables:
             "stacks": {
                 "parent": packed(np.array(self._parents, np.int32)),
                 "frame": packed(np.array(self._frames_of, np.int32)),
+                "line": packed(np.array(lines, np.int32)),
             },
             "stacks_left_out": self.stacks_left_out,
         }

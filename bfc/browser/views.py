@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser.lives import Lives
+from bfc.browser.painted import Groups
 from bfc.browser.tables import Tables
 from bfc.trace import Trace
 
@@ -12,16 +13,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: The most places of a flame graph, and the most owners of a list.
+#: The most places of a flame graph, and the most owners, or lines, of a list.
 MOST_NODES = 2_000
-MOST_OWNERS = 500
+MOST_ROWS = 500
 #: The most owners that are drawn over time, and at how many events.
 OWNERS_OVER_TIME = 20
 EVENTS_OVER_TIME = 400
 
 
 def view_of(
-    trace: Trace, tables: Tables, lives: Lives, chosen: NDArray[np.int64], age: NDArray[np.int64]
+    trace: Trace,
+    tables: Tables,
+    lives: Lives,
+    groups: Groups,
+    chosen: NDArray[np.int64],
+    age: NDArray[np.int64],
 ) -> dict[str, Any]:
     """The sums over a choice of allocations.
 
@@ -33,6 +39,8 @@ def view_of(
         What numbers the frames.
     lives : Lives
         The trace's allocations.
+    groups : Groups
+        What they belong to.
     chosen : numpy.ndarray of int64
         The indices of those that are summed.
     age : numpy.ndarray of int64
@@ -44,12 +52,17 @@ def view_of(
         A view (`bfc.browser.data`).
     """
     size = lives.size[chosen].astype("int64")
-    owners, others = _by_owner(lives.owner[chosen], size)
+    owners, others = _by_key(lives.owner[chosen], size)
+    lines, other_lines = _by_key(groups.line[chosen], size)
+    kinds, _ = _by_key(groups.kind[chosen].astype("int64"), size)
     return {
         "bytes": int(size.sum()),
         "blocks": len(chosen),
         "by_owner": owners,
         "other_owners": others,
+        "by_line": [[tables.frame(at) if at >= 0 else -1, *sums] for at, *sums in lines],
+        "other_lines": other_lines,
+        "by_kind": kinds,
         "by_size": _by_power(size, size),
         "by_age": _by_power(age, size),
         "tree": _tree(trace, tables, lives.stack[chosen], size),
@@ -65,18 +78,16 @@ def _sums(keys: NDArray[np.int64], size: NDArray[np.int64], count: int) -> Any:
     return total, np.bincount(keys, minlength=count)
 
 
-def _by_owner(
-    owner: NDArray[np.int64], size: NDArray[np.int64]
-) -> tuple[list[list[int]], list[int]]:
-    """Rows of owner, bytes and blocks, the most bytes first; and the count, the bytes and the
-    blocks of the owners that are not among them."""
+def _by_key(key: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
+    """Rows of owner, or of another key from -1 on, bytes and blocks, the most bytes first; and the
+    count, the bytes and the blocks of those that are not among them."""
     import numpy as np
 
-    total, blocks = _sums(owner + 1, size, int(owner.max(initial=-1)) + 2)
+    total, blocks = _sums(key + 1, size, int(key.max(initial=-1)) + 2)
     there = np.flatnonzero(blocks)
     order = there[np.argsort(-total[there], kind="stable")]
-    rest = order[MOST_OWNERS:]
-    rows = [[int(at) - 1, int(total[at]), int(blocks[at])] for at in order[:MOST_OWNERS]]
+    rest = order[MOST_ROWS:]
+    rows = [[int(at) - 1, int(total[at]), int(blocks[at])] for at in order[:MOST_ROWS]]
     return rows, [len(rest), int(total[rest].sum()), int(blocks[rest].sum())]
 
 
@@ -119,6 +130,48 @@ def _tree(
         "bytes": [total[at] for at in kept.tolist()],
         "blocks": [blocks[at] for at in kept.tolist()],
         "left_out": len(there) - len(kept) if len(there) else 0,
+    }
+
+
+def lines_held(
+    tables: Tables, lives: Lives, groups: Groups, peak: int, first: int
+) -> dict[str, list[int]] | None:
+    """What each line of the program holds: after the event `peak`, and at its own most, from the
+    event `first` on. None if no allocation has a stack."""
+    import numpy as np
+
+    line, size = groups.line, lives.size.astype(np.int64)
+    if not (line >= 0).any():
+        return None
+    freed = np.flatnonzero(lives.died >= 0)
+    event = np.maximum(np.concatenate([lives.born, lives.died[freed]]), first)
+    whose = np.concatenate([line, line[freed]])
+    # Of one event, which are many only before the first, all counts at once.
+    order = np.lexsort((event, whose))
+    event, whose = event[order], whose[order]
+    held = np.cumsum(np.concatenate([size, -size[freed]])[order])
+    starts = np.flatnonzero(np.append(True, whose[1:] != whose[:-1]))
+    before = np.append(0, held[starts[1:] - 1])
+    counts = np.diff(np.append(starts, len(whose)))
+    held -= np.repeat(before, counts)
+    same = np.append((event[1:] == event[:-1]) & (whose[1:] == whose[:-1]), False)
+    held[same] = -1
+    most = np.maximum.reduceat(held, starts)
+    at_most = np.flatnonzero(held == np.repeat(most, counts))
+    when = event[at_most[np.searchsorted(at_most, starts)]]
+    there = lives.live_after(peak)
+    at_peak, blocks = _sums(line[there] + 1, size[there], int(line.max()) + 2)
+    number = whose[starts]
+    order = np.lexsort((-most, -at_peak[number + 1]))
+    chosen = order[number[order] >= 0][:MOST_ROWS]
+    number = number[chosen]
+    return {
+        "line": [tables.frame(at) for at in number.tolist()],
+        "bytes": at_peak[number + 1].tolist(),
+        "blocks": blocks[number + 1].tolist(),
+        "most": most[chosen].tolist(),
+        "most_event": when[chosen].tolist(),
+        "left_out": [int((whose[starts] >= 0).sum()) - len(chosen)],
     }
 
 

@@ -22,7 +22,8 @@ from report_recounts import (
 
 import bfc
 from bfc.browser import data, tables
-from bfc.browser.data import LISTED, OTHERS, TEMPORARY, data_of
+from bfc.browser.data import LISTED, OTHERS, data_of
+from bfc.browser.kinds import TEMPORARY_WITHIN as TEMPORARY
 from bfc.browser.packed import packed
 from bfc.browser.render import render
 from bfc.study.experiment import Policy
@@ -114,6 +115,12 @@ def check_view(
     assert (view["bytes"], view["blocks"]) == (sum(by_owner.values()), len(chosen))
     names = [*found["owners"], ""]
     assert {names[owner]: size for owner, size, _ in view["by_owner"]} == by_owner
+    by_line: Counter[Any] = Counter()
+    for life, _ in chosen:
+        by_line[line_of(trace, life)] += life.size
+    rows = {None if at < 0 else frame_of(found, at): size for at, size, _ in view["by_line"]}
+    assert rows == by_line
+    assert sum(size for _, size, _ in view["by_kind"]) == view["bytes"]
     assert {power: size for power, size, _ in view["by_size"]} == by_size
     assert {power: size for power, size, _ in view["by_age"]} == by_age
     sizes: Counter[tuple[Any, ...]] = Counter()
@@ -128,6 +135,40 @@ def check_view(
         counts[paths[-1]] += count
     assert sizes == by_place
     assert counts == blocks
+
+
+def line_of(trace: bfc.Trace, life: Life) -> Any:
+    """The line that counts for an allocation: the innermost, since all files are the user's."""
+    return next((tuple(frame) for frame in trace.frames_of(life.born)), None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_lines_hold_equals_a_recount(seed: int) -> None:
+    print("seed", seed)
+    trace = random_trace(seed)
+    found, counted = opened(data_of([("random", trace)])), recount(trace)
+    held: Counter[Any] = Counter()
+    most: dict[Any, tuple[int, int]] = {}
+    for event in range(len(trace)):
+        for life in counted.lives:
+            line = line_of(trace, life)
+            held[line] += life.size * ((life.born == event) - (life.died == event))
+        for line, size in held.items():
+            if any(line_of(trace, life) == line for life in counted.lives if life.born <= event):
+                most[line] = max(most.get(line, (-1, 0)), (size, -event))
+    at_peak = [line_of(trace, life) for life in counted.at_peak]
+    rows = found["lines"]
+    names = [frame_of(found, at) for at in rows["line"]]
+    assert sorted(names) == sorted(line for line in most if line is not None)
+    assert rows["bytes"] == sorted(rows["bytes"], reverse=True)
+    assert rows["left_out"] == [0]
+    for at, name in enumerate(names):
+        size = sum(life.size for life in counted.at_peak if line_of(trace, life) == name)
+        assert (rows["bytes"][at], rows["blocks"][at]) == (size, at_peak.count(name))
+        assert (rows["most"][at], -rows["most_event"][at]) == most[name]
+    # The page knows of each stack which line counts for it.
+    for at, line in enumerate(found["stacks"]["line"]):
+        assert frame_of(found, line) == frames_of(found, at)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))

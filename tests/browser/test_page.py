@@ -306,6 +306,112 @@ def test_search_finds_owners_lines_and_addresses(page: Page, report: Path) -> No
     page.wait("document.querySelector('#selected').textContent.includes('in 0 blocks')")
 
 
+def test_hits_are_counted_and_gone_through(page: Page, report: Path) -> None:
+    page.open(report)
+    assert page.value("document.querySelector('#hits').hidden") is True
+    owned = [
+        row[1]
+        for row in json.loads(page.text("#bfc-report"))["live_at_peak"]
+        if row[2] == "activations"
+    ]
+    page.press("/", *"activ", "Enter")
+    page.wait(
+        "document.querySelector('#hits-count').textContent === arguments[0]", f"1 of {len(owned)}"
+    )
+    assert page.value("document.activeElement.id") == "search"
+    assert written_bytes(max(owned)) in page.text("#block .self")
+    first = page.text("#block-body dl")
+    page.click("#hits-next")
+    assert page.text("#hits-count") == f"2 of {len(owned)}"
+    assert page.text("#block-body dl") != first
+    page.press("N")
+    assert page.text("#block-body dl") == first
+    page.press("N")  # before the first comes the last
+    assert page.text("#hits-count") == f"{len(owned)} of {len(owned)}"
+    page.type("#search", "no such thing")
+    page.wait("document.querySelector('#hits-count').textContent === '0 hits'")
+    assert page.value("document.querySelector('#hits-next').disabled") is True
+
+
+ROWS = """return Array.from(document.querySelectorAll('#view tbody tr'),
+    row => Array.from(row.cells, cell => cell.textContent))"""
+
+
+def test_the_table_of_lines_can_be_sorted(page: Page, report: Path) -> None:
+    page.open(report)
+    data = json.loads(page.text("#bfc-report"))
+    page.press("i")
+    rows = page.run(ROWS)
+    held = data["lines"]
+    columns = zip(held["bytes"], held["blocks"], held["most"], held["most_event"], strict=True)
+    assert sorted((row[1], *row[3:]) for row in rows) == sorted(
+        (written_bytes(size), f"{blocks:,}", written_bytes(most), f"{event:,}")
+        for size, blocks, most, event in columns
+    )
+    page.click("[data-sort='most']")
+    by_most = [written_bytes(size) for size in sorted(held["most"], reverse=True)]
+    assert [row[4] for row in page.run(ROWS)] == by_most
+    assert page.value("document.activeElement.dataset.sort") == "most"
+    page.click("[data-sort='most']")
+    assert [row[4] for row in page.run(ROWS)] == by_most[::-1]
+    assert page.value("document.activeElement.parentElement.ariaSort") == "ascending"
+    page.press("2")  # never freed: the same table of other blocks
+    shown = [row for row in page.run(ROWS) if row[1] != "0 B"]
+    assert len(shown) == len(data["views"]["never_freed"]["by_line"])
+    page.press("1")
+    page.click("#view tbody tr button")
+    page.wait("document.querySelector('#how-list').ariaPressed === 'true'")
+
+
+def test_the_call_tree_opens_and_closes_by_keys(page: Page, report: Path) -> None:
+    page.open(report)
+    page.press("r")
+    rows = "document.querySelectorAll('.tree [role=treeitem]').length"
+    tree = json.loads(page.text("#bfc-report"))["views"]["peak"]["tree"]
+    first = page.value("document.querySelector('.tree [role=treeitem]').getAttribute('aria-label')")
+    assert first.endswith(
+        f": {written_bytes(tree['bytes'][1])}, 100.0 %, {tree['blocks'][1]} blocks"
+    )
+    page.run("document.querySelector('.tree [role=treeitem]').focus()")
+    opened = page.value(rows)
+    page.press("ArrowLeft")
+    assert page.value(rows) == 1
+    page.press("ArrowRight")
+    assert page.value(rows) == opened
+    page.press("ArrowDown", "ArrowDown", "ArrowRight")
+    assert page.value(rows) > opened
+    page.press("ArrowRight", "ArrowLeft", "ArrowLeft")  # in, out, and closed
+    assert page.value(rows) == opened
+    label = page.value("document.activeElement.getAttribute('aria-label')")
+    page.press("Enter")
+    page.wait("document.querySelector('#selected .chip')")
+    assert page.text("#selected b") == label.split(": ")[1].split(",")[0]
+
+
+def test_what_memory_is_for_is_totalled_at_the_peak_and_said_to_be_a_guess(
+    page: Page, folder: Path, report: Path
+) -> None:
+    page.open(report)
+    view = json.loads(page.text("#bfc-report"))
+    shown = page.value(
+        "Array.from(document.querySelectorAll('#kinds dl > div'), d => d.textContent)"
+    )
+    found = {view["kinds"][at]: size for at, size, _ in view["views"]["peak"]["by_kind"]}
+    assert len(shown) == len(found)
+    for text in shown:
+        assert any(text.startswith(f" {kind}{written_bytes(size)}") for kind, size in found.items())
+    assert "in part guessed" in page.text("#kinds")
+    nobody = Trace(
+        [0], [0], [5 << 20], stack=[1], frames=[("model.py", 3, "forward")], stacks=[(0, 0)] * 2
+    )
+    page.open(written(folder / "guessed.html", data_of([("guessed", nobody)])))
+    assert "At the peak, guessed." in page.text("#kinds")
+    assert page.value("document.querySelector('#paint-line').ariaPressed") == "true"
+    plain = data_of([("plain", Trace([0], [0], [5 << 20]))])
+    page.open(written(folder / "plain.html", plain))
+    assert page.value("document.querySelector('#kinds')") is None
+
+
 def test_the_views_of_owners_lines_sizes_and_ages_lead_to_their_blocks(
     page: Page, report: Path
 ) -> None:
@@ -321,7 +427,7 @@ def test_the_views_of_owners_lines_sizes_and_ages_lead_to_their_blocks(
         assert f" {row[4]} block" in page.text("#selected")
         page.click("#selected .chip")
         page.wait("!document.querySelector('#selected .chip')")
-    page.click("#how-line")
+    page.click("#how-flame")
     whole = page.value("document.querySelector('.flame button').getAttribute('aria-label')")
     page.click(".flame button[data-depth='1']")
     page.wait(
@@ -362,14 +468,14 @@ def test_keys_do_what_the_help_says(page: Page, report: Path) -> None:
     page.press("?")
     page.wait("document.querySelector('#help').open")
     listed = page.value("Array.from(document.querySelectorAll('#help kbd'), k => k.textContent)")
-    assert set("/te+-0p1234olsabjk?c") <= set(listed)
+    assert set("/te+-0p1234olsabjk?cwirnN") <= set(listed)
     page.press("Escape")
     page.wait("!document.querySelector('#help').open")
-    for key, how in {"l": "line", "s": "size", "a": "age", "b": "list", "o": "owner"}.items():
+    views = {"l": "flame", "i": "line", "r": "tree", "w": "kind"}
+    for key, how in {**views, "s": "size", "a": "age", "b": "list", "o": "owner"}.items():
         page.press(key)
-        assert page.value(
-            "document.getElementById(arguments[0]).getAttribute('aria-pressed')", f"how-{how}"
-        )
+        pressed = "document.getElementById(arguments[0]).getAttribute('aria-pressed') === 'true'"
+        assert page.value(pressed, f"how-{how}")
     page.press("p", "+")
     narrow = shown_range(page)
     page.press("ArrowRight")
@@ -378,8 +484,10 @@ def test_keys_do_what_the_help_says(page: Page, report: Path) -> None:
     assert "all" in shown_range(page)
     page.press("e")
     assert page.value("document.querySelector('#axis-time').getAttribute('aria-pressed')") == "true"
-    page.press("e", "c")
-    assert page.value("document.querySelector('#paint-owner').ariaPressed") == "true"
+    page.press("e")
+    for paint in ("line", "kind", "lane", "owner"):
+        page.press("c")
+        assert page.value(f"document.querySelector('#paint-{paint}').ariaPressed") == "true"
 
 
 def test_timeline_map_and_flame_graph_answer_to_arrow_keys(page: Page, report: Path) -> None:
@@ -415,7 +523,7 @@ def test_everything_that_answers_has_a_name_and_can_have_the_focus(
     page: Page, report: Path
 ) -> None:
     page.open(report)
-    for key in "lb":
+    for key in "lbir":
         page.press(key)
         nameless = page.run(NAMELESS)
         assert nameless == []
@@ -475,6 +583,7 @@ def test_streams_and_private_pools_have_colours_of_their_own(page: Page, folder:
     allocator.dump(folder / "pools.pickle")
     data = data_of([("pools", Trace.from_torch(folder / "pools.pickle"))])
     page.open(written(folder / "pools.html", data))
+    page.click("#paint-lane")
     names = page.value("Array.from(document.querySelectorAll('#lanes .key'), k => k.textContent)")
     assert len(names) == 4
     assert sum(name.startswith("private pool") for name in names) == 1
@@ -557,11 +666,12 @@ def test_a_recording_that_began_late_opens_at_the_peak_of_what_was_recorded(
     data = data_of([("late", trace)])
     assert trace.size[trace.op == 0].sum() > data["peak_live"] + (1 << 20), "there are no gaps"
     page.open(written(folder / "late.html", data))
-    assert "Shown: events" in page.text("#range")
+    assert "Shown: all 2 events" in page.text("#range")
+    assert f"from event {data['rebuilt']} on" in page.text(".tiles")
     assert page.text("#selected b") == written_bytes(data["peak_live"])
     assert "late" in page.text("#view")
-    page.press("0")
-    assert page.text("#selected b") == written_bytes(data["peak_live"])
+    page.press("4")  # all, and no gaps among them
+    assert "in 15 blocks" in page.text("#selected")
     for pointer in held + small[::2] + small[5:]:
         pool.deallocate_raw(pointer)
 
@@ -578,7 +688,7 @@ ODD: dict[str, Callable[[], Trace]] = {
 def test_an_odd_run_has_a_page_without_errors(page: Page, folder: Path, name: str) -> None:
     path = folder / f"{name}.html"
     page.open(written(path, data_of([(name, ODD[name]())], [Policy("bfc", BFCAllocator)])))
-    for key in "1234olsab0+-pect":
+    for key in "1234olsabwirnN0+-pect":
         page.press(key)
     assert name in page.text("#title")
 

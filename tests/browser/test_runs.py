@@ -197,6 +197,37 @@ def test_the_map_equals_a_recount(seed: int) -> None:
         assert found[row] == max(found.values()) if found else row == -1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cell_has_the_colour_of_what_it_holds_most_of(seed: int) -> None:
+    print("seed", seed)
+    trace = random_trace(seed)
+    found = data_of([("random", trace)])
+    shown, addresses = found["runs"][0]["map"], addresses_of(trace)
+    columns, cell = shown["columns"], shown["row_bytes"]
+    colours = found["painted"]["owner"]
+    area = np.zeros((9, ROWS, columns))
+    for life in recount(trace).lives:
+        address, owner = addresses[life.born], int(trace.owner[life.born])
+        if not address or not life.size:
+            continue
+        below = 0
+        for start, size in shown["ranges"]:
+            if start <= address < start + size:
+                break
+            below += size
+        begin, stop = below + address - start, life.died if life.died >= 0 else columns
+        at = colours.index(owner) if owner in colours else 8
+        for row in range(begin // cell, (begin + life.size - 1) // cell + 1):
+            part = min((row + 1) * cell, begin + life.size) - max(row * cell, begin)
+            area[at, row, life.born : stop] += part / cell
+    painted = np.array(unpacked(shown["paint"]["owner"])).reshape(ROWS, columns)
+    assert ((painted > 0) == (area.max(0) > 1e-6)).all()
+    there = painted > 0
+    of_it = np.take_along_axis(area, np.maximum(painted - 1, 0)[None].astype(int), 0)[0]
+    assert (of_it[there] >= area.max(0)[there] - 1e-4).all()
+    assert set(shown["paint"]) == {"owner", "line", "kind"}
+
+
 def test_limits_hold() -> None:
     trace = random_trace(1, events=30_000)
     runs = data_of([("long", trace)], [CACHING] * 4, device(8 << 30))["runs"]

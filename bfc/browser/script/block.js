@@ -13,8 +13,12 @@ const lineOf = (block) => (report.blocks.stack[block] < 0 ? [] : [["line", short
 
 function chooseBlock(block) {
   update({ chosen: block });
-  for (const row of document.querySelectorAll("tr[data-block]")) row.setAttribute("aria-current", String(Number(row.dataset.block) === block));
+  markChosen();
   $("block-title").focus({ preventScroll: true });
+}
+
+function markChosen() {
+  for (const row of document.querySelectorAll("tr[data-block]")) row.setAttribute("aria-current", String(Number(row.dataset.block) === state.chosen));
 }
 
 /** The moment at which neighbours are looked for: the peak of the range if the block is there then, else its first event. */
@@ -66,9 +70,12 @@ function stackOf(block) {
   return make("ol", { class: "stack" }, frames.map((text) => make("li", { title: text }, shortName(text))));
 }
 
+/** What a block is for, where anything is known of it. */
+const kindFact = (block) => (report.painted.kind ? [["what for", report.kinds[report.blocks.kind[block]]]] : []);
+
 function facts(block, segment) {
   const { address, size, born, died, between: others, stream } = report.blocks;
-  const rows = [["size", `${bytes(size[block])} (${count(size[block])} bytes)`], ["owner", ownerName(report.blocks.owner[block])], ["address", address[block] ? hex(address[block]) : "none: the request was refused"]];
+  const rows = [["size", `${bytes(size[block])} (${count(size[block])} bytes)`], ["owner", ownerName(report.blocks.owner[block])], ...kindFact(block), ["address", address[block] ? hex(address[block]) : "none: the request was refused"]];
   if (report.kind !== "state") {
     rows.push(["made", whenText(born[block])], ["freed", died[block] === Infinity ? "never" : whenText(died[block])]);
     if (died[block] !== Infinity) rows.push(["lives for", others[block] === 255 ? "255 allocations or more" : many(others[block], "allocation")]);

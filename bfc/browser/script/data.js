@@ -28,15 +28,17 @@ async function unpackAll(columns) {
 
 async function load() {
   const raw = JSON.parse($("bfc-report").textContent);
-  const [columns, frameColumns, stackColumns, maps] = await Promise.all([unpackAll(raw.blocks), unpackAll(raw.frames), unpackAll(raw.stacks), Promise.all(raw.runs.map((run) => (run.map ? unpack(run.map.fill) : null)))]);
+  const [columns, frameColumns, stackColumns, maps] = await Promise.all([unpackAll(raw.blocks), unpackAll(raw.frames), unpackAll(raw.stacks), Promise.all(raw.runs.map((run) => (run.map ? unpackAll({ fill: run.map.fill, ...run.map.paint }) : null)))]);
   const runs = raw.runs.map((run, index) => ({ ...run, ...timelineOf(run), segments: segmentsOf(run.segments), map: run.map && mapOf(run.map, maps[index]) }));
   const last = Math.max(1, ...runs.map((run) => run.events - 1));
+  const first = Math.max(0, Math.min(raw.rebuilt - 1, last - 1));   // not those that rebuild what was live when a recording began
   const frames = Array.from(frameColumns.file, (file, i) => `${raw.texts[file]}:${frameColumns.line[i]} ${raw.texts[frameColumns.name[i]]}`);
   const found = {
-    ...raw, runs, frames, whole: [0, last], hasTimeline: runs.some((run) => run.timeline), hasTime: Boolean(runs[0].seconds),
-    stackParent: stackColumns.parent, stackFrame: stackColumns.frame, blocks: blocksOf(raw, columns),
+    ...raw, runs, frames, whole: [first, last], hasTimeline: runs.some((run) => run.timeline), hasTime: Boolean(runs[0].seconds),
+    stackParent: stackColumns.parent, stackFrame: stackColumns.frame, stackLine: stackColumns.line, blocks: blocksOf(raw, columns),
   };
   addLanes(found);
+  found.blocks.line = found.blocks.stack.map((stack) => (stack < 0 ? -1 : found.stackLine[stack]));
   return found;
 }
 
@@ -80,11 +82,11 @@ function segmentsOf(columns) {
   return { rows, leftOut: columns.left_out, leftOutBytes: columns.left_out_bytes };
 }
 
-function mapOf(given, fill) {
+function mapOf(given, { fill, ...paint }) {
   let below = 0;
   const ranges = given.ranges.map(([address, size]) => { const range = { address, size, below }; below += size; return range; });
   const edges = Float64Array.of(0, ...given.ends);
-  return { ...given, fill, ranges, starts: Float64Array.from(ranges, (range) => range.address), edges, bytes: given.rows * given.row_bytes };
+  return { ...given, fill, paint, ranges, starts: Float64Array.from(ranges, (range) => range.address), edges, bytes: given.rows * given.row_bytes };
 }
 
 /** What is told apart by colour: a stream, and in it a private pool. A block belongs to its segment's at the peak. */
@@ -161,6 +163,8 @@ function pathOf(stack) {
   return path.reverse();
 }
 
+/** The line of the program that counts for a block; -1: it has no stack. */
+const lineText = (frame) => (frame < 0 ? "(no stack)" : frameText(frame));
 const frameText = (frame) => report.frames[frame] ?? "?";
 /** "/long/way/model.py:12 forward" -> "forward model.py:12": the part that tells most stands first. */
 const shortName = (text) => text.replace(/^(?:.*\/)?([^/]*?):(\d+) (.*)$/s, "$3 $1:$2");

@@ -65,7 +65,7 @@ function placeButton(tree, { place, left, share, depth }, root, needle, first) {
     onclick: () => (place === root ? listPlace(tree, place) : update({ root: place })),
     onmousemove: (event) => tip.show(event.clientX, event.clientY, name, rows),
     onmouseleave: tip.hide,
-  }, share > 0.015 ? shortName(name) : "");
+  }, share > 0.015 ? `${shortName(name)}  ${bytes(tree.bytes[place])}` : "");
 }
 
 const listPlace = (tree, place) => { if (place > 0) chooseGroup(shortName(placeName(tree, place)), holdsPlace(tree, place)); };

@@ -48,24 +48,36 @@ function rgb(name) {
 
 const laneColour = (lane) => `lane${lane % MOST_COLOURS}`;
 
-/** The owners that have a colour: those with most bytes at the peak, then those with most at any time. */
-const paintedOwners = (report.owners_over_time?.owner ?? report.views.peak.by_owner.map(([owner]) => owner))
-  .filter((owner) => ownerNamed(owner)).slice(0, MOST_COLOURS);
-const ownerColour = (owner) => (paintedOwners.includes(owner) ? `lane${paintedOwners.indexOf(owner)}` : "rest");
-const isByOwner = () => state.paint === "owner" && isFirst();
-const blockColour = (block) => (isByOwner() ? ownerColour(report.blocks.owner[block]) : laneColour(report.blocks.lane[block]));
+/** What the colours may tell apart, and what each group is called. */
+const PAINTS = { owner: "owners", line: "lines", kind: "what for", lane: "streams and pools" };
+const paints = Object.keys(PAINTS).filter((paint) => paint === "lane" || report.painted[paint]);
+const groupName = { owner: ownerName, line: (frame) => shortName(lineText(frame)), kind: (kind) => report.kinds[kind] };
+const places = Object.fromEntries(Object.entries(report.painted).map(([paint, groups]) => [paint, new Map(groups.map((group, place) => [group, place]))]));
 
-/** The cells as a picture of one pixel each: a lane's colour where memory is in use, grey where it is free. */
+/** The colour of an owner, a line or a kind. */
+function groupColour(paint, group) {
+  const place = places[paint]?.get(group);
+  return place === undefined ? "rest" : `lane${place}`;
+}
+
+/** Of a run of another trace nothing is known but streams and pools. */
+const cellPaint = () => (state.paint === "lane" ? undefined : placedMap()?.paint[state.paint]);
+const blockColour = (block) => (state.paint === "lane" ? laneColour(report.blocks.lane[block]) : groupColour(state.paint, report.blocks[state.paint][block]));
+
+/** The cells as a picture of one pixel each: the colour of what a cell holds most of, grey where it is free. */
 function paintCells() {
   const { columns, rows, fill, lane } = placedMap();
-  const lanes = Array.from({ length: MOST_COLOURS }, (_, i) => rgb(isByOwner() ? "rest" : `lane${i}`));
+  const cells = cellPaint();
+  const lanes = Array.from({ length: MOST_COLOURS }, (_, i) => rgb(`lane${i}`));
+  const rest = rgb("rest");
   const free = rgb("free");
   map.picture = new OffscreenCanvas(columns, rows);
   const drawn = map.picture.getContext("2d");
   const image = drawn.createImageData(columns, rows);
   for (let row = 0; row < rows; row += 1) {
-    const paint = lanes[lane[row] % MOST_COLOURS];
     for (let column = 0; column < columns; column += 1) {
+      const group = cells ? cells[row * columns + column] - 1 : lane[row] % MOST_COLOURS;
+      const paint = lanes[group] ?? rest;
       const to = 4 * ((rows - 1 - row) * columns + column);
       const share = fill[row * columns + column] / 255;
       for (let part = 0; part < 3; part += 1) image.data[to + part] = free[part] + (paint[part] - free[part]) * share;
@@ -84,8 +96,9 @@ function drawMap() {
   drawn.beginPath();
   drawn.rect(GUTTER, MAP_TOP, mapWidth(), mapHeight());
   drawn.clip();
-  const isExact = (isDeep() || isByOwner()) && isFirst();
-  if (isExact && report.blocks.total <= report.blocks.count) {
+  const isWholeList = report.blocks.total <= report.blocks.count;
+  const isExact = isFirst() && (isDeep() || (cellPaint() !== undefined && isWholeList));
+  if (isExact && isWholeList) {
     drawn.fillStyle = colour("free");
     drawn.fillRect(GUTTER, MAP_TOP, mapWidth(), mapHeight());
   } else drawCells(drawn);
@@ -233,7 +246,9 @@ function cellTitle(event, address) {
   const column = Math.min(columns - 1, Math.max(0, atOrBefore(edges, event)));
   const row = Math.min(rows - 1, Math.max(0, Math.floor(heightOf(address) * rows)));
   const value = fill[row * columns + column];
-  return value === 0 ? "free" : `${percent(value, 255)} in use${isFirst() ? ", by blocks that are not listed" : ""}`;
+  const group = report.painted[state.paint]?.[(cellPaint()?.[row * columns + column] ?? 0) - 1];
+  const most = group === undefined ? "" : `, most of it ${groupName[state.paint](group)}`;
+  return value === 0 ? "free" : `${percent(value, 255)} in use${isFirst() ? ", by blocks that are not listed" : ""}${most}`;
 }
 
 function leaveMap() { map.point = null; tip.hide(); showCrosshair(null); }
@@ -270,11 +285,15 @@ function dragMap() {
   });
 }
 
+/** The colours and the names of what the map tells apart. */
+function mapLegend() {
+  if (state.paint === "lane") return report.lanes.map((lane, index) => [laneColour(index), lane.name]);
+  return report.painted[state.paint].map((group) => [groupColour(state.paint, group), groupName[state.paint](group)]);
+}
+
 function drawLanes() {
-  const lanes = report.lanes.map((lane, index) => [laneColour(index), lane.name]);
-  const owners = paintedOwners.map((owner) => [ownerColour(owner), ownerName(owner)]);
-  const keys = isByOwner() ? owners : lanes;
-  const shown = [...keys.slice(0, MOST_COLOURS), ...(isByOwner() && (report.blocks.total > report.blocks.count || report.owners.filter(Boolean).length > MOST_COLOURS) ? [["rest", "others"]] : []), ["free", "free"]];
+  const keys = mapLegend();
+  const shown = [...keys.slice(0, MOST_COLOURS), ...(state.paint === "lane" ? [] : [["rest", "others"]]), ["free", "free"]];
   $("lanes").replaceChildren(...shown.map(([paint, name]) => make("span", { class: "key" },
     make("span", { class: "swatch", style: { background: colour(paint) }, "aria-hidden": "true" }), name)));
   if (keys.length > MOST_COLOURS) $("lanes").append(make("span", { class: "hint" }, `and ${keys.length - MOST_COLOURS} more, in the same colours again`));
@@ -289,11 +308,10 @@ function runChooser() {
 }
 
 function drawPaint() {
-  const names = { lane: "streams and pools", owner: "owners" };
-  $("paint").hidden = !report.owners.some((_, owner) => ownerNamed(owner));
-  $("paint").replaceChildren(...Object.entries(names).map(([paint, text]) => make("button", {
+  $("paint").hidden = paints.length < 2;
+  $("paint").replaceChildren(...paints.map((paint) => make("button", {
     type: "button", id: `paint-${paint}`, "aria-pressed": String(state.paint === paint), onclick: () => update({ paint }),
-  }, text)));
+  }, PAINTS[paint])));
 }
 
 function startMap() {

@@ -2,8 +2,10 @@
 
 const KEYS = [
   ["/", "search", () => $("search").focus()],
+  ["n", "the next hit; Enter does it, too", () => goToHit(1)],
+  ["N", "the hit before", () => goToHit(-1)],
   ["t", "light or dark", () => update({ dark: !state.dark })],
-  ["c", "colours of streams, or of owners", () => update({ paint: state.paint === "lane" ? "owner" : "lane" })],
+  ["c", "other colours: of owners, lines, what for, streams", () => update({ paint: paints[(paints.indexOf(state.paint) + 1) % paints.length] })],
   ["e", "events or time on the axis", () => { if (report.hasTime) update({ axis: state.axis === "time" ? "event" : "time" }); }],
   ["+", "zoom in", () => zoom(0.5)],
   ["-", "zoom out", () => zoom(2)],
@@ -16,7 +18,10 @@ const KEYS = [
   ["3", "temporary blocks", () => pick("temporary")],
   ["4", "all blocks", () => pick("all")],
   ["o", "by owner", () => update({ how: "owner" })],
-  ["l", "by line: the flame graph", () => update({ how: "line" })],
+  ["w", "what for: weights, gradients and so on", () => { if (report.painted.kind) update({ how: "kind" }); }],
+  ["i", "lines of the program", () => update({ how: "line" })],
+  ["r", "the call tree", () => update({ how: "tree" })],
+  ["l", "the flame graph", () => update({ how: "flame" })],
   ["s", "by size", () => update({ how: "size" })],
   ["a", "by age", () => { if (report.kind !== "state") update({ how: "age" }); }],
   ["b", "list of blocks", () => update({ how: "list" })],
@@ -69,9 +74,9 @@ function drawFigures() {
     figure(state_ ? "reserved" : "reserved at most", bytes(report.peak_reserved)),
     figure("reserved and not live", bytes(report.peak_reserved - report.peak_live), percent(report.peak_reserved - report.peak_live, report.peak_reserved)),
   ];
-  if (!state_) shown.push(figure("events", count(report.events)), figure("calls to the driver", count(run.driver_calls)), figure("refused", count(run.refusals), run.refusals ? `first at ${count(run.first_refusal)}` : ""));
+  if (!state_) shown.push(figure("events", count(report.events - report.rebuilt), report.rebuilt ? `from event ${count(report.rebuilt)} on` : ""), figure("calls to the driver", count(run.driver_calls)), figure("refused", count(run.refusals), run.refusals ? `first at ${count(run.first_refusal)}` : ""));
   const remarks = remarksOf(report.runs);
-  const parts = [make("div", { class: "tiles" }, shown)];
+  const parts = [make("div", { class: "tiles" }, shown), kindFigures()].filter(Boolean);
   if (report.runs.length > 1) parts.push(runsTable());
   if (remarks.length) parts.push(make("p", { class: "remark" }, make("b", {}, "Note: "), `${remarks.join("; ")}.`));
   $("figures").replaceChildren(...parts);
@@ -124,8 +129,6 @@ function startTheme() {
 }
 
 function startControls() {
-  let waiting = 0;
-  $("search").addEventListener("input", (event) => { clearTimeout(waiting); waiting = setTimeout(() => update({ search: event.target.value }), 120); });
   $("axis-event").addEventListener("click", () => update({ axis: "event" }));
   $("axis-time").addEventListener("click", () => update({ axis: "time" }));
   $("axis-time").disabled = !report.hasTime;
@@ -144,6 +147,7 @@ function start() {
   $("about").textContent = `Written by bfc ${report.version}. This file asks nothing of the network. The timeline is drawn by uPlot 1.6.32 (MIT licence, © 2022 Leon Sorokin).`;
   startTheme();
   startControls();
+  startSearch();
   startDiff();
   drawFigures();
   if (report.hasTimeline) startTimeline(); else $("time").hidden = true;

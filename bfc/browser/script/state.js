@@ -1,13 +1,13 @@
 // What the reader chose. Every part of the page that shows it watches the names that it depends on.
 
 const state = {
-  range: startRange(),   // events, both ends included
+  range: report.whole,    // events, both ends included
   axis: "event",         // or "time"
-  paint: startPaint(),   // of the map: by "lane" (streams and pools) or by "owner"
+  paint: report.opens,   // of the map: by "lane" (streams and pools), "owner", "line" or "kind"
   hidden: new Set(),     // lines of the timeline that are switched off
   placed: 0,             // the run whose map and segments are shown
   which: "peak",         // peak | never_freed | temporary | all
-  how: "owner",          // owner | line | size | age | list
+  how: report.opens === "line" ? "line" : "owner",   // owner | kind | line | tree | flame | size | age | list
   within: report.temporary_within,   // allocations: what "temporary" means
   search: "",
   only: null,            // { label, holds(block) }: a group that was chosen
@@ -15,17 +15,6 @@ const state = {
   chosen: -1,            // a block
   dark: matchMedia("(prefers-color-scheme: dark)").matches,
 };
-
-/** All events but those that rebuild what was live when a recording began. */
-function startRange() {
-  return [Math.max(report.whole[0], report.rebuilt - 1), report.whole[1]];
-}
-
-/** Streams and pools are told apart where there are several; otherwise the owners, where they have names. */
-function startPaint() {
-  const isNamed = report.views ? report.views.peak.by_owner.some(([owner]) => ownerNamed(owner)) : false;
-  return isNamed && report.lanes.length < 2 ? "owner" : "lane";
-}
 
 const watchers = [];
 

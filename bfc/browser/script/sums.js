@@ -9,24 +9,25 @@ function isSummed() {
 
 function sums() {
   if (!isSummed()) return summed(selectBlocks());
-  const view = report.views[state.which];
-  return { ...view, exact: true, other_owners: view.other_owners };
+  return { ...report.views[state.which], exact: true };
 }
 
 function summed(blocks) {
-  const { owner, size, stack } = report.blocks;
+  const { owner, size, stack, line, kind } = report.blocks;
   let total = 0;
-  const [owners, sizes, ages] = [new Map(), new Map(), new Map()];
+  const [owners, lines, kinds, sizes, ages] = [new Map(), new Map(), new Map(), new Map(), new Map()];
   const age = ageOf();
   for (const i of blocks) {
     total += size[i];
     add(owners, owner[i], size[i]);
+    add(lines, line[i], size[i]);
+    add(kinds, kind[i], size[i]);
     add(sizes, power(size[i]), size[i]);
     add(ages, power(age(i)), size[i]);
   }
   return {
-    exact: false, bytes: total, blocks: blocks.length, other_owners: [0, 0, 0], rows: blocks,
-    by_owner: rowsOf(owners).sort((a, b) => b[1] - a[1]), by_size: rowsOf(sizes).sort((a, b) => a[0] - b[0]), by_age: rowsOf(ages).sort((a, b) => a[0] - b[0]),
+    exact: false, bytes: total, blocks: blocks.length, other_owners: [0, 0, 0], other_lines: [0, 0, 0], rows: blocks,
+    by_owner: mostFirst(owners), by_line: mostFirst(lines), by_kind: mostFirst(kinds), by_size: rowsOf(sizes).sort((a, b) => a[0] - b[0]), by_age: rowsOf(ages).sort((a, b) => a[0] - b[0]),
     tree: treeOf(blocks, stack, size, total),
   };
 }
@@ -37,6 +38,7 @@ function add(groups, key, amount) {
 }
 
 const rowsOf = (groups) => [...groups].map(([key, [amount, blocks]]) => [key, amount, blocks]);
+const mostFirst = (groups) => rowsOf(groups).sort((a, b) => b[1] - a[1]);
 const power = (value) => (value < 1 ? -1 : Math.floor(Math.log2(value)));
 
 /** A block's age in events: until the moment, until its free, or until the end of the run. */

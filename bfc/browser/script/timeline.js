@@ -53,7 +53,7 @@ function chartOptions(width, height) {
     ],
     cursor: { drag: { x: true, y: false, setScale: false }, y: false, points: { size: 7 }, bind: { dblclick: () => () => { setRange(...report.whole); return null; } } },
     series: [{}, ...lines.map(chartLine)],
-    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawPeaks] },
+    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawPeak] },
   };
 }
 
@@ -106,11 +106,8 @@ function pointed(plot) {
 
 const whenText = (event) => `event ${count(event)}${report.hasTime ? `, after ${duration(timeOf(event))}` : ""}`;
 
-function drawPeaks(plot) {
-  drawPeak(plot, report.peak_event, `peak ${bytes(report.peak_live)} live`, 0);
-}
-
-function drawPeak(plot, event, text, row) {
+function drawPeak(plot) {
+  const [event, text] = [report.peak_event, `peak ${bytes(report.peak_live)} live`];
   const [low, high] = state.range;
   if (event < low || event > high) return;
   const { ctx } = plot;
@@ -125,7 +122,7 @@ function drawPeak(plot, event, text, row) {
   ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
   const room = left + width - x > ctx.measureText(text).width + 10 * scale;
   ctx.textAlign = room ? "left" : "right";
-  ctx.fillText(text, x + (room ? 5 : -5) * scale, top + (10 + 15 * row) * scale);
+  ctx.fillText(text, x + (room ? 5 : -5) * scale, top + 10 * scale);
   ctx.restore();
 }
 
@@ -146,7 +143,7 @@ function toggleLine(key) {
 function showRange() {
   const [low, high] = state.range;
   const times = report.hasTime ? `, ${duration(timeOf(high) - timeOf(low))}` : "";
-  $("range").textContent = isWhole() ? `Shown: all ${count(report.events)} events${times}.` : `Shown: events ${count(low)} to ${count(high)}${times}. Its peak is at event ${count(moment())}.`;
+  $("range").textContent = isWhole() ? `Shown: all ${count(report.events - report.rebuilt)} events${times}.` : `Shown: events ${count(low)} to ${count(high)}${times}. Its peak is at event ${count(moment())}.`;
   $("zoom-all").disabled = $("zoom-out").disabled = isWhole();
 }
 

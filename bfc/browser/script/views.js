@@ -1,7 +1,8 @@
 // The blocks: which ones (tabs), and how they are shown (buttons).
 
 const WHICH = { peak: "At the peak", never_freed: "Never freed", temporary: "Temporary", all: "All" };
-const HOW = { owner: "by owner", line: "by line", size: "by size", age: "by age", list: "list" };
+const HOW = { owner: "owners", kind: "what for", line: "lines", tree: "call tree", flame: "flame graph", size: "sizes", age: "ages", list: "list" };
+const MOST_LINES_SHOWN = 500;
 const ROWS_AT_ONCE = 200;
 
 /** Shows only the blocks of a group, as a list. */
@@ -12,7 +13,7 @@ function drawTabs() {
     type: "button", role: "tab", id: `which-${which}`, "aria-controls": "view", "aria-selected": String(state.which === which), tabindex: state.which === which ? 0 : -1,
     disabled: report.kind === "state" && which !== "peak", onclick: () => update({ which }), onkeydown: walkTabs,
   }, report.kind === "state" ? { ...WHICH, peak: "Live now" }[which] : text)));
-  $("how").replaceChildren(...Object.entries(HOW).filter(([how]) => how !== "age" || report.kind !== "state").map(([how, text]) => make("button", {
+  $("how").replaceChildren(...Object.entries(HOW).filter(([how]) => (how !== "age" || report.kind !== "state") && (how !== "kind" || report.painted.kind)).map(([how, text]) => make("button", {
     type: "button", id: `how-${how}`, "aria-pressed": String(state.how === how), onclick: () => update({ how }),
   }, text)));
   $("within-label").hidden = state.which !== "temporary";
@@ -31,7 +32,7 @@ function walkTabs(event) {
 function drawView() {
   const found = sums();
   drawCount(found);
-  const drawn = { owner: byOwner, line: flame, size: bySize, age: byAge, list: blockList }[state.how](found);
+  const drawn = { owner: byOwner, kind: byKind, line: byLine, tree: callTree, flame, size: bySize, age: byAge, list: blockList }[state.how](found);
   $("view").replaceChildren(drawn);
 }
 
@@ -55,12 +56,12 @@ function bars(head, rows, whole) {
     make("td", { class: "name", title: name }, choose ? make("button", { type: "button", class: "link" }, name) : name),
     make("td", { class: "wide" }, make("div", { class: "track", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * amount) / most}%`, background: tint ?? "" } }))),
     cell(bytes(amount), "number"), cell(percent(amount, whole), "number"), cell(count(blocks), "number")));
-  return make("div", { class: "scroll", tabindex: -1 }, table([[head], [""], ["bytes", "number"], ["share", "number"], ["blocks", "number"]], body));
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `By ${head}` }, table([[head], ["", "wide"], ["bytes", "number"], ["share", "number"], ["blocks", "number"]], body));
 }
 
 function byOwner(found) {
   const { owner } = report.blocks;
-  const rows = found.by_owner.map(([id, amount, blocks]) => ({ name: ownerName(id), bytes: amount, blocks, choose: () => chooseGroup(ownerName(id), (i) => owner[i] === id) }));
+  const rows = found.by_owner.map(([id, amount, blocks]) => ({ name: ownerName(id), bytes: amount, blocks, tint: state.paint === "owner" ? colour(groupColour("owner", id)) : null, choose: () => chooseGroup(ownerName(id), (i) => owner[i] === id) }));
   const [others, amount, blocks] = found.other_owners;
   if (others) rows.push({ name: `${many(others, "more owner")}`, bytes: amount, blocks });
   const nobody = rows.length === 1 && found.by_owner[0]?.[0] <= 0 && ownerName(found.by_owner[0][0]) === "(no owner)";
@@ -99,6 +100,7 @@ function blockList() {
   const grow = () => {
     const from = body.children.length;
     body.append(...rows.slice(from, from + ROWS_AT_ONCE).map(blockRow));
+    if (body.parentElement) labelled(body.parentElement);
     more.hidden = body.children.length >= rows.length;
     more.textContent = `${count(rows.length - body.children.length)} more`;
   };
@@ -106,7 +108,7 @@ function blockList() {
   if (!rows.length) return make("p", { class: "hint" }, "No block.");
   const list = table([["size", "number"], ["owner"], ["line"], ["address"], ["events"]], [], { class: "blocks" });
   list.tBodies[0].replaceWith(body);
-  return make("div", {}, make("div", { class: "scroll", tabindex: -1 }, list), more);
+  return make("div", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Blocks" }, labelled(list)), more);
 }
 
 function blockRow(block) {
@@ -124,5 +126,6 @@ function startViews() {
   drawTabs();
   drawView();
   watch(["which", "how"], drawTabs);
+  watch(["dark", "paint"], drawView);
   watch(["which", "how", "range", "within", "search", "only", "root"], () => { tip.hide(); drawView(); });
 }

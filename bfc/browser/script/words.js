@@ -53,6 +53,14 @@ function table(heads, rows, attributes = {}) {
   return make("table", attributes, make("thead", {}, head), make("tbody", {}, rows));
 }
 
+/** A table whose cells carry their column's name: on a narrow screen each row becomes a list of named figures. */
+function labelled(made) {
+  const names = Array.from(made.tHead.rows[0].cells, (head) => head.textContent.replace(/ [▾▴]$/, ""));
+  for (const row of made.tBodies[0].rows) Array.from(row.cells, (one, at) => { if (names[at]) one.dataset.head = names[at]; });
+  made.classList.add("stacks");
+  return made;
+}
+
 /** The value of a colour of page.css, as the theme has it now. */
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 

@@ -1,0 +1,151 @@
+"""What each allocation is for: weights, gradients, and so on. Where its owner says it, that counts;
+otherwise it is a guess from the functions of its stack, and from how long it lives.
+
+The kinds are those of PyTorch's memory profiler, which knows them from the tensors themselves:
+PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, INPUT and TEMPORARY. A recording has no tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from bfc.browser.lives import Lives
+from bfc.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KINDS = (
+    "weights",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "inputs",
+    "temporary",
+    "other",
+)
+WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, INPUTS, TEMPORARY, OTHER = range(len(KINDS))
+
+#: An allocation is temporary if fewer come between it and its free.
+TEMPORARY_WITHIN = 10
+
+#: What words in an owner's name say.
+OF_OWNERS = (
+    (OPTIMIZER, r"optim\w*|adam\w*|momentum|moments?|exp[ _]avg\w*"),
+    (GRADIENTS, r"grads?|gradients?"),
+    (WEIGHTS, r"weights?|params?|parameters?|model"),
+    (ACTIVATIONS, r"activations?|logits"),
+    (INPUTS, r"inputs?|batch|batches|data"),
+    (TEMPORARY, r"temp|temporar(y|ies)|workspaces?|scratch"),
+)
+#: What a frame says: its file, or "" for any, and its function. The innermost frame that says
+#: something counts, and of its rules the first.
+OF_FRAMES = (
+    (OPTIMIZER, r"/torch/optim/|/optimizers?/", r".*"),
+    (OPTIMIZER, r"", r"_init_group|(\w*(Adam|SGD|Optimi[sz]er)\w*\.)\w+"),
+    (GRADIENTS, r"", r"torch::autograd::(Engine|generated|AccumulateGrad|GraphTask|Node)\b.*"),
+    (GRADIENTS, r"", r"(\w+\.)*(backward|_engine_run_backward)"),
+    (ACTIVATIONS, r"", r"(\w+\.)*(forward|_call_impl|_wrapped_call_impl|_slow_forward)"),
+    (ACTIVATIONS, r"/torch/nn/functional\.py", r".*"),
+    (WEIGHTS, r"/torch/nn/(parameter|init|modules/module)\.py|/safetensors/", r".*"),
+    (WEIGHTS, r"/torch/nn/modules/", r"__init__|reset_parameters"),
+    (WEIGHTS, r"", r"(\w+\.)*(from_pretrained|load_state_dict|load_weights|_?init_weights)"),
+    (INPUTS, r"/torch/utils/data/|/torchvision/(datasets|transforms)/", r".*"),
+    (INPUTS, r"", r"(\w+\.)*((load|get|next|fetch)_(mini)?batch|collate\w*|send_to_device)"),
+)
+#: Said by a file's own `__init__`, if nothing else says anything: kept to the end, it is a weight.
+_MADE = len(KINDS)
+
+
+def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """What each allocation is for.
+
+    Parameters
+    ----------
+    trace : Trace
+        Whose they are.
+    lives : Lives
+        Its allocations.
+
+    Returns
+    -------
+    tuple of numpy.ndarray of uint8 and of bool
+        The index of its kind in `KINDS`, and whether its owner says so.
+
+    Notes
+    -----
+    What the optimizer allocates is its state if it is still there when something else allocates,
+    and temporary otherwise. What is freed before ten others are made is temporary, wherever it is
+    made. Cost: a search in each frame's names.
+
+    Examples
+    --------
+    >>> from bfc.browser.lives import lives_of
+    >>> rows = [("train.py", 7, "main"), ("model.py", 3, "forward")]
+    >>> trace = Trace([0], [0], [8], stack=[2], frames=rows, stacks=[(0, 0), (0, 0), (1, 1)])
+    >>> kinds, said = kinds_of(trace, lives_of(trace))
+    >>> KINDS[kinds[0]], bool(said[0])
+    ('activations', False)
+    """
+    import numpy as np
+
+    found = _of_stacks(trace)[lives.stack]
+    kept = lives.died < 0
+    found[found == _MADE] = np.where(kept[found == _MADE], WEIGHTS, OTHER)
+    # The next allocation that is not the optimizer's: what is still there then is its state.
+    others = np.append(lives.born[found != OPTIMIZER], np.iinfo(np.int64).max)
+    after = others[np.searchsorted(others, lives.born)]
+    found[(found == OPTIMIZER) & ~kept & (lives.died < after)] = TEMPORARY
+    has_stack = lives.stack > 0
+    found[has_stack & ~kept & (lives.between < TEMPORARY_WITHIN)] = TEMPORARY
+    told = _of_owners(trace)[lives.owner]
+    return np.where(told < OTHER, told, found).astype(np.uint8), told < OTHER
+
+
+def named_owners(trace: Trace) -> set[int]:
+    """The owners that somebody named: the others are lines, which `Trace.from_torch` takes where
+    there is no name."""
+    lines = {
+        f"{frame.filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.line} in {frame.name}"
+        for frame in trace.frames
+    }
+    return {at for at, name in enumerate(trace.owners) if name and name not in lines}
+
+
+def _of_owners(trace: Trace) -> NDArray[np.int64]:
+    """What each owner's name says; the last entry is for allocations without an owner."""
+    import numpy as np
+
+    found = np.full(len(trace.owners) + 1, OTHER)
+    rules = [
+        (kind, re.compile(rf"(?:^|[\W_])(?:{words})(?:$|[\W_])", re.I)) for kind, words in OF_OWNERS
+    ]
+    for at in named_owners(trace):
+        found[at] = next((kind for kind, rule in rules if rule.search(trace.owners[at])), OTHER)
+    return found
+
+
+def _of_stacks(trace: Trace) -> NDArray[np.int64]:
+    """What each stack says: a stack stands behind the one that called it."""
+    import numpy as np
+
+    rules = [(kind, re.compile(file), re.compile(name)) for kind, file, name in OF_FRAMES]
+    frames = [
+        _of_frame(frame.filename.replace("\\", "/"), frame.name, rules) for frame in trace.frames
+    ]
+    found = [OTHER]
+    for parent, frame in trace.stacks[1:].tolist():
+        said, before = frames[frame], found[parent]
+        found.append(before if said == OTHER or (said == _MADE and before != OTHER) else said)
+    return np.array(found)
+
+
+def _of_frame(
+    filename: str, name: str, rules: list[tuple[int, re.Pattern[str], re.Pattern[str]]]
+) -> int:
+    for kind, file, function in rules:
+        if file.search(filename) and function.fullmatch(name):
+            return kind
+    return _MADE if name.split(".")[-1] == "__init__" else OTHER
