@@ -34,6 +34,7 @@ SCRIPTS = (
     "script/segments.js",
     "script/diff.js",
     "script/search.js",
+    "script/save.js",
     "script/page.js",
 )
 

@@ -4,6 +4,8 @@ BFC_PICTURES=1 the pictures of docs/pictures/ are taken anew."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import pickle
@@ -11,10 +13,12 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import chromium
 import numpy as np
@@ -567,6 +571,49 @@ COLOURS_AT = """
         const y = Math.round(4 + (1 - share) * (canvas.clientHeight - 8));
         return `rgb(${[...data.slice(4 * y, 4 * y + 3)].join(', ')})`;
     });"""
+
+
+def saved(page: Page, folder: Path, button: str, name: str) -> bytes:
+    """The file that a button saves."""
+    page.devtools("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    path = folder / name
+    path.unlink(missing_ok=True)
+    page.click(button)
+    for _ in range(500):
+        if path.exists() and path.stat().st_size:
+            return path.read_bytes()
+        time.sleep(0.02)
+    raise AssertionError(f"{button} has not saved {name}: {sorted(folder.iterdir())}")
+
+
+def test_pictures_and_figures_are_saved(page: Page, report: Path, tmp_path: Path) -> None:
+    page.open(report)
+    data = json.loads(page.text("#bfc-report"))
+    name = data["title"]
+    rows = list(csv.reader(io.StringIO(saved(page, tmp_path, "#save-csv", f"{name}.csv").decode())))
+    at = {column: index for index, column in enumerate(rows[0])}
+    for run in data["runs"]:
+        mine = [row for row in rows[1:] if row[0] == run["label"]]
+        for column in ("event", "live", "reserved", "driver_calls"):
+            assert [int(row[at[column]]) for row in mine] == run["timeline"][column]
+    root = ElementTree.fromstring(saved(page, tmp_path, "#save-svg", f"{name}.svg"))
+    tag = "{http://www.w3.org/2000/svg}"
+    drawn = root.findall(f"{tag}path")
+    assert len(drawn) == 4  # live and reserved of two runs
+    assert all(len(path.get("d", "")) > 100 for path in drawn)
+    texts = [text.text for text in root.iter(f"{tag}text")]
+    assert f"peak {written_bytes(data['peak_live'])} live" in texts
+    assert {"as recorded live", "optimizer"} <= set(texts)
+    (image,) = root.iter(f"{tag}image")
+    assert image.get("href", "").startswith("data:image/png;base64,")
+    picture = saved(page, tmp_path, "#save-png", f"{name}.png")
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000
+    page.press("i")
+    lines = saved(page, tmp_path, "#lines-csv", f"{name}-lines.csv").decode()
+    rows = list(csv.reader(io.StringIO(lines)))
+    assert rows[0] == ["line", "bytes", "blocks", "most_bytes", "most_event"]
+    assert [int(row[1]) for row in rows[1:]] == data["lines"]["bytes"]
 
 
 def test_streams_and_private_pools_have_colours_of_their_own(page: Page, folder: Path) -> None:

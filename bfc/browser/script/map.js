@@ -291,10 +291,11 @@ function mapLegend() {
   return report.painted[state.paint].map((group) => [groupColour(state.paint, group), groupName[state.paint](group)]);
 }
 
+const shownKeys = () => [...mapLegend().slice(0, MOST_COLOURS), ...(state.paint === "lane" ? [] : [["rest", "others"]]), ["free", "free"]];
+
 function drawLanes() {
   const keys = mapLegend();
-  const shown = [...keys.slice(0, MOST_COLOURS), ...(state.paint === "lane" ? [] : [["rest", "others"]]), ["free", "free"]];
-  $("lanes").replaceChildren(...shown.map(([paint, name]) => make("span", { class: "key" },
+  $("lanes").replaceChildren(...shownKeys().map(([paint, name]) => make("span", { class: "key" },
     make("span", { class: "swatch", style: { background: colour(paint) }, "aria-hidden": "true" }), name)));
   if (keys.length > MOST_COLOURS) $("lanes").append(make("span", { class: "hint" }, `and ${keys.length - MOST_COLOURS} more, in the same colours again`));
 }

@@ -155,6 +155,7 @@ function start() {
   startViews();
   startBlock();
   startSegments();
+  startSave();
   drawLeftOut();
 }
 

@@ -46,7 +46,7 @@ function chartOptions(width, height) {
   const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
   return {
     width, height, padding: [12, RIGHT, 0, 0], legend: { show: false },
-    scales: { x: { time: false, range: () => state.range.map(toAxis) }, y: { range: (_, low, high) => [0, (high || 1) * 1.08] } },
+    scales: { x: { time: false, range: () => state.range.map(toAxis) }, y: { range: (_, low, high) => [0, (high || 1) * 1.16] } },
     axes: [
       { ...axis, size: 30, space: 84, values: (_, ticks, __, ___, step) => (state.axis === "time" ? timeTicks(ticks, step) : ticks.map(count)) },
       { ...axis, size: GUTTER, splits: (_, __, low, high) => byteTicks(high), values: (_, ticks) => ticks.map(roundBytes) },
