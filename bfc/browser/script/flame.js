@@ -50,7 +50,7 @@ function flame(found) {
   const graph = make("div", { class: "flame", role: "tree", "aria-label": "Bytes by lines of the program", style: { height: `${(depth + 1) * FLAME_ROW}px` }, onkeydown: walkFlame },
     placed.map((one, index) => placeButton(tree, one, root, needle, index === 0)));
   const rest = tree.bytes[0] - children[0].reduce((sum, place) => sum + tree.bytes[place], 0);
-  return make("div", {}, crumbs(tree, root), make("div", { class: "scroll", tabindex: -1 }, graph),
+  return make("div", {}, crumbs(tree, root), make("div", { class: "scroll" }, graph),
     rest > 0 ? make("p", { class: "hint" }, `${bytes(rest)} have no stack, or one of the smallest.`) : "");
 }
 
@@ -59,13 +59,13 @@ function placeButton(tree, { place, left, share, depth }, root, needle, first) {
   const rows = [["bytes", bytes(tree.bytes[place])], ["of what is shown", percent(tree.bytes[place], tree.bytes[root])], ["blocks", count(tree.blocks[place])]];
   return make("button", {
     type: "button", role: "treeitem", "aria-level": depth + 1, tabindex: first ? 0 : -1, "data-depth": depth,
-    "aria-label": `${name}: ${rows[0][1]}, ${rows[1][1]}, ${many(tree.blocks[place], "block")}`,
+    "aria-label": `${shortName(name)} · ${rows[0][1]}, ${rows[1][1]}, ${many(tree.blocks[place], "block")}, ${name}`,
     class: needle && !name.toLowerCase().includes(needle) ? "dim" : null,
     style: { left: `${100 * left}%`, width: `${100 * share}%`, top: `${depth * FLAME_ROW}px`, background: placeColour(name) },
     onclick: () => (place === root ? listPlace(tree, place) : update({ root: place })),
     onmousemove: (event) => tip.show(event.clientX, event.clientY, name, rows),
     onmouseleave: tip.hide,
-  }, share > 0.015 ? `${shortName(name)}  ${bytes(tree.bytes[place])}` : "");
+  }, share > 0.015 ? `${shortName(name)} · ${bytes(tree.bytes[place])}` : "");
 }
 
 const listPlace = (tree, place) => { if (place > 0) chooseGroup(shortName(placeName(tree, place)), holdsPlace(tree, place)); };

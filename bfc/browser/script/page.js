@@ -96,7 +96,7 @@ function runsTable() {
     make("td", {}, make("span", { class: "key" }, make("span", { class: "swatch", style: { background: colour(`run${index % 6}`) }, "aria-hidden": "true" }), ` ${run.label}`)),
     cell([run.origin, run.device && `on ${run.device}`].filter(Boolean).join(" ")), cell(run.completed ? "yes" : `no: refuses event ${count(run.first_refusal)}`),
     cell(bytes(run.peak_live), "number"), cell(bytes(run.peak_reserved), "number"), cell(run.peak_live ? `${(run.peak_reserved / run.peak_live).toFixed(3)} ×` : "–", "number"), cell(count(run.driver_calls), "number")));
-  return make("div", { class: "runs" }, table([["run"], [""], ["completes"], ["live at most", "number"], ["reserved at most", "number"], ["reserved / live", "number"], ["driver calls", "number"]], rows));
+  return make("div", { class: "runs" }, labelled(table([["run"], ["origin"], ["completes"], ["live at most", "number"], ["reserved at most", "number"], ["reserved / live", "number"], ["driver calls", "number"]], rows)));
 }
 
 /** Everything that the run has and the page has not, in words. */

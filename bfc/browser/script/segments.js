@@ -49,13 +49,14 @@ function drawSegments() {
   const grow = () => {
     const from = body.children.length;
     body.append(...order.slice(from, from + SEGMENTS_AT_ONCE).map((index) => segmentRow(rows[index], blocks[index])));
+    if (body.parentElement) labelled(body.parentElement);
     more.hidden = body.children.length >= rows.length;
     more.textContent = `${count(rows.length - body.children.length)} more`;
   };
   grow();
-  const drawn = table([["address"], ["size", "number"], ["idle", "number"], ["blocks by address"], ["blocks", "number"], ["kept by"], ["for"]], []);
+  const drawn = table([["address"], ["size", "number"], ["idle", "number"], ["blocks by address", "wide"], ["blocks", "number"], ["kept by"], ["for"]], []);
   drawn.tBodies[0].replaceWith(body);
-  $("segments").replaceChildren(...(rows.length ? [make("div", { class: "scroll", tabindex: -1 }, drawn), more] : []));
+  $("segments").replaceChildren(...(rows.length ? [make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Segments" }, labelled(drawn)), more] : []));
 }
 
 function startSegments() {

@@ -39,10 +39,10 @@ function treeRow(tree, { place, level, open }, key, isFirst_) {
   const toggle = () => fold(key, !open);
   return make("div", {
     role: "treeitem", tabindex: isFirst_ ? 0 : -1, "aria-level": level, "aria-expanded": open === null ? null : String(open), "data-key": key, "data-place": place, style: { paddingLeft: `${Math.min(level - 1, 24) * 12}px` }, title: name,
-    "aria-label": `${name}: ${bytes(tree.bytes[place])}, ${percent(tree.bytes[place], tree.bytes[0])}, ${many(tree.blocks[place], "block")}`, class: hits_(name) ? "found" : null,
+    class: hits_(name) ? "found" : null,
     onclick: () => (open === null ? listPlace(tree, place) : toggle()),
   }, make("span", { class: "fold", "aria-hidden": "true" }, open === null ? "·" : open ? "▾" : "▸"), make("span", { class: "call" }, shortName(name)),
-    make("b", {}, bytes(tree.bytes[place])), make("span", { class: "blocks" }, `${percent(tree.bytes[place], tree.bytes[0])}, ${many(tree.blocks[place], "block")}`));
+    " ", make("b", {}, bytes(tree.bytes[place])), " ", make("span", { class: "blocks" }, `${percent(tree.bytes[place], tree.bytes[0])}, ${many(tree.blocks[place], "block")}`));
 }
 
 /** Whether what is searched for stands in a place's own name. */

@@ -108,7 +108,7 @@ function blockList() {
   if (!rows.length) return make("p", { class: "hint" }, "No block.");
   const list = table([["size", "number"], ["owner"], ["line"], ["address"], ["events"]], [], { class: "blocks" });
   list.tBodies[0].replaceWith(body);
-  return make("div", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Blocks" }, labelled(list)), more);
+  return make("div", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "List of blocks" }, labelled(list)), more);
 }
 
 function blockRow(block) {

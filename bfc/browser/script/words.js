@@ -49,13 +49,13 @@ const asNode = (child) => (child instanceof Node ? child : document.createTextNo
 const cell = (text, kind = "") => make("td", { class: kind || null }, text);
 
 function table(heads, rows, attributes = {}) {
-  const head = make("tr", {}, heads.map(([text, kind]) => make("th", { scope: "col", class: kind || null }, text)));
+  const head = make("tr", {}, heads.map(([text, kind]) => make("th", { scope: "col", class: kind || null }, text || make("span", { class: "unseen" }, "as a bar"))));
   return make("table", attributes, make("thead", {}, head), make("tbody", {}, rows));
 }
 
 /** A table whose cells carry their column's name: on a narrow screen each row becomes a list of named figures. */
 function labelled(made) {
-  const names = Array.from(made.tHead.rows[0].cells, (head) => head.textContent.replace(/ [▾▴]$/, ""));
+  const names = Array.from(made.tHead.rows[0].cells, (head) => (head.classList.contains("wide") ? "" : head.textContent.replace(/ [▾▴]$/, "")));
   for (const row of made.tBodies[0].rows) Array.from(row.cells, (one, at) => { if (names[at]) one.dataset.head = names[at]; });
   made.classList.add("stacks");
   return made;
