@@ -562,7 +562,7 @@ CUT_OFF = """
         const clips = getComputedStyle(one).overflowX !== 'visible';
         const isOutside = left < -0.5 || right > innerWidth + 0.5;
         if (isOutside || (clips && one.scrollWidth > one.clientWidth + 1))
-            found.push(`${one.tagName} ${one.className} ${one.id}: ${one.textContent.slice(0, 50)}`);
+            found.push([one.tagName, one.className, one.id, one.textContent.slice(0, 50)]);
     }
     return found;"""
 

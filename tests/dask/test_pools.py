@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import bfc
+from bfc.integrations import _dask_page as page
 from bfc.integrations import dask as pools
 from bfc.integrations.dask import Pools, table
 
@@ -132,7 +133,12 @@ def test_the_page_shows_what_the_table_has(client, cluster, holding) -> None:
     port = urlparse(cluster.dashboard_link).port
     session = pull_session(url=f"http://127.0.0.1:{port}/individual-bfc-pools")
     try:
-        (shown,) = session.document.roots
+        (root,) = session.document.roots
+        said, bars, shown = root.children
+        assert said.text == "Nothing is wrong: 8.00 MiB in use in 2 pools."
+        assert len(bars.y_range.factors) == 2
+        assert [bar.glyph.right.field for bar in bars.renderers] == ["limit", "reserved", "used"]
+        assert {bar.data_source.id for bar in bars.renderers} == {shown.source.id}
         assert [column.field for column in shown.columns] == list(KEYS)
         data = shown.source.data
         assert dict(zip(data["worker"], data["used"], strict=True)) == holding
@@ -168,6 +174,70 @@ def test_a_browser_draws_the_page_and_its_changes(
             assert row[2:] == ["simulated:0", *sizes, ""]
         client.submit(recipes.hold, 6 * MIB, workers=min(holding), pure=False).result()
         assert eventually(lambda: "9.00 MiB" in page.run(CELLS))
+
+
+def row_of(name: Any, **figures: Any) -> dict[str, Any]:
+    """A pool of 1 GiB, half in use."""
+    known = {"used": 512, "reserved": 640, "peak": 640, "limit": 1024, "largest_free": 128}
+    sizes = {key: value * MIB for key, value in (known | figures).items()}
+    return {
+        "worker": f"tcp://10.0.0.{name}",
+        "name": name,
+        "device": "cuda:0",
+        "error": None,
+        **sizes,
+    }
+
+
+def said(*rows: dict[str, Any], silent: float = 0, floors: Any = None) -> list[str]:
+    addresses = {row["worker"]: silent for row in rows}
+    return page.findings(rows, addresses, floors or page.Floors())
+
+
+def test_the_page_says_in_sentences_what_is_wrong() -> None:
+    assert said() == ["No worker has a pool: client.register_plugin(Pools(recipe)) makes them."]
+    well, full, pieces = row_of(1), row_of(2, used=960, reserved=1000), row_of(3, largest_free=4)
+    assert said(well) == ["Nothing is wrong: 512.00 MiB in use in 1 pool."]
+    broken = row_of(4) | dict.fromkeys(KEYS[2:8]) | {"error": "worker 4 cannot make its pools"}
+    assert said(pieces, full, well, broken) == [
+        "worker 4 cannot make its pools.",
+        "Worker 2, cuda:0 is near its limit: 960.00 MiB of 1.00 GiB in use.",
+        (
+            "Worker 3, cuda:0 is fragmented: of 128.00 MiB that are reserved and free, the largest "
+            "piece has 4.00 MiB."
+        ),
+    ]
+    (lost,) = said(well, silent=31.4)
+    assert lost.startswith("Worker tcp://10.0.0.1 cannot be reached: it has said nothing for 31 s")
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_use_that_never_goes_back_may_be_a_leak(freed: bool) -> None:
+    floors = page.Floors()
+    for second in range(75):
+        used = 100 + 2 * second
+        # A step of a training comes and goes; what is kept is what counts.
+        floors.add("worker 1, cuda:0", (used + 300 * (second % 3)) * MIB, second)
+        if freed and second == 40:
+            floors.add("worker 1, cuda:0", 50 * MIB, second)
+    found = said(row_of(1), floors=floors)
+    if freed:
+        assert found == ["Nothing is wrong: 512.00 MiB in use in 1 pool."]
+    else:
+        (sentence,) = found
+        assert sentence == (
+            "Worker 1, cuda:0 may leak: for 45 s it has never gone back to what it had in use "
+            "before, and has 90.00 MiB more."
+        )
+
+
+def test_pools_of_one_name_are_told_apart() -> None:
+    rows = [row_of(1), row_of(1) | {"worker": "tcp://10.0.0.9"}, row_of(2)]
+    assert page.labels_of(rows) == [
+        "worker 1 (tcp://10.0.0.1), cuda:0",
+        "worker 1 (tcp://10.0.0.9), cuda:0",
+        "worker 2, cuda:0",
+    ]
 
 
 def test_the_page_of_rmm_is_served_and_draws_the_figures(client, cluster, holding) -> None:
