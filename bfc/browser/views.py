@@ -147,7 +147,7 @@ def lines_held(
     event = np.maximum(np.concatenate([lives.born, lives.died[freed]]), first)
     whose = np.concatenate([line, line[freed]])
     # Of one event, which are many only before the first, all counts at once.
-    order = np.lexsort((event, whose))
+    order = np.argsort((whose + 1) * (int(event.max()) + 1) + event)
     event, whose = event[order], whose[order]
     held = np.cumsum(np.concatenate([size, -size[freed]])[order])
     starts = np.flatnonzero(np.append(True, whose[1:] != whose[:-1]))

@@ -28,7 +28,7 @@ async function unpackAll(columns) {
 
 async function load() {
   const raw = JSON.parse($("bfc-report").textContent);
-  const [columns, frameColumns, stackColumns, maps] = await Promise.all([unpackAll(raw.blocks), unpackAll(raw.frames), unpackAll(raw.stacks), Promise.all(raw.runs.map((run) => (run.map ? unpackAll({ fill: run.map.fill, ...run.map.paint }) : null)))]);
+  const [columns, frameColumns, stackColumns, maps] = await Promise.all([unpackAll(raw.blocks), unpackAll(raw.frames), unpackAll(raw.stacks), Promise.all(raw.runs.map((run) => (run.map ? unpackAll({ fill: run.map.fill, ...firstPaint(raw, run) }) : null)))]);
   const runs = raw.runs.map((run, index) => ({ ...run, ...timelineOf(run), segments: segmentsOf(run.segments), map: run.map && mapOf(run.map, maps[index]) }));
   const last = Math.max(1, ...runs.map((run) => run.events - 1));
   const first = Math.max(0, Math.min(raw.rebuilt - 1, last - 1));   // not those that rebuild what was live when a recording began
@@ -82,11 +82,14 @@ function segmentsOf(columns) {
   return { rows, leftOut: columns.left_out, leftOutBytes: columns.left_out_bytes };
 }
 
+/** The colours that the map opens with; the others are unpacked when the page stands (`unpackPaints`). */
+const firstPaint = (raw, run) => (run.map.paint[raw.opens] ? { [raw.opens]: run.map.paint[raw.opens] } : {});
+
 function mapOf(given, { fill, ...paint }) {
   let below = 0;
   const ranges = given.ranges.map(([address, size]) => { const range = { address, size, below }; below += size; return range; });
   const edges = Float64Array.of(0, ...given.ends);
-  return { ...given, fill, paint, ranges, starts: Float64Array.from(ranges, (range) => range.address), edges, bytes: given.rows * given.row_bytes };
+  return { ...given, fill, paint, packedPaint: given.paint, ranges, starts: Float64Array.from(ranges, (range) => range.address), edges, bytes: given.rows * given.row_bytes };
 }
 
 /** What is told apart by colour: a stream, and in it a private pool. A block belongs to its segment's at the peak. */

@@ -4,6 +4,7 @@ const map = { box: $("map"), under: make("canvas", { "aria-hidden": "true" }), o
 const MAP_TOP = 4;
 const MAP_BOTTOM = 4;
 const MOST_RECTANGLES = 80000;
+const FEW_BLOCKS = 10000;   // so many are drawn one by one from the start: sharper than cells, and quick enough
 const MOST_COLOURS = 8;
 const ROUND_ADDRESS = 2 ** 21;
 
@@ -64,6 +65,12 @@ function groupColour(paint, group) {
 const cellPaint = () => (state.paint === "lane" ? undefined : placedMap()?.paint[state.paint]);
 const blockColour = (block) => (state.paint === "lane" ? laneColour(report.blocks.lane[block]) : groupColour(state.paint, report.blocks[state.paint][block]));
 
+/** A pixel between two colours, as a little-endian number. */
+function shade(from, to, share) {
+  const part = (i) => Math.round(from[i] + (to[i] - from[i]) * share);
+  return ((255 << 24) | (part(2) << 16) | (part(1) << 8) | part(0)) >>> 0;
+}
+
 /** The cells as a picture of one pixel each: the colour of what a cell holds most of, grey where it is free. */
 function paintCells() {
   const { columns, rows, fill, lane } = placedMap();
@@ -71,17 +78,18 @@ function paintCells() {
   const lanes = Array.from({ length: MOST_COLOURS }, (_, i) => rgb(`lane${i}`));
   const rest = rgb("rest");
   const free = rgb("free");
+  const shades = [...lanes, rest].map((paint) => Uint32Array.from({ length: 256 }, (_, value) => shade(free, paint, value / 255)));
   map.picture = new OffscreenCanvas(columns, rows);
   const drawn = map.picture.getContext("2d");
   const image = drawn.createImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
   for (let row = 0; row < rows; row += 1) {
+    const to = (rows - 1 - row) * columns;
+    const from = row * columns;
+    const paint = shades[lane[row] % MOST_COLOURS];
     for (let column = 0; column < columns; column += 1) {
-      const group = cells ? cells[row * columns + column] - 1 : lane[row] % MOST_COLOURS;
-      const paint = lanes[group] ?? rest;
-      const to = 4 * ((rows - 1 - row) * columns + column);
-      const share = fill[row * columns + column] / 255;
-      for (let part = 0; part < 3; part += 1) image.data[to + part] = free[part] + (paint[part] - free[part]) * share;
-      image.data[to + 3] = 255;
+      const at = from + column;
+      pixels[to + column] = (cells ? shades[Math.min(MOST_COLOURS, Math.max(1, cells[at]) - 1)] : paint)[fill[at]];
     }
   }
   drawn.putImageData(image, 0, 0);
@@ -97,7 +105,7 @@ function drawMap() {
   drawn.rect(GUTTER, MAP_TOP, mapWidth(), mapHeight());
   drawn.clip();
   const isWholeList = report.blocks.total <= report.blocks.count;
-  const isExact = isFirst() && (isDeep() || (cellPaint() !== undefined && isWholeList));
+  const isExact = isFirst() && (isDeep() || (cellPaint() !== undefined && isWholeList && report.blocks.count <= FEW_BLOCKS));
   if (isExact && isWholeList) {
     drawn.fillStyle = colour("free");
     drawn.fillRect(GUTTER, MAP_TOP, mapWidth(), mapHeight());
@@ -313,6 +321,12 @@ function drawPaint() {
   $("paint").replaceChildren(...paints.map((paint) => make("button", {
     type: "button", id: `paint-${paint}`, "aria-pressed": String(state.paint === paint), onclick: () => update({ paint }),
   }, PAINTS[paint])));
+}
+
+/** Unpacks the colours that the map did not open with, and draws them where the reader was faster. */
+async function unpackPaints() {
+  for (const run of report.runs) if (run.map) Object.assign(run.map.paint, await unpackAll(run.map.packedPaint));
+  if (state.paint !== report.opens) { drawLanes(); paintCells(); drawMap(); }
 }
 
 function startMap() {

@@ -164,4 +164,5 @@ start();
 requestAnimationFrame(() => requestAnimationFrame(() => {
   performance.mark("bfc-interactive");
   document.documentElement.dataset.ready = "yes";
+  if (map.picture) unpackPaints();
 }));
