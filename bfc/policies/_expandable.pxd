@@ -54,7 +54,8 @@ cdef class ExpandableSegments(Sleeper):
     cdef list ranges                    # of Range, by address
     cdef bint some_stuck                # memory that could not be unmapped
 
-    cdef bint has_pages(self, Range range, ChunkHandle handle) noexcept
+    cdef void forget_what_has_gone(self) noexcept
+    cdef ChunkHandle growing_in(self, Range range) noexcept
     cdef FreePart part_of(self, ChunkHandle handle) noexcept
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
     cdef ChunkHandle ready(self, Growing* growing) noexcept nogil
@@ -67,7 +68,7 @@ cdef class ExpandableSegments(Sleeper):
     cdef int take_in(self, Range range, Growing* growing) except -1
     cdef Range range_of(self, uint64_t ptr)
     cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1
-    cdef void give_up_mapping(self, Range range, ChunkHandle handle, bint by_other) noexcept
+    cdef void give_up_mapping(self, Range range, ChunkHandle handle) noexcept
     cdef void drop_pages(self, Range range, uint64_t ptr, uint64_t nbytes) noexcept
     cdef int finish_mapping(self, Range range, ChunkHandle handle) except -1
     cdef bint create_pages(self, Range range, uint64_t ptr, uint64_t nbytes) except -1

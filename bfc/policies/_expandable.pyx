@@ -12,14 +12,14 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
 from bfc.allocators._ranges cimport (
-    add_range, begin_mapping, begin_unmapping, cancel_mapping, cancel_unmapping, end_mapping, end_unmapping,
+    IS_GROWING, add_range, begin_mapping, begin_unmapping, cancel_mapping, cancel_unmapping, end_mapping, end_unmapping,
     remove_range,
 )
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._tags cimport Tag
 from bfc.policies._private_pools cimport PoolId
 from bfc.policies._releasing cimport list_in_ranges
-from bfc.policies._mapper cimport Faults, Page, call_create, call_reserve, lies_in, round_up_to
+from bfc.policies._mapper cimport Faults, Page, Place, call_create, call_reserve, lies_in, round_up_to
 from bfc.policies._sleep cimport Nap, Run, Sleeper, add_run
 
 from bfc.errors import SettingsError, SubAllocatorError, out_of_host_memory
@@ -118,36 +118,49 @@ cdef class ExpandableSegments(Sleeper):
         return len(self.ranges) + (self.unreleased is not None)
 
     cdef void take_over(self) noexcept:
-        """Marks what may have memory as LEAVING."""
+        """Releases the pages that the stopped thread had not mapped, or had unmapped."""
         cdef Range range
         cdef ChunkHandle handle
-        cdef bint some
-        cdef Py_ssize_t last = len(self.ranges) - 1
+        cdef Py_ssize_t last
+        self.forget_what_has_gone()
         self.take_over_naps()
+        self.some_stuck = True      # there may be chunks that are LEAVING
+        last = len(self.ranges) - 1
         if last >= 0 and (<Range>self.ranges[last]).ptr == ~<uint64_t>0:
             del self.ranges[last]       # the thread stopped while it reserved its addresses
         for range in self.ranges:
-            some = False
-            acquire_lock(self.lock[0])
-            handle = self.pool.regions[range.ptr + range.nbytes].first if range.is_known else NO_CHUNK
-            while handle != NO_CHUNK and not some:
-                some = self.pool.chunks[handle].state == UNMAPPED and self.has_pages(range, handle)
-                if not some:
-                    self.some_stuck = self.some_stuck or self.pool.chunks[handle].state == LEAVING
-                    handle = self.pool.chunks[handle].next
-            self.lock.release()
-            if some:
-                self.give_up_mapping(range, handle, True)
+            self.drop_pages(range, range.ptr, range.nbytes)
+            handle = self.growing_in(range)
+            if handle != NO_CHUNK:
+                self.give_up_mapping(range, handle)
 
-    cdef bint has_pages(self, Range range, ChunkHandle handle) noexcept:
-        """Whether pages are entered at the addresses of a chunk. Needs the lock."""
-        cdef uint64_t ptr = self.pool.chunks[handle].ptr, end = ptr + self.pool.chunks[handle].size
-        cdef size_t slot = (ptr - range.ptr) // range.slot
-        while slot < <size_t>len(range.pages) and range.ptr + slot * range.slot < end:
-            if range.pages[slot] is not None:
-                return True
-            slot += 1
-        return False
+    cdef void forget_what_has_gone(self) noexcept:
+        """Does again what the stopped thread was in the middle of, and enters it."""
+        cdef Range range
+        cdef uint64_t ptr = self.touched.ptr, end = self.touched.ptr + self.touched.nbytes
+        cdef Page page
+        range = self.range_of(ptr) if self.ranges else None
+        self.end_calls_of_other(range.slot if range is not None else 1)
+        while ptr < end:
+            page = range.page_at(ptr)
+            if page is not None:
+                page.is_mapped = False
+            ptr += range.slot
+        if self.going.nbytes:
+            self.remove(self.range_of(self.going.ptr))
+        self.touched.nbytes = self.going.nbytes = 0
+
+    cdef ChunkHandle growing_in(self, Range range) noexcept:
+        """The chunk of a range that memory is being mapped for, or NO_CHUNK."""
+        cdef ChunkHandle handle = NO_CHUNK
+        acquire_lock(self.lock[0])
+        if range.is_known:
+            handle = self.pool.regions[range.ptr + range.nbytes].first
+        while handle != NO_CHUNK and not (self.pool.chunks[handle].state == UNMAPPED
+                                          and self.pool.chunks[handle].freed_at_count == IS_GROWING):
+            handle = self.pool.chunks[handle].next
+        self.lock.release()
+        return handle
 
     cdef FreePart part_of(self, ChunkHandle handle) noexcept:
         acquire_lock(self.lock[0])
@@ -336,19 +349,18 @@ cdef class ExpandableSegments(Sleeper):
             if not begun:
                 self.drop_pages(range, ptr, nbytes)
             elif not done:
-                self.give_up_mapping(range, handle, False)
+                self.give_up_mapping(range, handle)
+            self.touched.nbytes = 0
         return done
 
-    cdef void give_up_mapping(self, Range range, ChunkHandle handle, bint by_other) noexcept:
-        """Takes back what was made and is not mapped. `by_other`: a thread that has stopped may have mapped it."""
+    cdef void give_up_mapping(self, Range range, ChunkHandle handle) noexcept:
+        """Takes back what was made and is not mapped."""
         cdef FreePart part = self.part_of(handle)
         cdef uint64_t ptr = part.ptr
         cdef Page page
         cdef bint is_mapped = False
         while ptr < part.ptr + part.size:
             page = range.page_at(ptr)
-            if page is not None and by_other:
-                page.is_mapped = page.number is not None
             is_mapped = is_mapped or (page is not None and page.is_mapped)
             ptr += range.slot
         self.drop_pages(range, part.ptr, part.size)
@@ -376,6 +388,7 @@ cdef class ExpandableSegments(Sleeper):
         acquire_lock(self.lock[0])
         cdef cbool done = end_mapping(self.pool, handle)
         self.note_holes(range, NO_CHUNK)
+        self.touched.nbytes = 0 if done else self.touched.nbytes
         self.lock.release()
         if not done:
             self.unmap_pages(range, part.ptr, part.size, part.size, None)
@@ -404,6 +417,7 @@ cdef class ExpandableSegments(Sleeper):
         while at < ptr + nbytes:
             numbers.append(range.page_at(at).number)
             at += range.slot
+        self.touched = Place(ptr, nbytes)
         try:
             self.add_calls(len(numbers))
             sub_allocator.map(ptr, numbers)
@@ -489,8 +503,10 @@ cdef class ExpandableSegments(Sleeper):
         """Unmaps and releases the pages at these addresses, `step` bytes in each call. Those that cannot be unmapped
         stay in the range's table."""
         cdef uint64_t at = ptr, slot
+        cdef Place before = self.touched    # that of a mapping which failed
         cdef Page page
         while at < ptr + nbytes:
+            self.touched = Place(at, step)
             try:
                 self.add_calls(1)
                 self.source.sub_allocator.unmap(at, step)
@@ -505,6 +521,7 @@ cdef class ExpandableSegments(Sleeper):
                     range.forget_page(slot)
                     self.release_page(page, faults)
                     slot += range.slot
+            self.touched = before
             at += step
 
     cdef uint64_t settle(self, Range range, ChunkHandle handle) noexcept:
@@ -624,8 +641,7 @@ cdef class ExpandableSegments(Sleeper):
             return
         try:
             if not range.is_gone:
-                self.add_calls(1)
-                self.source.sub_allocator.unreserve(range.ptr, range.nbytes)
+                self.call_unreserve(range.ptr, range.nbytes)
             self.remove(range)
         except BaseException as error:
             if faults is not None:

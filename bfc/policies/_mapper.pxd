@@ -29,6 +29,11 @@ cdef class Page:
     cdef Page next                      # in the list of those that the sub-allocator did not take back
 
 
+cdef struct Place:                  # addresses
+    uint64_t ptr
+    uint64_t nbytes                     # 0: none
+
+
 cdef class Mapper:
     cdef Lock* lock                     # the allocator's
     cdef Pool pool
@@ -41,14 +46,23 @@ cdef class Mapper:
     cdef uint64_t changes               # counts what was mapped and unmapped
     cdef bint must_close                # as soon as the mapper leaves
 
+    # What the mapper's call is about. A child that is forked meanwhile cannot know whether it was done. Nothing else uses
+    # any of it.
+    cdef Place touched                  # where it maps or unmaps, from before the call until the books say what is there
+    cdef Place going                    # the reservation that goes back
+    cdef Page leaving                   # the page that is released; None: none
+    cdef Page offered                   # the first of those that are to be released again after it
+
     cdef int stand_behind(self, Lock* lock, Pool pool, Source source) except -1
     cdef bint enter(self, uint64_t set_aside) except -1
     cdef int give_all_back(self) except -1
     cdef cbool are_some(self) noexcept nogil
     cdef void leave(self) noexcept
     cdef void close_late(self) noexcept
+    cdef void end_calls_of_other(self, uint64_t step) noexcept
     cdef void add_calls(self, uint64_t count) noexcept nogil
     cdef void note_change(self) noexcept nogil
+    cdef int call_unreserve(self, uint64_t ptr, uint64_t nbytes) except -1
     cdef size_t count_what_is_mapped(self) noexcept
     cdef void take_over(self) noexcept
     cdef void close(self, Faults faults) noexcept

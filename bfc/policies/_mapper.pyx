@@ -104,6 +104,15 @@ cdef class Page:
     """A page, made before the sub-allocator is asked for one: what goes wrong later needs no memory of the host."""
 
 
+cdef uint64_t bytes_from(Page page) noexcept:
+    """The bytes of a page and of those that are listed after it."""
+    cdef uint64_t nbytes = 0
+    while page is not None:
+        nbytes += page.nbytes
+        page = page.next
+    return nbytes
+
+
 @cython.no_gc_clear
 cdef class Mapper:
     """What every part that maps memory for an allocator needs. It never calls the allocator."""
@@ -181,6 +190,44 @@ cdef class Mapper:
         if self.closing.first is not None:
             report_unraisable(self.closing.first, self.source.sub_allocator)
 
+    cdef void end_calls_of_other(self, uint64_t step) noexcept:
+        """Does again what a stopped thread was in the middle of, so that it is known: nothing is mapped where it mapped
+        or unmapped, in pages of `step` bytes, and what it released or unreserved has gone. What was done already fails
+        here, and that is no error. `touched` and `going` are left to those who keep the books of it."""
+        cdef Page page = self.offered, following
+        cdef uint64_t done = 0
+        while done < self.touched.nbytes:
+            try:
+                self.source.sub_allocator.unmap(self.touched.ptr + done, step)
+            except BaseException:
+                pass
+            done += step
+        try:
+            if self.leaving is not None:
+                self.source.sub_allocator.release(self.leaving.number)
+        except BaseException:
+            pass
+        self.leaving = self.offered = None
+        try:
+            if self.going.nbytes:
+                self.source.sub_allocator.unreserve(self.going.ptr, self.going.nbytes)
+        except BaseException:
+            pass
+        while page is not None:     # these it had not come to
+            following, page.next = page.next, self.unreleased
+            self.unreleased = page
+            page = following
+
+    cdef int call_unreserve(self, uint64_t ptr, uint64_t nbytes) except -1:
+        """Gives a reservation back. Whoever keeps it in a list must take it off at once, before any other call."""
+        self.add_calls(1)
+        self.going = Place(ptr, nbytes)
+        try:
+            self.source.sub_allocator.unreserve(ptr, nbytes)
+        finally:
+            self.going.nbytes = 0
+        return 0
+
     cdef void add_calls(self, uint64_t count) noexcept nogil:
         """Counts calls of the sub-allocator that are about to be made; of `map`, one for each page."""
         add_up(&self.source.driver_calls, count)
@@ -205,29 +252,26 @@ cdef class Mapper:
     cdef void release_page(self, Page page, Faults faults) noexcept:
         """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
         self.add_calls(1)
+        self.leaving = page
         try:
             self.source.sub_allocator.release(page.number)
         except BaseException as error:
+            self.source.keep_bytes(page.nbytes)
             page.next = self.unreleased
             self.unreleased = page
-            self.source.keep_bytes(page.nbytes)
             if faults is not None:
                 faults.add(error)
+        self.leaving = None
 
     cdef uint64_t unreleased_bytes(self) noexcept:
         """The bytes of the pages that the sub-allocator failed to release."""
-        cdef Page page = self.unreleased
-        cdef uint64_t nbytes = 0
-        while page is not None:
-            nbytes += page.nbytes
-            page = page.next
-        return nbytes
+        return bytes_from(self.unreleased) + bytes_from(self.offered)
 
     cdef void try_unreleased_again(self, Faults faults) noexcept:
-        cdef Page page = self.unreleased, following
-        self.unreleased = None
-        while page is not None:
-            following, page.next = page.next, None
+        cdef Page page
+        self.offered, self.unreleased = self.unreleased, None
+        while self.offered is not None:
+            page = self.offered
             self.source.keep_bytes(-<int64_t>page.nbytes)
+            self.offered, page.next = page.next, None
             self.release_page(page, faults)
-            page = following

@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
 from bfc.allocators._pages cimport Pages, Run, Slot, View
-from bfc.policies._mapper cimport Faults
+from bfc.policies._mapper cimport Faults, Place
 from bfc.policies._sleep cimport Sleeper
 
 
@@ -54,6 +54,7 @@ cdef class PageMapper(Sleeper):
     cdef double headroom
     cdef list stretches                 # of Stretch
     cdef list made                      # of Page, by number; None: no page has this number
+    cdef list fresh                     # of Page: made, or about to be, and not entered yet
     cdef list retired                   # of Retired
     cdef vector[Run] held               # what the thread that maps has taken
     cdef bint is_unmapping              # whether what is held is being unmapped
@@ -69,8 +70,9 @@ cdef class PageMapper(Sleeper):
     cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept
     cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept
     cdef uint64_t grow(self, Stretch stretch, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
-    cdef list create(self, uint64_t wanted)
-    cdef uint64_t map_new(self, Stretch stretch, list pages, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
+    cdef int create(self, uint64_t wanted) except -1
+    cdef void release_fresh(self) noexcept
+    cdef uint64_t map_new(self, Stretch stretch, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
     cdef ChunkHandle begin(self, Stretch stretch, uint64_t wanted, ChunkHandle at, uint64_t* ptr,
                            uint64_t* count) except? 0xFFFFFFFE
     cdef ChunkHandle first_hole(self, Stretch stretch) noexcept
@@ -97,11 +99,14 @@ cdef class PageMapper(Sleeper):
     cdef int unmap_run(self, Stretch stretch, Run* run, Faults faults) except -1
     cdef int unmap_stuck(self, Stretch stretch, Faults faults) except -1
     cdef bint has_gone_in_part(self, Run* run) noexcept
+    cdef void forget_what_has_gone(self) noexcept
+    cdef void forget_retired(self, Place gone) noexcept
+    cdef void empty_touched(self, Stretch stretch) noexcept
     cdef void forget_chunks(self) noexcept
     cdef void close_views(self, Faults faults) noexcept
     cdef void empty(self, Stretch stretch, Faults faults) noexcept
     cdef bint may_be_unmapped(self, uint32_t page) noexcept
-    cdef void drop_slot(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept
+    cdef void drop_slot(self, uint32_t bin_set, uint64_t slot, Faults faults) noexcept
     cdef bint give_addresses_back(self, Stretch stretch, Faults faults) noexcept
     cdef uint64_t count_mapped(self, Stretch stretch) noexcept
     cdef dict stats(self)

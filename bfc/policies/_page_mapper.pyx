@@ -13,13 +13,13 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Lane, Window
+from bfc._core cimport ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Lane, Window
 from bfc.allocators._ranges cimport (
     IS_GROWING, add_range, begin_mapping, cancel_mapping, end_mapping, end_unmapping, forget_absent, remove_range,
 )
 from bfc.allocators._pages cimport KEPT, LIVE, RETIRED, Pages, Run, Slot, View
 from bfc.allocators._lock cimport acquire_lock
-from bfc.policies._mapper cimport Faults, Page, call_create, call_reserve, lies_in
+from bfc.policies._mapper cimport Faults, Page, Place, call_create, call_reserve, lies_in
 from bfc.policies._sleep cimport Sleeper
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
@@ -59,6 +59,7 @@ cdef class PageMapper(Sleeper):
         self.pages = Pages()
         self.stretches = []
         self.made = []
+        self.fresh = []
         self.retired = []
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
@@ -124,8 +125,7 @@ cdef class PageMapper(Sleeper):
     cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
         """Gives a reservation back. If that fails, it is tried again the next time that memory is given back."""
         try:
-            self.add_calls(1)
-            self.source.sub_allocator.unreserve(ptr, nbytes)
+            self.call_unreserve(ptr, nbytes)
         except BaseException as error:
             self.keep_stuck((), [], ptr, nbytes)
             if faults is not None:
@@ -143,38 +143,32 @@ cdef class PageMapper(Sleeper):
         """Makes pages and maps them into a range: at this unmapped chunk, or else (NO_CHUNK) at its end if they fit
         there. Returns how many: fewer where the sub-allocator has no memory for more."""
         cdef uint64_t set_aside = wanted * self.page_size
-        cdef list pages
-        cdef Page page
         acquire_lock(self.lock[0])
         self.source.set_aside += set_aside
         self.source.newest_call().nbytes += set_aside   # which a fork in one of these calls must not forget
         self.lock.release()
         try:
-            pages = self.create(wanted)
-            wanted = len(pages)
-            try:
-                while pages:
-                    self.map_new(stretch, pages, at)
-            finally:
-                for page in pages:
-                    self.calls.releases += 1
-                    self.release_page(page, None)
+            self.create(wanted)
+            wanted = len(self.fresh)
+            while self.fresh:
+                self.map_new(stretch, at)
         finally:
+            self.release_fresh()
             acquire_lock(self.lock[0])
             self.source.set_aside -= set_aside
             self.source.newest_call().nbytes -= set_aside
             self.lock.release()
         return wanted
 
-    cdef list create(self, uint64_t wanted):
-        cdef list pages = []
+    cdef int create(self, uint64_t wanted) except -1:
+        """Makes pages: as many as are wanted, or as there is memory for."""
         cdef Page page
         cdef uint64_t made = 0
-        while <uint64_t>len(pages) < wanted:
-            pages.append(Page())
+        while <uint64_t>len(self.fresh) < wanted:
+            self.fresh.append(Page())
         begun = time.perf_counter()
         try:
-            for page in pages:
+            for page in self.fresh:
                 page.nbytes = self.page_size
                 self.add_calls(1)
                 page.number = call_create(self.source.sub_allocator, self.page_size)
@@ -183,36 +177,42 @@ cdef class PageMapper(Sleeper):
                     self.source.refused_bytes.set(self.page_size)
                     break
                 made += 1
-        except BaseException:
-            for page in pages[:made]:
-                self.calls.releases += 1
-                self.release_page(page, None)
-            raise
         finally:
             self.calls.creates += made
             self.calls.seconds += time.perf_counter() - begun
-        del pages[made:]
-        return pages
+            del self.fresh[made:]
+        return 0
 
-    cdef uint64_t map_new(self, Stretch stretch, list pages, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
-        """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
+    cdef void release_fresh(self) noexcept:
+        """Releases the pages that were made and could not be mapped."""
+        cdef Page page
+        while self.fresh:
+            page = self.fresh.pop(0)
+            if page.number is not None:
+                self.calls.releases += 1
+                self.release_page(page, None)
+
+    cdef uint64_t map_new(self, Stretch stretch, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
+        """Maps as many of the new pages as one row of addresses has room for."""
         cdef uint64_t ptr = 0, count = 0
-        cdef ChunkHandle handle = self.begin(stretch, len(pages), at, &ptr, &count)
+        cdef ChunkHandle handle = self.begin(stretch, len(self.fresh), at, &ptr, &count)
         cdef list mapped
         cdef cbool done
         try:
-            mapped = pages[:count]
+            mapped = self.fresh[:count]
             self.enter_pages(stretch, ptr, mapped)
-            del pages[:count]
+            del self.fresh[:count]
             self.put(ptr, driver_numbers(mapped))
             acquire_lock(self.lock[0])
             done = end_mapping(self.pool, handle)
+            self.touched.nbytes = 0 if done else self.touched.nbytes
             self.lock.release()
             if not done:
                 self.call_unmap(ptr, count * self.page_size)
                 raise out_of_host_memory()
         except BaseException as error:
             self.give_up(stretch, handle, ptr, count, getattr(error, "lost", ()))
+            self.touched.nbytes = 0
             raise
         self.note_change()
         return count
@@ -289,10 +289,11 @@ cdef class PageMapper(Sleeper):
 
     cdef int put(self, uint64_t ptr, list numbers) except -1:
         """Maps pages and lets the device use them: all, or none. If that fails, what stayed mapped is the error's
-        `lost`."""
+        `lost`. Whoever enters what came of it in the books sets `touched` back."""
         cdef object sub_allocator = self.source.sub_allocator
         cdef uint64_t nbytes = len(numbers) * self.page_size
         begun = time.perf_counter()
+        self.touched = Place(ptr, nbytes)
         try:
             self.add_calls(len(numbers))
             sub_allocator.map(ptr, numbers)
@@ -405,16 +406,18 @@ cdef class PageMapper(Sleeper):
         be asked, as while it is captured, and the view stays; or another thread has taken it."""
         cdef Retired retired = Retired()
         cdef View* view
+        cdef Place place
+        cdef list pages = [], mapped
         cdef cbool is_kept
         retired.pages = []
+        retired.mapped = []
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
         retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
-        retired.ptr = view.address
-        retired.nbytes = view.pages * self.page_size
+        place = Place(view.address, view.pages * self.page_size)
         self.lock.release()
-        self.list_pages(number, retired.pages)
-        retired.mapped = [(retired.ptr, retired.nbytes)]
+        self.list_pages(number, pages)
+        mapped = [(place.ptr, place.nbytes)]
         if self.source.sub_allocator.asynchronous:
             try:
                 retired.fence = self.source.sub_allocator.fence(retired.stream)
@@ -423,8 +426,10 @@ cdef class PageMapper(Sleeper):
         self.retired.append(retired)
         acquire_lock(self.lock[0])
         is_kept = self.pages.views.at(number).state == KEPT
-        if is_kept:
+        if is_kept:         # only now, so that a fork finds it either kept or retired
             self.pages.retire_view(number)
+            retired.ptr, retired.nbytes = place.ptr, place.nbytes
+            retired.pages, retired.mapped = pages, mapped
         self.lock.release()
         if not is_kept:
             self.retired.pop()
@@ -481,22 +486,28 @@ cdef class PageMapper(Sleeper):
             ptr, nbytes = retired.mapped[0]
             self.call_unmap(ptr, nbytes)
             del retired.mapped[0]
+            self.touched.nbytes = 0
         acquire_lock(self.lock[0])
         for page in retired.pages:
             self.pages.records[page].views -= 1
+        del retired.pages[:]
         self.lock.release()
-        retired.pages = []
         if retired.nbytes:
-            self.add_calls(1)
-            self.source.sub_allocator.unreserve(retired.ptr, retired.nbytes)
+            self.call_unreserve(retired.ptr, retired.nbytes)
         return 0
 
     cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) except -1:
+        """Whoever enters in the books that nothing is mapped there any more sets `touched` back."""
+        cdef Place before = self.touched
         begun = time.perf_counter()
         self.calls.unmaps += 1
+        self.touched = Place(ptr, nbytes)
         try:
             self.add_calls(1)
             self.source.sub_allocator.unmap(ptr, nbytes)
+        except BaseException:
+            self.touched = before       # that of a `put` which failed
+            raise
         finally:
             self.calls.seconds += time.perf_counter() - begun
         return 0
@@ -606,6 +617,7 @@ cdef class PageMapper(Sleeper):
         self.pages.records[page].drop(self.pages.records[page].in_set(slot.set))
         self.pool.bin_sets[slot.set].window.set_page(slot.number, NO_PAGE)
         forget_absent(self.pool, self.pages.chunk_of(&run))
+        self.touched.nbytes = 0
         for stretch in self.stretches:
             if stretch.bin_set == slot.set and stretch.is_known:
                 self.find_tail(stretch)
@@ -638,6 +650,7 @@ cdef class PageMapper(Sleeper):
                 page = window.page_at(run.first + i)
                 self.lock.release()
                 self.drop_page(page, faults)
+            self.touched.nbytes = 0
         self.settle(stretch, handle)
         return 0
 
@@ -685,17 +698,22 @@ cdef class PageMapper(Sleeper):
         return len(self.stretches) + len(self.retired) + (self.unreleased is not None)
 
     cdef void take_over(self) noexcept:
-        """Frees the pages that the stopped thread held, except those that it may have mapped."""
+        """Frees the pages that the stopped thread held, except those that it unmapped, and releases those that it had
+        made."""
         cdef Stretch stretch
         cdef ChunkHandle handle
         cdef Chunk chunk
-        cdef Py_ssize_t last = len(self.stretches) - 1
+        cdef Py_ssize_t last
+        self.end_calls_of_other(self.page_size)
+        self.forget_what_has_gone()
+        last = len(self.stretches) - 1
+        self.release_fresh()
         if self.is_unmapping:       # what is held may be unmapped already: it stays LEAVING
             self.is_unmapping = False
             self.held.clear()
-            for stretch in self.stretches:
-                stretch.some_stuck = True
         self.let_held_go()
+        for stretch in self.stretches:
+            stretch.some_stuck = True
         if last >= 0 and (<Stretch>self.stretches[last]).ptr == 0:
             del self.stretches[last]        # the thread stopped while it reserved its addresses
         for stretch in self.stretches:
@@ -710,7 +728,72 @@ cdef class PageMapper(Sleeper):
                 chunk = self.pool.chunks[handle]
             self.lock.release()
             if handle != NO_CHUNK:
-                self.give_up(stretch, handle, chunk.ptr, chunk.size // self.page_size, None)
+                self.give_up(stretch, handle, chunk.ptr, chunk.size // self.page_size, ())
+
+    cdef void forget_what_has_gone(self) noexcept:
+        """Enters in the books what end_calls_of_other() has unmapped and unreserved."""
+        cdef Stretch stretch
+        cdef Place gone = self.going
+        cdef Py_ssize_t i = len(self.stretches)
+        self.forget_retired(gone)
+        while i > 0:
+            i -= 1
+            stretch = self.stretches[i]
+            if self.touched.nbytes and stretch.ptr <= self.touched.ptr < stretch.ptr + stretch.nbytes:
+                self.empty_touched(stretch)
+            if gone.nbytes and stretch.ptr == gone.ptr:
+                del self.stretches[i]
+        self.touched.nbytes = self.going.nbytes = 0
+
+    cdef void forget_retired(self, Place gone) noexcept:
+        """The same for views that were on their way out."""
+        cdef Retired retired
+        cdef View* view
+        cdef uint32_t number
+        cdef Py_ssize_t i = len(self.retired), k
+        while i > 0:
+            i -= 1
+            retired = self.retired[i]
+            k = len(retired.mapped)
+            while k > 0:
+                k -= 1
+                if lies_in(retired.mapped[k][0], ((self.touched.ptr, self.touched.nbytes),)):
+                    del retired.mapped[k]
+            if gone.nbytes and retired.nbytes and retired.ptr == gone.ptr:
+                del self.retired[i]
+        for number in range(self.pages.views.count()):
+            view = &self.pages.views.at(number)
+            if view.state == RETIRED and self.touched.nbytes and view.address == self.touched.ptr:
+                acquire_lock(self.lock[0])
+                self.pages.forget_view(number)
+                self.lock.release()
+                self.keep_stuck((), [], self.touched.ptr, self.touched.nbytes)  # its addresses are left
+
+    cdef void empty_touched(self, Stretch stretch) noexcept:
+        """The same for a range."""
+        cdef Window* window
+        cdef uint64_t slot, end
+        cdef ChunkHandle handle = NO_CHUNK
+        acquire_lock(self.lock[0])
+        window = self.pool.bin_sets[stretch.bin_set].window
+        self.lock.release()
+        if window == NULL:
+            return
+        slot = window.slot_at(self.touched.ptr)
+        end = slot + self.touched.nbytes // self.page_size
+        while slot < end:
+            if window.page_at(slot) != NO_PAGE:
+                self.drop_slot(stretch.bin_set, slot, None)
+            slot += 1
+        acquire_lock(self.lock[0])
+        if stretch.is_known:
+            handle = self.pool.regions[stretch.ptr + stretch.nbytes].first
+        while handle != NO_CHUNK and self.pool.chunks[handle].ptr != self.touched.ptr:
+            handle = self.pool.chunks[handle].next
+        if handle != NO_CHUNK and self.pool.chunks[handle].state == ABSENT:
+            forget_absent(self.pool, handle)
+            self.find_tail(stretch)
+        self.lock.release()
 
     cdef void close(self, Faults faults) noexcept:
         cdef Stretch stretch
@@ -768,6 +851,7 @@ cdef class PageMapper(Sleeper):
                 self.call_unmap(ptr, nbytes)
                 acquire_lock(self.lock[0])
                 self.pages.forget_view(number)
+                self.touched.nbytes = 0
                 self.lock.release()
                 self.give_addresses_up(ptr, nbytes, faults)
             except BaseException as error:
@@ -787,8 +871,8 @@ cdef class PageMapper(Sleeper):
                 try:
                     self.call_unmap(window.address_of(slot), count * self.page_size)
                     for i in range(slot, slot + count):
-                        self.drop_slot(stretch.bin_set, window.page_at(i), faults)
-                        window.set_page(i, NO_PAGE)
+                        self.drop_slot(stretch.bin_set, i, faults)
+                    self.touched.nbytes = 0
                 except BaseException as error:
                     faults.add(error)
             slot += count + 1
@@ -796,10 +880,17 @@ cdef class PageMapper(Sleeper):
     cdef bint may_be_unmapped(self, uint32_t page) noexcept:
         return page != NO_PAGE and self.pages.records[page].views == 0
 
-    cdef void drop_slot(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept:
-        """Takes a slot from a page, and releases the page if that was its last."""
+    cdef void drop_slot(self, uint32_t bin_set, uint64_t slot, Faults faults) noexcept:
+        """Takes a slot from its page, and releases the page if that was its last."""
+        cdef uint32_t page
+        cdef cbool is_mapped
+        acquire_lock(self.lock[0])
+        page = self.pool.bin_sets[bin_set].window.page_at(slot)
+        self.pool.bin_sets[bin_set].window.set_page(slot, NO_PAGE)
         self.pages.records[page].drop(self.pages.records[page].in_set(bin_set))
-        if not self.pages.records[page].is_mapped():
+        is_mapped = self.pages.records[page].is_mapped()
+        self.lock.release()
+        if not is_mapped:
             self.drop_page(page, faults)
 
     cdef bint give_addresses_back(self, Stretch stretch, Faults faults) noexcept:
@@ -809,15 +900,14 @@ cdef class PageMapper(Sleeper):
         for slot in range(window.slots() if window != NULL else 0):
             if window.page_at(slot) != NO_PAGE:
                 return False
-        try:
-            self.add_calls(1)
-            self.source.sub_allocator.unreserve(stretch.ptr, stretch.nbytes)
-        except BaseException as error:
-            faults.add(error)
-            return False
         acquire_lock(self.lock[0])
         self.pages.close_window(stretch.bin_set)
         self.lock.release()
+        try:
+            self.call_unreserve(stretch.ptr, stretch.nbytes)
+        except BaseException as error:
+            faults.add(error)
+            return False
         return True
 
     cdef uint64_t count_mapped(self, Stretch stretch) noexcept:

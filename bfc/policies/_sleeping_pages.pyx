@@ -226,7 +226,7 @@ cdef class SleepingPages(Stitching):
             for page in pages:
                 self.pages.records[page].views -= 1
             try:
-                self.source.sub_allocator.unreserve(ptr, nbytes)
+                self.call_unreserve(ptr, nbytes)
             except BaseException:
                 self.retired.append(retired)    # only its addresses are left: the next sweep tries again
 
@@ -254,6 +254,7 @@ cdef class SleepingPages(Stitching):
             Stitching.drop_page(self, number, faults)
 
     cdef void take_over(self) noexcept:
+        self.without_calls = False
         Stitching.take_over(self)
         self.take_over_naps()
 

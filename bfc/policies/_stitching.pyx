@@ -284,6 +284,7 @@ cdef class Stitching(PageMapper):
             self.put(ptr, self.numbers_of(mapped))
             acquire_lock(self.lock[0])
             done = self.add_slots(stretch, handle, mapped)
+            self.touched.nbytes = 0 if done else self.touched.nbytes
             self.lock.release()
             if not done:
                 self.call_unmap(ptr, count * self.page_size)
@@ -299,6 +300,7 @@ cdef class Stitching(PageMapper):
             self.lock.release()
             if lost:
                 self.keep_stuck(lost, mapped, 0, 0)
+            self.touched.nbytes = 0
             raise
         del pages[:count]
         return 0
@@ -409,10 +411,15 @@ cdef class Stitching(PageMapper):
         return opened
 
     cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1:
-        cdef uint64_t nbytes = len(pages) * self.page_size
-        cdef uint64_t ptr = call_reserve(self.source.sub_allocator, nbytes)
+        cdef uint64_t ptr = 0, nbytes = len(pages) * self.page_size
+        cdef Retired begun = Retired()
+        begun.pages = []
+        begun.mapped = []
+        self.retired.append(begun)      # for a child that is forked meanwhile, and has nothing else of it
         self.add_calls(1)
         try:
+            ptr = call_reserve(self.source.sub_allocator, nbytes)
+            begun.ptr, begun.nbytes = ptr, nbytes
             self.put(ptr, self.numbers_of(pages))
             try:
                 self.enter_view(number, ptr, wanted)
@@ -421,11 +428,14 @@ cdef class Stitching(PageMapper):
                 raise
         except BaseException as error:
             lost = getattr(error, "lost", ())
+            self.retired.remove(begun)
             if lost:
                 self.keep_stuck(lost, pages, ptr, nbytes)
-            else:
+            elif ptr:
                 self.give_addresses_up(ptr, nbytes, None)
+            self.touched.nbytes = 0
             raise
+        self.retired.remove(begun)
         return 0
 
     cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) except -1:
@@ -437,6 +447,7 @@ cdef class Stitching(PageMapper):
         if not overlaps and (not wanted.indexed or self.pool.starts.reserve()) and self.pages.add_view(number):
             wanted.handle = self.pages.hand_held_out(number, wanted.requested, wanted.stream, wanted.indexed)
             self.held.clear()
+            self.touched.nbytes = 0
         self.lock.release()
         if overlaps:
             raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
