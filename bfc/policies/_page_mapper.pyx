@@ -777,7 +777,7 @@ cdef class PageMapper(Sleeper):
         acquire_lock(self.lock[0])
         window = self.pool.bin_sets[stretch.bin_set].window
         self.lock.release()
-        if window == NULL:
+        if window == NULL or self.is_set_asleep(stretch.bin_set):     # the records of what sleeps stay
             return
         slot = window.slot_at(self.touched.ptr)
         end = slot + self.touched.nbytes // self.page_size

@@ -575,7 +575,7 @@ cdef class Sleeper(Mapper):
         self.moving = None
         for nap in naps or ():
             try:
-                if not nap.runs and not nap.is_waking:
+                if not nap.runs:
                     self.list_mapped(nap)   # that thread had not got so far
             except BaseException:
                 pass

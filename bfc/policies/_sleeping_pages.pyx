@@ -154,23 +154,28 @@ cdef class SleepingPages(Stitching):
         cdef Run run
         cdef Page page
         cdef Py_ssize_t i = len(self.left)
-        cdef list pages = []
         while i > 0:
             i -= 1
             run = self.left[i]
             try:
-                self.source.sub_allocator.unmap(run.ptr, run.nbytes)
-                run.note_unmapped()
-                del self.left[i]
-                pages.extend(run.pages)
+                if run.is_mapped:
+                    self.call_unmap(run.ptr, run.nbytes)
+                    run.note_unmapped()
+                    self.touched.nbytes = 0
             except BaseException as error:
                 faults.add(error)
         for run in self.left:
             for page in run.pages:
-                page.is_mapped = True
-        for page in pages:
-            if page.number is not None and not page.is_mapped:
-                self.give_page_up(page)
+                page.is_mapped = page.is_mapped or run.is_mapped
+        i = len(self.left)
+        while i > 0:
+            i -= 1
+            run = self.left[i]
+            for page in run.pages if not run.is_mapped else ():
+                if page.number is not None and not page.is_mapped:
+                    self.give_page_up(page)
+            if not run.is_mapped:
+                del self.left[i]
 
     cdef uint64_t bytes_held(self) noexcept:
         cdef Run run
@@ -252,6 +257,13 @@ cdef class SleepingPages(Stitching):
             self.lock.release()
         else:
             Stitching.drop_page(self, number, faults)
+
+    cdef void forget_what_has_gone(self) noexcept:
+        cdef Run run
+        for run in self.left:
+            if self.touched.nbytes and run.ptr == self.touched.ptr:
+                run.note_unmapped()
+        Stitching.forget_what_has_gone(self)
 
     cdef void take_over(self) noexcept:
         self.without_calls = False
