@@ -144,6 +144,7 @@ cdef class Mapper:
         if not entered:
             self.source.end_call(True, 0)
             return False
+        self.source.refused_bytes.set(0)
         defer_handlers(&self.deferral)
         if others:
             self.take_over()
@@ -175,14 +176,18 @@ cdef class Mapper:
 
     cdef void leave(self) noexcept:
         """Ends what `enter` began. Also closes, if the allocator was closed in one of the calls meanwhile."""
+        cdef uint64_t refused
         if self.must_close:
             self.close_late()
         resume_handlers(&self.deferral)
         acquire_lock(self.lock[0])
         self.mapper = 0
         self.count = self.count_what_is_mapped()
+        self.touched.nbytes = 0
         self.lock.release()
+        refused = self.source.refused_bytes.get()
         self.source.end_call(True, 0)
+        self.source.refused_bytes.set(refused)      # a page, and that is the answer
 
     cdef void close_late(self) noexcept:
         self.must_close = False

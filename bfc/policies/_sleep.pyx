@@ -371,6 +371,7 @@ cdef class Sleeper(Mapper):
                         made.append((page, Page()))
                         page.number = call_create(self.source.sub_allocator, page.nbytes)
                         if page.number is None:
+                            self.source.refused_bytes.set(page.nbytes)
                             raise NoRoomError
             for nap in naps:
                 for run in nap.runs:
@@ -520,7 +521,7 @@ cdef class Sleeper(Mapper):
                 needed[0] += page.nbytes
         acquire_lock(self.lock[0])
         taken = self.source.taken()
-        fits = needed[0] <= allowed and taken <= allowed - needed[0]
+        fits = needed[0] == 0 or (needed[0] <= allowed and taken <= allowed - needed[0])
         if not fits:
             self.source.refused_bytes.set(0)
         self.lock.release()
