@@ -31,7 +31,7 @@ from bfc.allocators._tags cimport TAG_POOLS, Tagged
 
 from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
 from bfc.snapshots.refusal import out_of_memory
-from bfc.suballocators.base import SubAllocator, resolve_limit
+from bfc.suballocators.base import SubAllocator, check_members, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "debug.h":
@@ -106,6 +106,7 @@ cdef class Allocator(Tagged):
         if not isinstance(sub_allocator, SubAllocator):
             raise TypeError(f"the first argument is a sub-allocator, such as bfc.HostSubAllocator(), "
                             f"not {type(sub_allocator).__name__}")
+        check_members(sub_allocator)
         self.limit = resolve_limit(memory_limit, sub_allocator)
         self.default_stream_alias = sub_allocator.default_stream_alias
         self.thread_streams = sorted(sub_allocator.thread_streams)

@@ -114,7 +114,8 @@ def use(allocator: OneOrMore | None, *libraries: str) -> Installation:
     ValueError
         If a library is unknown, or the memory is not that of CUDA devices, one allocator for each.
     DeviceUnavailableError
-        If a library is missing; the text says what to install.
+        If a library is missing, or its CUDA runtime refuses the driver, as those of cupy, rmm and
+        torch do the emulated one; the text says what to install or to do.
     ClosedError
         If an allocator is closed.
 

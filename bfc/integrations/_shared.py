@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from bfc.allocators._allocator import Allocator
@@ -55,6 +55,24 @@ def no_allocator(allocators: Allocators, device: int) -> NoReturn:
         f"no bfc allocator for device {device}, which is the current one: there is one for {known}."
         f"\n  try: bfc.use([..., an allocator over bfc.CUDASubAllocator({device})], ...)"
     )
+
+
+def require_runtime(library: str, ask: Callable[[], object], allocators: Allocators) -> None:
+    """Calls a function that asks the CUDA runtime, as all arrays of a library do.
+
+    Raises DeviceUnavailableError where it fails, so that `bfc.use` does not seem to work there.
+    """
+    try:
+        ask()
+    except Exception as error:
+        names = [str(getattr(it.sub_allocator, "name", "")) for it in allocators.values()]
+        hint = f"update the NVIDIA driver, or install the {library} for its version of CUDA"
+        if any(name.startswith("Emulated GPU") for name in names):
+            hint = 'a GPU; or "numba" or "cuda_core", whose arrays work on the emulated driver'
+        raise DeviceUnavailableError(
+            f"{library} cannot run here: the CUDA runtime that it uses refuses the driver "
+            f"({error})\n  try: {hint}"
+        ) from error
 
 
 def device_memory(pool: Allocator) -> tuple[int, int]:

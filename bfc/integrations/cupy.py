@@ -18,7 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, SupportsFloat, SupportsIndex
 
 from bfc.allocators._allocator import Allocator
-from bfc.integrations._shared import Allocators, OneOrMore, by_device, client, no_allocator
+from bfc.integrations._shared import (
+    Allocators,
+    OneOrMore,
+    by_device,
+    client,
+    no_allocator,
+    require_runtime,
+)
 from bfc.pinned import PinnedAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.units import format_bytes, parse_bytes
@@ -56,6 +63,11 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
         It takes a number of bytes and returns a `MemoryPointer`, and raises what
         `Allocator.allocate` does, or DeviceUnavailableError if the device has no allocator.
 
+    Raises
+    ------
+    DeviceUnavailableError
+        If CuPy is missing, or its CUDA runtime refuses the driver, as it does the emulated one.
+
     Notes
     -----
     The memory is for CuPy's current stream, on its current device. It is freed when the last array
@@ -69,6 +81,7 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
     cupy = client("cupy", INSTALL)
     memory, pointer = cupy.cuda.UnownedMemory, cupy.cuda.MemoryPointer
     current_device, current_stream = lookups(cupy)
+    require_runtime("cupy", current_device, pools)
 
     def allocate(nbytes: int) -> Any:
         device = current_device()

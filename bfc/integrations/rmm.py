@@ -13,12 +13,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 from bfc.allocators._allocator import Allocator
 from bfc.devices import Availability
 from bfc.errors import SubAllocatorError
-from bfc.integrations._shared import Allocators, Blocks, OneOrMore, by_device, client
+from bfc.integrations._shared import (
+    Allocators,
+    Blocks,
+    OneOrMore,
+    by_device,
+    client,
+    require_runtime,
+)
 from bfc.pytorch.words import ALLOC, FREE_COMPLETED, OOM
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.trace.rmm_log import ALLOCATE, FAILURE, FREE, write
@@ -121,11 +128,34 @@ def install(allocators: Allocators) -> Callable[[], None]:
     -------
     callable
         It puts the previous resources back, unless others were set meanwhile.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If RMM is missing, or its CUDA runtime refuses the driver, as it does the emulated one.
     """
+    mr = client("rmm", INSTALL).mr
+    require_runtime("rmm", lookup(mr), allocators)
     with ExitStack() as undo:
         for ordinal, pool in allocators.items():
-            undo.callback(_install_on(client("rmm", INSTALL).mr, ordinal, resource(pool)))
+            undo.callback(_install_on(mr, ordinal, resource(pool)))
         return undo.pop_all().close
+
+
+def lookup(mr: Any) -> Callable[[], Any]:
+    """The function of RMM that asks the CUDA runtime for the current device.
+
+    Parameters
+    ----------
+    mr : module
+        rmm.mr.
+
+    Returns
+    -------
+    callable
+        It takes nothing.
+    """
+    return cast(Callable[[], Any], mr.get_current_device_resource)
 
 
 def _install_on(mr: Any, ordinal: int, ours: Any) -> Callable[[], None]:

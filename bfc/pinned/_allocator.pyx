@@ -32,7 +32,7 @@ from bfc.errors import (
 )
 from bfc.pinned._events import PUT_OFF as _PUT_OFF
 from bfc.pytorch.pinned_settings import PinnedSettings
-from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.base import SubAllocator, check_members
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
@@ -74,6 +74,7 @@ def _source_of(sub_allocator):
     if not isinstance(sub_allocator, SubAllocator):
         raise TypeError(f"the first argument is a sub-allocator, such as bfc.CUDASubAllocator(kind=\"pinned\"), or "
                         f"None, not {type(sub_allocator).__name__}")
+    check_members(sub_allocator)
     kind = sub_allocator.device.kind
     if not sub_allocator.host_accessible and kind != "simulated":
         raise ValueError(f"a PinnedAllocator needs memory of the host, and that of {sub_allocator!r} is not: take "

@@ -23,7 +23,7 @@ from bfc.policies._mapper cimport Faults, Page, Place, call_create, call_reserve
 from bfc.policies._sleep cimport Nap, Run, Sleeper, add_run
 
 from bfc.errors import SettingsError, SubAllocatorError, out_of_host_memory
-from bfc.suballocators.base import checked_memory_info
+from bfc.suballocators.base import check_mapping_members, checked_memory_info
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
@@ -56,6 +56,7 @@ cdef int check_mapping(sub_allocator) except -1:
         raise SettingsError(f"expandable segments need a sub-allocator that maps memory: {possible}",
                             key="expandable_segments", given="True", allowed="False with this sub-allocator",
                             hint="max_split_size_mb or garbage_collection_threshold, against fragmentation")
+    check_mapping_members(sub_allocator)
     return 0
 
 

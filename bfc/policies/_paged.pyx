@@ -22,6 +22,7 @@ from bfc.policies._stitching cimport Wanted
 from bfc.policies._sleeping_pages cimport SleepingPages
 
 from bfc.errors import ClosedError, InvariantError, out_of_host_memory
+from bfc.suballocators.base import SubAllocator, check_mapping_members
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "debug.h":
@@ -43,6 +44,8 @@ cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str ups
     possible = getattr(sub_allocator, "supports_virtual_memory", True)
     if not possible:
         raise ValueError(f"{option} needs a sub-allocator that maps memory: {possible}")
+    if isinstance(sub_allocator, SubAllocator):     # what is none is refused later
+        check_mapping_members(sub_allocator)
     return 0
 
 

@@ -11,8 +11,8 @@ import ctypes
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NoReturn, SupportsIndex
+from collections.abc import Callable, Sequence, Set
+from typing import Any, NoReturn, SupportsIndex
 
 from bfc.devices import Availability, Device, Fence
 from bfc.errors import SubAllocatorError
@@ -466,6 +466,97 @@ class SubAllocator(ABC):
             the device then.
         """
         return self.total_bytes
+
+
+#: What a sub-allocator that maps memory must define itself: here they only raise.
+MAPPING_CALLS = ("reserve", "unreserve", "create", "release", "map", "set_access", "unmap")
+
+
+def check_members(sub_allocator: SubAllocator) -> None:
+    """Refuse a sub-allocator that lacks what an allocator asks it for later, perhaps much later.
+
+    Parameters
+    ----------
+    sub_allocator : SubAllocator
+        One that an allocator is to be made on. No driver is asked.
+
+    Raises
+    ------
+    TypeError
+        If a member is missing or is something else; the text says which, and what it must be.
+    """
+    name = type(sub_allocator).__name__
+
+    def check(member: str, what: str, is_right: Callable[[Any], bool]) -> None:
+        if not hasattr(sub_allocator, member):
+            raise TypeError(
+                f"{name} has no {member}: set it in the class or in __init__, to {what}"
+            )
+        value = getattr(sub_allocator, member)
+        if not is_right(value):
+            raise TypeError(f"{name}.{member} must be {what}, not {value!r}")
+
+    check("total_bytes", "all the bytes that it has, as an int", is_count)
+    check("device", "a bfc.Device", lambda it: isinstance(it, Device))
+    check(
+        "largest_block",
+        "the most bytes of one alloc, as an int above 0, or None",
+        lambda it: it is None or (is_count(it) and it > 0),
+    )
+    check("default_stream_alias", "the handle of a stream, as an int", is_count)
+    check(
+        "thread_streams",
+        "a frozenset of handles of streams",
+        lambda it: isinstance(it, Set) and all(map(is_count, it)),
+    )
+
+
+def check_mapping_members(sub_allocator: SubAllocator) -> None:
+    """Refuse a sub-allocator that says it maps memory and lacks what that takes.
+
+    Parameters
+    ----------
+    sub_allocator : SubAllocator
+        One whose `supports_virtual_memory` is true.
+
+    Raises
+    ------
+    TypeError
+        If a method is missing, or `mapping_granularity` is not an int.
+    ValueError
+        If `mapping_granularity` is not a power of two.
+    """
+    name = type(sub_allocator).__name__
+    for call in MAPPING_CALLS:
+        found = getattr(sub_allocator, call)
+        if getattr(found, "__func__", None) is getattr(SubAllocator, call):
+            raise TypeError(
+                f"{name} says that it supports_virtual_memory, and does not define {call}(): it "
+                f"needs {', '.join(MAPPING_CALLS)}"
+            )
+    granularity = sub_allocator.mapping_granularity
+    if not is_count(granularity):
+        raise TypeError(f"{name}.mapping_granularity must be a power of two, not {granularity!r}")
+    if granularity < 1 or granularity & (granularity - 1):
+        raise ValueError(f"{name}.mapping_granularity must be a power of two, not {granularity!r}")
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is an int from 0 up to what 63 bits hold.
+
+    Parameters
+    ----------
+    value : object
+        Any.
+
+    Returns
+    -------
+    bool
+        Integers of NumPy are such, too; True and False are not.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return False
+    return 0 <= operator.index(value) < 2**63
 
 
 def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[int, int]:

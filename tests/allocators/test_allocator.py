@@ -677,6 +677,65 @@ def test_a_retry_ends_when_the_allocator_is_closed(make_allocator) -> None:
 # -- sources that break their contract -------------------------------------------------------------
 
 
+class Bare(bfc.SubAllocator):
+    """Only what Python itself asks for."""
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        return None
+
+    def free(self, address: int, nbytes: int) -> None:
+        pass
+
+
+MAKERS = [
+    lambda source: bfc.BFCAllocator(source, memory_limit=MIB),
+    bfc.CachingAllocator,
+    bfc.PinnedAllocator,
+]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["bfc", "caching", "pinned"])
+def test_a_source_without_what_is_asked_of_it_later_is_refused_at_once(make) -> None:
+    with pytest.raises(TypeError, match="Bare has no total_bytes: set it .* all the bytes"):
+        make(Bare())
+    wrong = {
+        "total_bytes": [None, "1 GiB", 1e9, -1, True, 2**64],
+        "device": ["cpu", None],
+        "largest_block": [0, "4 MiB"],
+        "default_stream_alias": [None, -1],
+        "thread_streams": [None, 2, {"two"}],
+    }
+    for member, values in wrong.items():
+        for value in values:
+            source = Bare()
+            source.total_bytes = MIB
+            setattr(source, member, value)
+            with pytest.raises(TypeError, match=f"^Bare.{member} must be .*, not "):
+                make(source)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda source: bfc.BFCAllocator(source, virtual_memory=True),
+        lambda source: bfc.CachingAllocator(source, stitch=True),
+        lambda source: bfc.CachingAllocator(source, settings="expandable_segments:True"),
+        lambda source: bfc.CachingAllocator(source).set_settings("expandable_segments:True"),
+    ],
+)
+def test_a_source_that_only_says_that_it_maps_memory_is_refused_at_once(make) -> None:
+    source = Bare()
+    source.total_bytes = 64 * MIB
+    source.supports_virtual_memory = True
+    with pytest.raises(TypeError, match=r"does not define reserve\(\): it needs reserve, unres"):
+        make(source)
+    device = bfc.SimulatedSubAllocator("64 MiB")
+    for granularity, error in ((0, ValueError), (3 << 20, ValueError), (None, TypeError)):
+        device.mapping_granularity = granularity
+        with pytest.raises(error, match="mapping_granularity must be a power of two"):
+            make(device)
+
+
 class Answers(bfc.SubAllocator):
     """Answers every alloc with what it was told to, and remembers what came back."""
 

@@ -9,14 +9,17 @@ import own_interpreter
 
 STOPPED = """
 class Stopped(bfc.SimulatedSubAllocator):
-    '''Stops in one call, before or after the work.'''
-    kind, is_after = None, False
+    '''Stops in one call of a kind, the first or a later one, before or after the work.'''
+    kind, left, is_after = None, 1, False
     inside, go = threading.Event(), threading.Event()
+    log = []
 
     def around(self, kind, call, *arguments):
-        hit, here = kind == self.kind, self.is_after
+        self.log.append(kind)
+        Stopped.left -= kind == self.kind
+        hit, here = kind == self.kind and self.left == 0, self.is_after
         if hit:
-            Stopped.kind = None
+            Stopped.kind, Stopped.left = None, 1
         if hit and not here:
             self.stop()
         answer = call(self, *arguments)
@@ -48,34 +51,50 @@ def naming(kind, is_after):
         traceback.print_exc()
         raise
 
-def go_on(device, allocator):
-    '''Allocates `SIZES` MiB, the second on another stream, and gives all of it back.'''
+def go_on(device, allocator, lost=None):
+    '''Allocates `SIZES` MiB, the second on another stream, and gives all of it back. `lost`: what
+    only a thread that is not there any more knows, after one call.'''
     allocator.check()
-    live = [allocator.allocate_raw(size << 20, int(size == SIZES[1])) for size in SIZES]
-    for address, size in zip(live, SIZES):
-        assert any(at <= address and address + (size << 20) <= at + length
-                   for at, length in device.accessible), "not all of it is mapped"
+    live = []
+    if not allocator.closed:
+        live = [allocator.allocate_raw(size << 20, int(size == SIZES[1])) for size in SIZES]
+        for address, size in zip(live, SIZES):
+            assert any(at <= address and address + (size << 20) <= at + length
+                       for at, length in device.accessible), "not all of it is mapped"
     allocator.check()
     for address in live:
         allocator.deallocate_raw(address)
     for call in (allocator.empty_cache, allocator.release_free_regions, allocator.close):
-        with contextlib.suppress(bfc.SubAllocatorError):
+        with contextlib.suppress(bfc.ClosedError):
             call()
         allocator.check()
-    stats = allocator.page_stats()
-    assert stats.get("page_bytes") == stats.get("lost_bytes"), stats
+    assert len(device.pages) == (lost == ("create", True)), device.pages
+    assert len(device.reservations) == (lost == ("reserve", True)), device.reservations
+    assert not device.mappings
 
 forked = set()      # the kinds of calls that came
 """
 
 MEANWHILE = """
-for kind in KINDS:
-    for is_after in (False, True):
+def work_and_close(allocator):
+    work(allocator)
+    allocator.close()
+
+def stops():
+    '''The calls of the work: the kind of each, and which of its kind it is.'''
+    work_and_close(made(Stopped("800 MiB")))
+    for kind in KINDS:
+        count = Stopped.log.count(kind)
+        few = {1, count // 2, count} - {0}
+        yield from ((kind, number) for number in (range(1, count + 1) if EVERY else few))
+
+for kind, number in list(stops()):
+    for is_after, closes in ((False, False), (True, False), (False, True), (True, True)):
         device = Stopped("800 MiB")
         allocator = made(device)
-        Stopped.kind, Stopped.is_after = kind, is_after
+        Stopped.kind, Stopped.left, Stopped.is_after = kind, number, is_after
         Stopped.inside, Stopped.go = threading.Event(), threading.Event()
-        thread = threading.Thread(target=work, args=(allocator,))
+        thread = threading.Thread(target=work_and_close, args=(allocator,))
         thread.start()
         while thread.is_alive() and not device.inside.wait(0.01):
             pass
@@ -84,7 +103,9 @@ for kind in KINDS:
 
         def in_the_child():
             with naming(kind, is_after):
-                go_on(device, allocator)
+                if closes:
+                    allocator.close()
+                go_on(device, allocator, (kind, is_after))
 
         wait = in_child(in_the_child)
         wait()
@@ -126,14 +147,15 @@ for kind in KINDS:
 
 
 def fork_meanwhile(
-    made: str, work: str, sizes: tuple[int, int, int], kinds: Collection[str]
+    made: str, work: str, sizes: tuple[int, int, int], kinds: Collection[str], every: bool
 ) -> None:
-    """Forks while another thread is inside of each call.
+    """Forks while another thread is inside of a call: of `every` one, or of a few of each kind. The
+    child closes its allocator, at once or after it has used it, and nothing may be left of it.
 
     `made` is an expression for what makes an allocator on a source, `work` the text of a function
     `work(allocator)`, `sizes` are in MiB, and `kinds` are the calls that must have come.
     """
-    run_script(MEANWHILE, made, work, sizes, kinds)
+    run_script(f"EVERY = {every}\n{MEANWHILE}", made, work, sizes, kinds)
 
 
 def fork_inside(made: str, work: str, sizes: tuple[int, int, int], kinds: Collection[str]) -> None:

@@ -83,9 +83,11 @@ SIZES = (60, 30, 1)
 
 
 @BOTH
-def test_a_fork_while_another_thread_maps(strict: bool) -> None:
-    """The child, where that thread does not exist, is not given memory that may be unmapped."""
-    fork_meanwhile(MADE.format(strict), WORK, SIZES, KINDS)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_fork_while_another_thread_maps(strict: bool, every: bool) -> None:
+    """The child, where that thread does not exist, knows what is mapped: it is not given memory
+    that may be unmapped, and gives all of it back."""
+    fork_meanwhile(MADE.format(strict), WORK, SIZES, KINDS, every)
 
 
 @BOTH

@@ -14,6 +14,7 @@ from typing import Any
 import own_interpreter
 import pytest
 from sleepers import KINDS, MIB, Block, Broken, FailingHost
+from stopped import STOPPED, fork_meanwhile
 from strikes import signal_at, strike_at
 
 import bfc
@@ -625,3 +626,107 @@ for kind in KINDS[:3] if "{op}" == "sleep" else KINDS[3:]:
         assert pool.sub_allocator.live_bytes == 0
 """
     )
+
+
+@BOTH
+@pytest.mark.parametrize("op", ["wake", "close"])
+def test_a_fork_while_what_could_not_be_unmapped_before_goes(make: Make, op: str) -> None:
+    own_interpreter.run(
+        f"""{STOPPED}
+for kind in ("unmap", "release"):
+    for is_after in (False, True):
+        source = Stopped("256 MiB")
+        pool = {MADE[make]}
+        with pool.tag("a"):
+            blocks = [pool.allocate(6 << 20), pool.allocate(1000)]
+        source.fail_at(range(2, 9), "unmap")
+        source.fail_at(1, "map")    # and what was unmapped cannot be mapped again
+        with contextlib.suppress(bfc.SubAllocatorError):
+            pool.sleep(drop=["a"])
+        assert pool.asleep and source.mappings
+        source.fail_at(0, "unmap")
+        Stopped.inside, Stopped.go = threading.Event(), threading.Event()
+        Stopped.kind, Stopped.is_after = kind, is_after
+        for block in blocks if "{op}" == "close" else ():
+            block.free()
+        thread = threading.Thread(target=pool.{op})
+        thread.start()
+        assert Stopped.inside.wait(30)
+
+        def in_it():
+            if "{op}" == "wake":
+                pool.wake()
+                assert not pool.asleep
+                pool.check()
+            pool.close()
+            assert not source.live_bytes and not source.reservations
+
+        wait = in_child(in_it)
+        wait()
+        Stopped.go.set()
+        thread.join()
+        pool.check()
+        pool.close()
+        assert not source.live_bytes
+"""
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [expandable, stitched])
+def test_a_fork_at_any_call_while_another_thread_sleeps_and_wakes(make: Make) -> None:
+    work = """
+def work(allocator):
+    with allocator.tag("a"):
+        live = [allocator.allocate_raw(size << 20) for size in (4, 4, 2, 4, 4, 2, 4)]
+        for ptr in live[::2]:
+            allocator.deallocate_raw(ptr)
+        allocator.deallocate_raw(allocator.allocate_raw(9 << 20))
+    allocator.sleep(drop=["a"])
+    for ptr in live[3::4]:
+        allocator.deallocate_raw(ptr)
+    allocator.wake()
+    allocator.release_free_regions()
+    allocator.sleep(drop=["a"])
+"""
+    made = f"lambda source: {MADE[make]}"
+    fork_meanwhile(made, work, (12, 8, 1), ("map", "unmap", "release"), every=True)
+
+
+@pytest.mark.parametrize("options", [{"settings": ON}, {"stitch": True}], ids=["expand", "stitch"])
+def test_wake_needs_no_room_for_what_holds_nothing(options: dict[str, Any]) -> None:
+    """Also where more is reserved than the limit allows by now."""
+    with bfc.CachingAllocator(bfc.HostSubAllocator("256 MiB"), **options) as pool:
+        with pool.tag("a"):
+            block = pool.allocate("3 MiB")
+        rest = pool.allocate("60 MiB")
+        pool.sleep(drop=["a"])
+        block.free()
+        pool.set_memory_fraction(0.1)
+        pool.wake("a")
+        assert not pool.asleep
+        rest.free()
+        with pool.tag("a"):
+            pool.allocate("3 MiB").free()
+
+
+def test_wake_says_who_refused_and_how_much_is_missing() -> None:
+    source = bfc.HostSubAllocator("128 MiB")
+    with expandable(source) as pool, bfc.CachingAllocator(source) as other:
+        with pool.tag("a"):
+            block = pool.allocate("60 MiB")
+        pool.sleep(drop=["a"])
+        taken = other.allocate("100 MiB")
+        with pytest.raises(bfc.OutOfMemoryError, match=r"asked for 60\.00 MiB") as full:
+            pool.wake()
+        assert "refused by    HostSubAllocator(128.00 MiB, 100.00 MiB live)" in str(full.value)
+        with pytest.raises(bfc.OutOfMemoryError, match="100.00 MiB live., asked last for 20.00"):
+            pool.allocate("60 MiB")
+        taken.free()
+        other.release_free_regions()
+        pool.wake()
+        assert not pool.asleep
+        pool.set_memory_fraction(0.6)
+        with pytest.raises(bfc.OutOfMemoryError, match="refused by    the memory limit"):
+            pool.allocate("90 MiB")
+        block.free()

@@ -111,9 +111,11 @@ SIZES = (12, 8, 1)
 
 
 @ON_BOTH
-def test_a_fork_while_another_thread_maps(policy: str) -> None:
-    """The child, where that thread does not exist, is not given memory that may be unmapped."""
-    fork_meanwhile(policy, WORK, SIZES, KINDS)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_fork_while_another_thread_maps(policy: str, every: bool) -> None:
+    """The child, where that thread does not exist, knows what is mapped: it is not given memory
+    that may be unmapped, and gives all of it back."""
+    fork_meanwhile(policy, WORK, SIZES, KINDS, every)
 
 
 @ON_BOTH

@@ -85,8 +85,11 @@ def core(machine: object) -> Any:
 
 
 @pytest.fixture
-def rmm(machine: object) -> Any:
-    """RMM itself. Its resources work without a GPU; `DeviceBuffer` asks the CUDA runtime."""
+def rmm(machine: object, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """RMM itself. Its resources work without a GPU. What asks the CUDA runtime does not: neither
+    `DeviceBuffer` nor the look-up that is replaced here."""
+    if not ON_GPU:
+        monkeypatch.setattr(bfc.integrations.rmm, "lookup", lambda mr: lambda: None)
     return library("rmm")
 
 

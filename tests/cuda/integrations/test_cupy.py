@@ -234,15 +234,14 @@ def test_on_a_gpu_what_cupy_computes_in_the_pool_is_right(cupy, make_cuda) -> No
         del x, y, z
 
 
-def test_it_is_put_back_inside_of_using_allocator_too(make_cuda) -> None:
+def test_it_is_put_back_inside_of_using_allocator_too(cupy, make_cuda) -> None:
     """There CuPy names the thread's own allocator when it is asked for the current one."""
-    import cupy
-
-    before = cupy.cuda.get_allocator()
+    cuda = cupy.module.cuda
+    before = cuda.get_allocator()
     layer = bfc.use(make_cuda(), "cupy")
-    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
+    with cuda.using_allocator(cuda.MemoryPool().malloc):
         layer.put_back()
-    assert cupy.cuda.get_allocator() == before
+    assert cuda.get_allocator() == before
 
 
 # Pools by CuPy's names -------------------------------------------------------------------------

@@ -8,11 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc import integrations
 
-from .conftest import account_for
+from .conftest import account_for, library
 
 MIB = 1 << 20
 
@@ -220,6 +221,22 @@ def test_one_for_each_device_comes_as_a_list_or_by_ordinal(
         with bfc.use(allocators, "cupy") as installed:
             assert installed.allocators == {0: first, 1: second}
     assert log[::2] == [("cupy", 1, 2)] * 3
+
+
+# -- where the CUDA runtime does not run ------------------------------------------------------------
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs the emulated driver")
+@pytest.mark.parametrize("name", ["cupy", "rmm"])
+def test_a_library_that_refuses_the_emulated_driver_is_refused_at_once(name, make_cuda) -> None:
+    library(name)
+    pool = make_cuda()
+    with pytest.raises(bfc.DeviceUnavailableError, match="refuses the driver") as caught:
+        bfc.use(pool, name)
+    assert caught.value.args[0].endswith(
+        'try: a GPU; or "numba" or "cuda_core", whose arrays work on the emulated driver'
+    )
+    assert repr(bfc.use(None)) == "<bfc.use: put back>"
 
 
 # -- the real ones together ------------------------------------------------------------------------
