@@ -46,9 +46,9 @@ cdef class Mapper:
     cdef uint64_t changes               # counts what was mapped and unmapped
     cdef bint must_close                # as soon as the mapper leaves
 
-    # What the mapper's call is about. A child that is forked meanwhile cannot know whether it was done. Nothing else uses
-    # any of it.
-    cdef Place touched                  # where it maps or unmaps, from before the call until the books say what is there
+    # What the mapper's call is about. A child that is forked meanwhile cannot know whether it was done. Nothing else
+    # uses any of it.
+    cdef Place touched                  # where it maps or unmaps, from before the call until the books say what came
     cdef Place going                    # the reservation that goes back
     cdef Page leaving                   # the page that is released; None: none
     cdef Page offered                   # the first of those that are to be released again after it

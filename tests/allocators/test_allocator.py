@@ -696,7 +696,7 @@ MAKERS = [
 
 @pytest.mark.parametrize("make", MAKERS, ids=["bfc", "caching", "pinned"])
 def test_a_source_without_what_is_asked_of_it_later_is_refused_at_once(make) -> None:
-    with pytest.raises(TypeError, match="Bare has no total_bytes: set it .* all the bytes"):
+    with pytest.raises(TypeError, match=r"Bare has no total_bytes: set it .* all the bytes"):
         make(Bare())
     wrong = {
         "total_bytes": [None, "1 GiB", 1e9, -1, True, 2**64],
@@ -710,7 +710,7 @@ def test_a_source_without_what_is_asked_of_it_later_is_refused_at_once(make) -> 
             source = Bare()
             source.total_bytes = MIB
             setattr(source, member, value)
-            with pytest.raises(TypeError, match=f"^Bare.{member} must be .*, not "):
+            with pytest.raises(TypeError, match=rf"^Bare\.{member} must be .*, not "):
                 make(source)
 
 

@@ -720,7 +720,7 @@ def test_wake_says_who_refused_and_how_much_is_missing() -> None:
         with pytest.raises(bfc.OutOfMemoryError, match=r"asked for 60\.00 MiB") as full:
             pool.wake()
         assert "refused by    HostSubAllocator(128.00 MiB, 100.00 MiB live)" in str(full.value)
-        with pytest.raises(bfc.OutOfMemoryError, match="100.00 MiB live., asked last for 20.00"):
+        with pytest.raises(bfc.OutOfMemoryError, match=r"100.00 MiB live\), asked last for 20.00"):
             pool.allocate("60 MiB")
         taken.free()
         other.release_free_regions()

@@ -223,7 +223,7 @@ def test_one_for_each_device_comes_as_a_list_or_by_ordinal(
     assert log[::2] == [("cupy", 1, 2)] * 3
 
 
-# -- where the CUDA runtime does not run ------------------------------------------------------------
+# -- where the CUDA runtime does not run -----------------------------------------------------------
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs the emulated driver")
