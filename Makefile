@@ -18,7 +18,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-dask test-torch test-browser test-cuda12 peers check asan tsan test-oldest-cython soak packages wheels bench bench-gpu stubs lint docs ci ci-long clean
+.PHONY: help dev demo test test-gpu test-dask test-torch test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu stubs lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -83,6 +83,9 @@ test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a bui
 
 soak: $(VENV)/tests $(VENV)/built ## compare random histories with the models for SOAK_SECONDS (3600), on all cores
 	$(BIN)/python tests/soak.py
+
+soak-torch: .venv-torch/built ## compare random programs of tensors on OpenCL with the CPU for SOAK_SECONDS (3600)
+	.venv-torch/bin/python tests/torch_opencl/soak_torch.py
 
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py

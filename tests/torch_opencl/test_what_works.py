@@ -642,10 +642,24 @@ def test_mixed_devices(mixed: Callable[[torch.Tensor, torch.Tensor], object]) ->
     assert (torch.ones(2, device=OPENCL) + torch.tensor(2.0)).tolist() == [3, 3], "a number goes"
 
 
-@does_not_work("a generator of opencl for tensors of the host")
+@does_not_work("a generator of opencl for tensors of the host, and one of the host for opencl")
 def test_generators_of_others() -> None:
     with pytest.raises(RuntimeError, match="has a generator of opencl:0 and tensors on cpu"):
         torch.randn(3, generator=torch.Generator(OPENCL))
+    for draw in (torch.randn, torch.rand, torch.randperm):
+        with pytest.raises(RuntimeError, match="generator of cpu and tensors on opencl:0"):
+            draw(3, device=OPENCL, generator=torch.Generator())
+
+
+def test_a_convolutions_backward_looks_at_devices_as_its_forward_does() -> None:
+    here, there = given(1, 2, 8), given(1, 2, 8).to(OPENCL)
+    weight = given(2, 2, 3).to(OPENCL)
+    gradient = given(1, 2, 6).to(OPENCL)
+    backward = torch.ops.aten.convolution_backward_overrideable
+    rest = [1], [0], [1], False, [0], 1, [True, True, True]
+    assert [found.device.type for found in backward(gradient, there, weight, *rest)] == [OPENCL] * 3
+    with pytest.raises(RuntimeError, match="has tensors on opencl:0 and on cpu"):
+        backward(gradient, here, weight, *rest)
 
 
 @does_not_work("`numpy()`, `np.asarray`")
@@ -654,10 +668,13 @@ def test_numpy() -> None:
         given().to(OPENCL).numpy()
 
 
-@does_not_work("DLPack: `torch.from_dlpack`")
+@does_not_work("DLPack: `torch.from_dlpack`, `__dlpack__`")
 def test_dlpack() -> None:
     with pytest.raises(ValueError, match="Unknown device type opencl for Dlpack"):
         torch.from_dlpack(given().to(OPENCL))
+    with pytest.raises(BufferError, match=r"on opencl:0 has no address .*\.cpu\(\)"):
+        given().to(OPENCL).__dlpack__()
+    assert torch.equal(torch.from_dlpack(given()), given()), "those of the host go"
 
 
 @does_not_work("`torch.compile` with its own back end, Inductor")

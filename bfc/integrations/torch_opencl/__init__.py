@@ -166,6 +166,7 @@ def _start(
     extension.start(runtime, runtime.table.capsule(), pools.device_count())
     torch._register_device_module(NAME, device_module.make(runtime, extension))
     torch.utils.generate_methods_for_privateuse1_backend()
+    device_module.refuse_dlpack()
     atexit.register(_let_autograd_end)
     return extension
 

@@ -36,6 +36,7 @@ INSTALL = "pip install 'bfc-allocator[torch-opencl]'"
 FLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-shared")
 LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 ERROR_LINES = 6
+COMPILING = f"bfc: compiling {WHAT} {{}}, which takes up to a minute; later processes find it made"
 
 
 def load(source: Path = SOURCE) -> ModuleType:
@@ -148,6 +149,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _build(torch: Any, source: Path, folder: Path) -> Path:
     """The new file of the cache."""
     command = needed("CXX", "c++", "C++", WHAT)
+    print(COMPILING.format(torch.__version__), file=sys.stderr, flush=True)
     with kept_in(folder, WHAT) as scratch:
         made = scratch / "made.so"
         _compile([*command, *_arguments(torch, source), "-o", str(made)], torch, folder)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -31,6 +33,39 @@ def make(runtime: Runtime, extension: ModuleType) -> ModuleType:
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What OpenCL says of a device, under the names that `torch.cuda` and `torch.xpu` have for it.
+    Memory is in bytes."""
+
+    name: str
+    vendor: str
+    platform_name: str
+    driver_version: str
+    version: str
+    total_memory: int
+    multi_processor_count: int
+    max_work_group_size: int
+    local_mem_size: int
+
+
+def refuse_dlpack() -> None:
+    """Lets `Tensor.__dlpack__` refuse tensors on opencl. PyTorch has no place to say so, and would
+    give out a capsule with an address that no other package can use."""
+    made_by_torch = torch.Tensor.__dlpack__
+
+    @functools.wraps(made_by_torch)
+    def refusing(self: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        if self.device.type == NAME:
+            raise BufferError(
+                f"a tensor on {self.device} has no address that other packages can use: "
+                f"copy it with .cpu() first"
+            )
+        return made_by_torch(self, *arguments, **named)
+
+    torch.Tensor.__dlpack__ = refusing
+
+
 class DeviceFunctions:
     """What `torch.opencl` has. Each function does what its namesake in `torch.cuda` does."""
 
@@ -39,6 +74,7 @@ class DeviceFunctions:
         self._extension = extension
         self.Stream = torch.Stream
         self.Event = torch.Event
+        self.OutOfMemoryError = torch.OutOfMemoryError  # the same class, as in torch.cuda
 
     # -- devices -----------------------------------------------------------------------------------
 
@@ -50,6 +86,9 @@ class DeviceFunctions:
 
     def _lazy_init(self) -> None:
         _opencl.refuse_child()
+
+    def init(self) -> None:
+        self._lazy_init()
 
     def _is_in_bad_fork(self) -> bool:
         return bool(self._extension.is_child())
@@ -74,6 +113,22 @@ class DeviceFunctions:
 
     def get_device_name(self, device: Device = None) -> str:
         return self._runtime.place(self._index(device)).source.name
+
+    def get_device_properties(self, device: Device = None) -> DeviceProperties:
+        source = self._runtime.place(self._index(device)).source
+        with _opencl.in_words("clGetDeviceInfo"):
+            told = source.cl_device
+            return DeviceProperties(
+                name=source.name,
+                vendor=told.vendor,
+                platform_name=told.platform.name,
+                driver_version=told.driver_version,
+                version=told.version,
+                total_memory=source.total_bytes,
+                multi_processor_count=told.max_compute_units,
+                max_work_group_size=told.max_work_group_size,
+                local_mem_size=told.local_mem_size,
+            )
 
     def synchronize(self, device: Device = None) -> None:
         self._runtime.finish(self._index(device))
@@ -100,6 +155,10 @@ class DeviceFunctions:
     def current_stream(self, device: Device = None) -> torch.Stream:
         return torch.accelerator.current_stream(torch.device(NAME, self._index(device)))
 
+    def default_stream(self, device: Device = None) -> torch.Stream:
+        kind = torch._C._autograd.DeviceType.PrivateUse1.value
+        return torch.Stream(stream_id=0, device_index=self._index(device), device_type=kind)
+
     def set_stream(self, stream: torch.Stream) -> None:
         torch.accelerator.set_stream(stream)
 
@@ -119,6 +178,9 @@ class DeviceFunctions:
         found["invalid_frees"] = self._runtime.table.invalid_frees
         return found
 
+    def memory_stats_as_nested_dict(self, device: Device = None) -> dict[str, Any]:
+        return _nested(self.memory_stats(device))
+
     def memory_allocated(self, device: Device = None) -> int:
         return self.memory_stats(device)["allocated_bytes.all.current"]
 
@@ -137,12 +199,49 @@ class DeviceFunctions:
     def reset_accumulated_memory_stats(self, device: Device = None) -> None:
         self._pool(device).reset_accumulated_stats()
 
+    # PyTorch's old names, which scripts still have.
+
+    def memory_cached(self, device: Device = None) -> int:
+        return self.memory_reserved(device)
+
+    def max_memory_cached(self, device: Device = None) -> int:
+        return self.max_memory_reserved(device)
+
+    def reset_max_memory_allocated(self, device: Device = None) -> None:
+        self.reset_peak_memory_stats(device)
+
+    def reset_max_memory_cached(self, device: Device = None) -> None:
+        self.reset_peak_memory_stats(device)
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Device = None) -> None:
+        """Limit a device's pool to a part of the device's memory. This takes the place of the
+        limit that `enable` was given; 1.0 removes it."""
+        self._with_fraction(device).set_memory_fraction(fraction)
+
+    def get_per_process_memory_fraction(self, device: Device = None) -> float:
+        return self._with_fraction(device).memory_fraction
+
+    def _with_fraction(self, device: Device) -> CachingAllocator:
+        pool = self._pool(device)
+        if not isinstance(pool, CachingAllocator):
+            raise RuntimeError(
+                "policy='bfc' keeps the limit that it was made with: give enable() another one, or "
+                "policy='caching'"
+            )
+        return pool
+
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         info: tuple[int, int] = self._pool(device).sub_allocator.memory_info()
         return info
 
     def empty_cache(self) -> None:
         torch.accelerator.empty_cache()
+
+    def ipc_collect(self) -> None:
+        """Does nothing: no tensor on opencl is shared with another process."""
+
+    def get_allocator_backend(self) -> str:
+        return "bfc"
 
     def memory_summary(self, device: Device = None, abbreviated: bool = False) -> str:
         from bfc.snapshots.summary import summary
@@ -169,6 +268,20 @@ class DeviceFunctions:
 
     def _pool(self, device: Device) -> Any:
         return self._runtime.place(self._index(device)).pool
+
+    # -- pinned memory of the host -----------------------------------------------------------------
+
+    def host_memory_stats(self) -> dict[str, int | float]:
+        return self._runtime.pinned().host_memory_stats()
+
+    def host_memory_stats_as_nested_dict(self) -> dict[str, Any]:
+        return _nested(self.host_memory_stats())
+
+    def reset_accumulated_host_memory_stats(self) -> None:
+        self._runtime.pinned().reset_accumulated_stats()
+
+    def reset_peak_host_memory_stats(self) -> None:
+        self._runtime.pinned().reset_peak_stats()
 
     # -- snapshots for PyTorch's viewer ------------------------------------------------------------
 
@@ -210,6 +323,13 @@ class DeviceFunctions:
         for generator in self.default_generators:
             generator.manual_seed(int(seed))
 
+    def seed(self) -> None:
+        self._generator(None).seed()
+
+    def seed_all(self) -> None:
+        self.seed()
+        self.manual_seed_all(self.initial_seed())
+
     def initial_seed(self) -> int:
         return int(self._generator(None).initial_seed())
 
@@ -219,6 +339,25 @@ class DeviceFunctions:
     def set_rng_state(self, new_state: torch.Tensor, device: Device = None) -> None:
         self._generator(device).set_state(new_state)
 
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self.default_generators]
+
+    def set_rng_state_all(self, new_states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self.default_generators, new_states, strict=True):
+            generator.set_state(state)
+
     def _generator(self, device: Device) -> torch.Generator:
         generator: torch.Generator = self._extension.default_generator(self._index(device))
         return generator
+
+
+def _nested(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Statistics with a dict for each part of their keys."""
+    found: dict[str, Any] = {}
+    for key, figure in stats.items():
+        *groups, field = key.split(".")
+        inner = found
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[field] = figure
+    return found

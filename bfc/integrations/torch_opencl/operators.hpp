@@ -82,7 +82,7 @@ inline bool is_generator(const c10::Argument& argument) {
     return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
 }
 
-// The host's kernels take a generator of the host.
+// The host's kernels take a generator of the host. A caller gives one of the tensors' device, as with CUDA.
 inline void give_host_generators(const c10::FunctionSchema& schema, c10::Device device, torch::jit::Stack* stack) {
     const size_t count = schema.arguments().size();
     for (size_t place = 0; place < count; place++) {
@@ -91,8 +91,9 @@ inline void give_host_generators(const c10::FunctionSchema& schema, c10::Device 
         const bool is_ours = device.type() == kType;
         const at::Generator given = argument.isNone() ? default_generator(is_ours ? device.index() : current_device)
                                                       : argument.toGenerator();
-        if (given.device().type() != kType) continue;
-        TORCH_CHECK(is_ours, schema.name(), " has a generator of ", given.device(), " and tensors on ", device);
+        if (!is_ours && given.device().type() != kType) continue;
+        TORCH_CHECK(is_ours && given.device().type() == kType, schema.name(), " has a generator of ", given.device(),
+                    " and tensors on ", device, ": make one with torch.Generator(\"", device.type(), "\")");
         argument = given.get<Generator>()->host();
     }
 }
@@ -126,6 +127,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, Sizes stride, Sizes padding,
     Sizes dilation, bool transposed, Sizes output_padding, int64_t groups, std::array<bool, 3> wanted) {
     count_fallback("aten::convolution_backward_overrideable");
+    device_of("aten::convolution_backward", {gradient, input, weight});
     const int64_t bias_size = transposed ? weight.size(1) * groups : weight.size(0);
     auto found = at::convolution_backward(gradient.cpu(), input.cpu(), weight.cpu(), at::IntArrayRef({bias_size}), stride,
                                           padding, dilation, transposed, output_padding, groups, wanted);

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.drivers.opencl import platform as _opencl
+from bfc.errors import OutOfMemoryError
 from bfc.integrations._torch_table import Table
 from bfc.integrations.torch_opencl import copies, kernels
 from bfc.interpreter._forks import ForkSafeLock
@@ -219,7 +220,12 @@ class Runtime:
             return self._pinned
 
     def allocate_pinned(self, nbytes: int) -> int:
-        return self.pinned().allocate_raw(nbytes)
+        import torch
+
+        try:
+            return self.pinned().allocate_raw(nbytes)
+        except OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(str(error)) from error
 
     def free_pinned(self, address: int) -> None:
         self.pinned().deallocate_raw(address)
