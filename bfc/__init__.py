@@ -63,6 +63,7 @@ from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
 from bfc.snapshots.asleep import SleepReport
 from bfc.snapshots.leaks import Leak, Leaks
+from bfc.snapshots.refusal import set_oom_report
 from bfc.snapshots.snapshot import (
     BinInfo,
     ChunkInfo,
@@ -147,6 +148,7 @@ __all__ = [
     "owner",
     "pinned",
     "report",
+    "set_oom_report",
     "use",
     "use_mem_pool",
     "use_stream",

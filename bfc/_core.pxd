@@ -333,6 +333,7 @@ cdef class Pool:
     cdef vector[ChunkHandle] timestamped
     cdef Usage* usage                   # with lanes: PyTorch's counts. NULL: all chunks are in one set of bins
     cdef History* history               # NULL: nothing is recorded
+    cdef cbool notes_frees              # whether there is a timing counter or a history: for the policy without counts
     cdef TorchSizes sizes
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
@@ -366,6 +367,7 @@ cdef class Pool:
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
     cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
                               cbool is_plain) noexcept nogil
+    cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
     cdef void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,
                              cbool paged) noexcept nogil
@@ -395,6 +397,7 @@ cdef class Pool:
     cdef cbool list_regions(self, vector[Region]& out, cbool used_too) noexcept nogil
     cdef void remove_region(self, Region region) noexcept nogil
     cdef SharedCounter set_timing_counter(self, SharedCounter counter)
+    cdef History* set_history(self, History* history) noexcept nogil
     cdef uint64_t largest_free(self) noexcept nogil
     cdef void restart_peaks(self) noexcept nogil
     cdef Counters totals(self) noexcept nogil

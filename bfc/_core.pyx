@@ -238,18 +238,12 @@ cdef class Pool:
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil:
         """Adds an entry about a chunk to the history."""
         cdef Lane* lane = &self.bin_sets[chunk.bin_set].lane
-        cdef HistoryRecord record
-        record.addr = chunk.ptr
-        record.size = size
-        record.stream = lane.stream
-        record.pool[0] = lane.pool[0]
-        record.pool[1] = lane.pool[1]
-        record.allocation_id = chunk.allocation_id
-        if self.release_id and (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP):
-            record.allocation_id = self.release_id
-        record.action = action
-        record.owner = chunk.state >> OWNER_SHIFT
-        self.history.add(record)
+        cdef cbool is_of_chunk = self.usage == NULL and action <= HISTORY_FREE_COMPLETED   # streams may share a lane
+        cdef cbool is_released = self.release_id and (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP)
+        self.history.add(HistoryRecord(chunk.ptr, size, chunk.stream if is_of_chunk else lane.stream,
+                                       [lane.pool[0], lane.pool[1]], 0,
+                                       self.release_id if is_released else chunk.allocation_id, action,
+                                       chunk.state >> OWNER_SHIFT))
 
     cdef inline void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil:
         """Sets the owner of a chunk that was just handed out: a number that `owned` knows, or 0 for nobody."""
@@ -422,7 +416,7 @@ cdef class Pool:
             return self.free_view(self.pages, handle)
         if not owner.bins.reserve():
             return False
-        if not counts and self.timing != NULL and not try_push_back(self.timestamped, handle):
+        if not counts and self.notes_frees and not self.write_down_free(handle):
             return False
         if not is_plain:
             self.owned.take_back(chunk)
@@ -445,6 +439,14 @@ cdef class Pool:
             self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True))
         return True
 
+    cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil:
+        """Writes down a free under BFC's policy: in the queue of timestamps, and in the history. False: the host is
+        out of memory, and nothing has changed."""
+        cdef cbool listed = self.timing == NULL or try_push_back(self.timestamped, handle)
+        if listed and self.history != NULL:
+            self.note_free(&self.chunks[handle])
+        return listed
+
     cdef inline void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
         cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
         handle = self.try_to_coalesce(owner.bins, handle, True)
@@ -462,9 +464,7 @@ cdef class Pool:
                                     cbool paged) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
-        cdef uint64_t ptr = chunk.ptr
-        cdef uint64_t size = chunk.size
-        cdef uint64_t requested = chunk.requested_size
+        cdef uint64_t ptr = chunk.ptr, size = chunk.size, requested = chunk.requested_size
         cdef ChunkHandle right = chunk.next, left = chunk.prev
         cdef int neighbours = 0
         if options and not was_waiting and size >= owner.oversize:
@@ -518,8 +518,8 @@ cdef class Pool:
             self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
                 self.usage.oversize_allocations.lower(1)
-            if self.history != NULL:
-                self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
+        if self.history != NULL:
+            self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
         chunk.allocation_id = -1
         self.counters.bytes_waiting += chunk.size
 
@@ -600,8 +600,10 @@ cdef class Pool:
         it stopped. None of the events may be a RELEASE.
 
         Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
-        granularity.
+        granularity. It serves nothing while frees are written down.
         """
+        if self.notes_frees and self.usage == NULL:
+            return start
         if events.timeline != NULL or events.owner != NULL:
             return self.play_loop(events, start, end, tally, self.usage != NULL, self.has_options, self.pages != NULL,
                                   True)
@@ -652,7 +654,7 @@ cdef class Pool:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = sizes[i]
-                if size == 0 or (not counts and not paged and self.timing != NULL):
+                if size == 0:
                     break
                 if counts or paged:     # there are lanes
                     if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
@@ -718,10 +720,7 @@ cdef class Pool:
             return False
         cdef cmap[uint64_t, Region].iterator before = self.regions.find(ptr)
         cdef ChunkHandle last = NO_CHUNK
-        cdef Region region
-        region.ptr = ptr
-        region.end = ptr + size
-        region.first = NO_CHUNK
+        cdef Region region = Region(ptr, ptr + size, NO_CHUNK)
         if join and before != self.regions.end():
             region = deref(before).second
             region.end = ptr + size
@@ -741,8 +740,8 @@ cdef class Pool:
         self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
         if self.usage != NULL:
             self.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
-            if self.history != NULL:
-                self.note(HISTORY_SEGMENT_ALLOC, &self.chunks[handle], size)
+        if self.history != NULL:
+            self.note(HISTORY_SEGMENT_ALLOC, &self.chunks[handle], size)
         self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, self.timing == NULL))
         return True
 
@@ -787,8 +786,8 @@ cdef class Pool:
         owner.regions -= 1
         if self.usage != NULL:
             self.usage.region_went(owner.kind, size, size >= owner.oversize)
-            if self.history != NULL:
-                self.note(HISTORY_SEGMENT_FREE, chunk, size)
+        if self.history != NULL:
+            self.note(HISTORY_SEGMENT_FREE, chunk, size)
         while handle != NO_CHUNK:
             chunk = &self.chunks[handle]
             following = chunk.next
@@ -906,7 +905,14 @@ cdef class Pool:
         cdef SharedCounter before = self.timing_counter
         self.timing_counter = counter
         self.timing = <void*>counter if counter is not None else NULL
+        self.notes_frees = self.timing != NULL or self.history != NULL
         return before
+
+    cdef History* set_history(self, History* history) noexcept nogil:
+        """Returns the old one, for the caller to delete without the lock."""
+        history, self.history = self.history, history
+        self.notes_frees = self.timing != NULL or self.history != NULL
+        return history
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,9 @@ class PagesInUse(NamedTuple):
 
 
 class OutOfMemoryError(MemoryError):
-    """No chunk is large enough, and no region could be added. The text fits on one screen.
+    """No chunk is large enough, and no region could be added.
+
+    The text fits on one screen. After `bfc.set_oom_report("full")` it also shows the memory.
 
     Parameters
     ----------
@@ -55,6 +57,12 @@ class OutOfMemoryError(MemoryError):
         how many are `in_use`, and how many are `sparse`, with less than a tenth in use.
     by_owner : dict of str to int, optional
         The bytes in use of each owner, as in `Stats.by_owner`.
+    report : str, optional
+        What is in the memory, as tables (`bfc.set_oom_report`); "" unless that was asked for.
+    report_remark : str, optional
+        Where there is more than the error shows, or why there is not.
+    report_file : str, optional
+        The path of a file with the whole report.
 
     Notes
     -----
@@ -74,6 +82,9 @@ class OutOfMemoryError(MemoryError):
         advice: tuple[str, ...] = (),
         pages: PagesInUse | None = None,
         by_owner: dict[str, int] | None = None,
+        report: str = "",
+        report_remark: str = "",
+        report_file: str | None = None,
     ) -> None:
         self.requested = requested
         self.in_use = in_use
@@ -85,6 +96,9 @@ class OutOfMemoryError(MemoryError):
         self.advice = advice
         self.pages = pages
         self.by_owner = {} if by_owner is None else by_owner
+        self.report = report
+        self.report_remark = report_remark
+        self.report_file = report_file
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -102,8 +116,33 @@ class OutOfMemoryError(MemoryError):
             advice=self.advice,
             pages=self.pages,
             by_owner=self.by_owner,
+            report=self.report,
+            report_remark=self.report_remark,
+            report_file=self.report_file,
         )
         return again, figures
+
+    def reported(self, report: str, remark: str = "", file: str | None = None) -> OutOfMemoryError:
+        """The same error, which also shows the memory.
+
+        Parameters
+        ----------
+        report : str
+            What is in the memory.
+        remark : str, optional
+            Where there is more.
+        file : str, optional
+            The path of a file with the whole report.
+
+        Returns
+        -------
+        OutOfMemoryError
+            A new one.
+        """
+        again, figures = self.__reduce__()
+        facts = {"report": report, "report_remark": remark, "report_file": file}
+        made: OutOfMemoryError = again(*figures, **facts)  # type: ignore[operator, misc]
+        return made
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
@@ -132,6 +171,10 @@ class OutOfMemoryError(MemoryError):
         if self.refused:
             lines.append(f"  refused by    {self.refused}")
         lines += [f"  try: {line}" for line in self.advice]
+        if self.report_remark:
+            lines.append(f"  report        {self.report_remark}")
+        if self.report:
+            lines += ["", self.report]
         return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -213,6 +214,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "copy_calls": (None, (c_void_p, c_void_p)),
     "map_chunks": (c_uint64, (c_void_p,)),
     "copy_chunks": (None, (c_void_p, c_void_p)),
+    "dump": (c_char_p, (c_void_p,)),
+    "read_dump": (c_char_p, (c_void_p, c_char_p)),
     "replay": (c_double, (c_void_p,) * 5 + (c_uint64, c_uint64, c_void_p)),
 }
 
@@ -396,6 +399,19 @@ class TensorFlowBFC(Closing):
             )
             for address, size, requested, number, freed_at, in_use in rows.tolist()
         ]
+
+    def memory_dump(self) -> dict[str, Any]:
+        """All of `RecordMemoryMap`, as protobuf writes it as JSON."""
+        dump: dict[str, Any] = json.loads(self._library.bfc_tf_dump(self._open))
+        return dump
+
+    def read_dump(self, dump: dict[str, Any]) -> dict[str, Any]:
+        """A dump after upstream's message has read it. ValueError: it cannot, or not all of it."""
+        text = self._library.bfc_tf_read_dump(self._open, json.dumps(dump).encode())
+        if text is None:
+            raise ValueError("this is no MemoryDump")
+        read: dict[str, Any] = json.loads(text)
+        return read
 
     def replay(
         self,

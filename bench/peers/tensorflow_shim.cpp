@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "google/protobuf/json/json.h"
 #include "xla/tsl/framework/bfc_allocator.h"
 #include "xla/tsl/framework/shared_counter.h"
 #include "xla/tsl/protobuf/bfc_memory_map.pb.h"
@@ -152,6 +154,15 @@ double replay(tsl::BFCAllocator& allocator, const Trace& trace, void** table,
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// With every field, also those that are 0.
+const char* write_json(const tensorflow::MemoryDump& dump, std::string* text) {
+  google::protobuf::json::PrintOptions options;
+  options.always_print_fields_with_no_presence = true;
+  text->clear();
+  const bool is_written = google::protobuf::json::MessageToJsonString(dump, text, options).ok();
+  return is_written ? text->c_str() : nullptr;
+}
+
 }  // namespace
 
 extern "C" {
@@ -167,6 +178,7 @@ struct bfc_tf_peer {
   tsl::SharedCounter counter;
   std::unique_ptr<tsl::BFCAllocator> allocator;
   std::vector<uint64_t> chunks;
+  std::string json;
 };
 
 bfc_tf_peer* bfc_tf_new(const bfc_tf_options* options) { return new bfc_tf_peer(*options); }
@@ -251,6 +263,18 @@ uint64_t bfc_tf_map_chunks(bfc_tf_peer* peer) {
 void bfc_tf_copy_chunks(bfc_tf_peer* peer, int64_t* out) {
   std::transform(peer->chunks.begin(), peer->chunks.end(), out,
                  [](uint64_t value) { return static_cast<int64_t>(value); });
+}
+
+// The memory map as protobuf's JSON. The text stays until the next call.
+const char* bfc_tf_dump(bfc_tf_peer* peer) {
+  return write_json(peer->allocator->RecordMemoryMap(), &peer->json);
+}
+
+// Reads JSON into upstream's message, and writes it again. Null: it has a field too many, or is none.
+const char* bfc_tf_read_dump(bfc_tf_peer* peer, const char* text) {
+  tensorflow::MemoryDump dump;
+  const bool is_read = google::protobuf::json::JsonStringToMessage(text, &dump).ok();
+  return is_read ? write_json(dump, &peer->json) : nullptr;
 }
 
 // Returns the seconds spent in the loop. The table and `addresses` are written once before the

@@ -26,6 +26,10 @@ cdef struct Request:
     uint64_t tag                # the tag that it belongs to; 0: none
     uint32_t owner              # the number of its owner in the pool; 0: none
 
+cdef enum:                      # how a request is asked, in bits
+    CONTIGUOUS = 1              # it must be one physical allocation
+    OR_NONE = 2                 # a refusal is an answer, and no error
+
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
     int64_t allocation_id
@@ -71,6 +75,7 @@ cdef class Allocator(Tagged):
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
     cdef int give_up_ranges(self) except -1     # when it closes
+    cdef int64_t mark_release(self) except -1
     cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF
     cdef object against_pieces(self)
     cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
@@ -88,15 +93,16 @@ cdef class Allocator(Tagged):
 
     cdef int set_owner_of(self, Request* request) except -1
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
-    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, bint contiguous,
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF
     cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, bint contiguous,
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
                                 Placement* placed) except -1
     cdef int check_contiguous(self, Request* request) except -1
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
+    cdef object refusal_of(self, Request* request)
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int take_back(self, Placement* placed) except -1
     cdef void trace_allocation(self, Placement* placed) noexcept
@@ -105,7 +111,7 @@ cdef class Allocator(Tagged):
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
     cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
-    cdef int try_allocate(self, Request* request, Placement* placed) except -1
+    cdef int attempt(self, Request* request, Placement* placed) except -1
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
     cdef int after_miss(self, Request* request, Placement* placed) except -1
     cdef int hand_over(self, ChunkHandle handle) except -1

@@ -137,6 +137,64 @@ class Allocator(Tagged):
         ('0x10000000000', '0x10000000400')
         """
 
+    def try_allocate(
+        self,
+        nbytes: SupportsIndex | str,
+        stream: StreamLike | None = None,
+        *,
+        alignment: SupportsIndex | None = None,
+        contiguous: bool = False,
+    ) -> Buffer | None:
+        """Allocate like `allocate`, but return None where that raises OutOfMemoryError.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            The size in bytes, or a text such as "3 MiB".
+        stream : int, stream object or None, optional
+            As in `allocate`.
+        alignment : int, optional
+            As in `allocate`.
+        contiguous : bool, optional
+            As in `allocate`.
+
+        Returns
+        -------
+        Buffer or None
+            None if no free chunk is large enough and no region could be added.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `allocate` would raise it.
+        MemoryError
+            If the host has no memory for the bookkeeping.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        AsleepError
+            If the tag of the enclosing `tag` sleeps.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        It tries all that `allocate` tries, and waits as long (`retry_seconds`). A refusal counts as one, in
+        `memory_stats()["num_ooms"]` and in a history, and out-of-memory observers are called. No error
+        is built, and no report written (`bfc.set_oom_report`).
+
+        Cost: as `allocate`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+        >>> batch = allocator.try_allocate("100 MiB") or allocator.try_allocate("50 MiB")
+        >>> batch.nbytes >> 20
+        50
+        """
+
     def allocate(
         self,
         nbytes: SupportsIndex | str,

@@ -18,7 +18,9 @@ from libc.string cimport memset
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport run_handlers
-from bfc._core cimport INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, Tracing
+from bfc._core cimport (
+    HISTORY_ALLOC, INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, Tracing,
+)
 from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
 from bfc.buffers._current cimport current_stream, scopes_open
 from bfc.buffers._owners cimport owner_here, owners_used
@@ -182,6 +184,10 @@ cdef class Allocator(Tagged):
     cdef int give_up_ranges(self) except -1:
         return 0
 
+    cdef int64_t mark_release(self) except -1:
+        """The number that a history has for what goes back because the program empties the cache; 0: none is kept."""
+        return 0
+
     cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
         """Gives back what is mapped and free. Returns the bytes."""
         return 0
@@ -337,7 +343,67 @@ cdef class Allocator(Tagged):
         self.live_buffers += placed.allocation_id != 0
         return buffer
 
-    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, bint contiguous,
+    def try_allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False):
+        """Allocate like `allocate`, but return None where that raises OutOfMemoryError.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            The size in bytes, or a text such as "3 MiB".
+        stream : int, stream object or None, optional
+            As in `allocate`.
+        alignment : int, optional
+            As in `allocate`.
+        contiguous : bool, optional
+            As in `allocate`.
+
+        Returns
+        -------
+        Buffer or None
+            None if no free chunk is large enough and no region could be added.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `allocate` would raise it.
+        MemoryError
+            If the host has no memory for the bookkeeping.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        AsleepError
+            If the tag of the enclosing `tag` sleeps.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        It tries all that `allocate` tries, and waits as long (`retry_seconds`). A refusal counts as one, in
+        `memory_stats()["num_ooms"]` and in a history, and out-of-memory observers are called. No error
+        is built, and no report written (`bfc.set_oom_report`).
+
+        Cost: as `allocate`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+        >>> batch = allocator.try_allocate("100 MiB") or allocator.try_allocate("50 MiB")
+        >>> batch.nbytes >> 20
+        50
+        """
+        cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes), on
+        cdef Buffer buffer = Buffer.__new__(Buffer)
+        cdef Placement placed
+        on = self.place_as_asked(size, stream, alignment, OR_NONE | (CONTIGUOUS if contiguous else 0), &placed)
+        if size and placed.allocation_id == 0:
+            return None
+        become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
+        self.live_buffers += placed.allocation_id != 0
+        return buffer
+
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
         """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
         cdef uint64_t on = self.home_stream
@@ -347,8 +413,8 @@ cdef class Allocator(Tagged):
             stream = current_stream()
         if stream is not None:
             on = self.stream_of(stream)
-        if contiguous or not self.place_at_once(size, on, placed):
-            self.allocate_placement(size, on, stream, None, contiguous, placed)
+        if how & CONTIGUOUS or not self.place_at_once(size, on, placed):
+            self.allocate_placement(size, on, stream, None, how, placed)
         return on
 
     cdef int check_alignment(self, uint64_t alignment) except -1:
@@ -380,7 +446,7 @@ cdef class Allocator(Tagged):
         PyErr_Clear()
         raise self.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
 
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, bint contiguous,
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
                                 Placement* placed) except -1:
         cdef bint unordered = self.by_stream and size and self.is_unordered(on)
         cdef Request request
@@ -394,14 +460,18 @@ cdef class Allocator(Tagged):
             request.tag = self.tag_here()
             if request.tag:
                 self.check_tag(&request)
-        if contiguous:
+        if how & CONTIGUOUS:
             request.contiguous = True
             self.check_contiguous(&request)
         cdef uint64_t seen = self.frees.get()
         cdef uint64_t changes = self.source.changes.get()
-        self.try_allocate(&request, placed)
+        self.attempt(&request, placed)
         if placed.handle == NO_CHUNK and size:
             self.try_harder(&request, freed_before, seen, placed)
+            if placed.handle == NO_CHUNK:
+                if how & OR_NONE:
+                    return 0
+                raise self.refusal_of(&request)
         if on != self.home_stream and size and (unordered or not self.by_stream):
             self.leave_home(placed, on, stream)
         if self.must_look and placed.allocation_id:
@@ -528,20 +598,22 @@ cdef class Allocator(Tagged):
         return noter
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
-        """Tries what may still help, and raises OutOfMemoryError if nothing does. `seen` is the count of frees before
-        the first attempt."""
+        """Tries what may still help. `seen` is the count of frees before the first attempt."""
         if self.live_buffers and not self.strict and not request.refused:
             gc.collect()    # buffers in reference cycles
-            self.try_allocate(request, placed)
+            self.attempt(request, placed)
         if placed.handle == NO_CHUNK and self.retry_seconds > 0 and not request.refused:
             self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             self.was_refused(request)
-            refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
-            raise out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
-                                refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block,
-                                self.against_pieces(), self.page_use())
         return 0
+
+    cdef object refusal_of(self, Request* request):
+        """The error of a request without room."""
+        refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
+        return out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
+                             refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block,
+                             self.against_pieces(), self.page_use(), self._look)
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
         """Makes memory safe to use on a stream other than the home stream, and lets its free wait for a fence there.
@@ -591,10 +663,10 @@ cdef class Allocator(Tagged):
             seen = self.frees.get()
             if freed_before is not None:
                 self.set_freed_before(request, freed_before)
-            self.try_allocate(request, placed)
+            self.attempt(request, placed)
         return 0
 
-    cdef int try_allocate(self, Request* request, Placement* placed) except -1:
+    cdef int attempt(self, Request* request, Placement* placed) except -1:
         """Makes one complete attempt. `placed.handle` is NO_CHUNK if nothing fits, and for 0 bytes."""
         placed.handle = NO_CHUNK
         placed.allocation_id = 0
@@ -620,6 +692,8 @@ cdef class Allocator(Tagged):
         if not note_hit(self.pool, handle, placed):
             return
         cdef Chunk* chunk = &self.pool.chunks[handle]
+        if self.pool.history != NULL and self.pool.usage == NULL:
+            self.pool.note(HISTORY_ALLOC, chunk, request.nbytes)
         self.pool.set_owner(handle, request.owner)
         if request.shared or (request.stream != self.home_stream and not self.by_stream):
             chunk.state |= USED_ELSEWHERE
@@ -845,16 +919,21 @@ cdef class Allocator(Tagged):
         cdef vector[Region] regions
         cdef uint64_t released
         self.settle(again=True)
+        cdef int64_t mark = self.mark_release()
         self.acquire()
+        self.pool.release_id = mark
         self.pool.list_regions(regions, False)
         released = self.source.forget(regions) + self.source.unreturned_bytes
         self.regions_released()
         self.source.take_unreturned(regions)
         self.lock.release()
-        self.source.give_back(regions, False)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return released + self.release_pages()
+        try:
+            self.source.give_back(regions, False)
+            if BFC_DEBUG >= 2 and self.pool.check_is_due():
+                self.check_books()
+            return released + self.release_pages()
+        finally:
+            self.pool.release_id = 0
 
     def empty_cache(self):
         """Call `release_free_regions`, under PyTorch's name.

@@ -40,13 +40,16 @@ cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_
         pool.counters.largest_alloc_size = max(pool.counters.largest_alloc_size, chunk.size)
     elif pool.usage != NULL:
         count_growth(pool, owner, chunk, before, before, requested)
+    if pool.history != NULL:
+        pool.note_free(chunk)
+        pool.note(HISTORY_ALLOC, chunk, requested)
     chunk.requested_size = requested
     return True
 
 
 cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, uint64_t merged,
                        uint64_t requested) noexcept nogil:
-    """Counts and records the growth as PyTorch would see it: the chunk was freed, merged with what was free behind it,
+    """Counts the growth as PyTorch would see it: the chunk was freed, merged with what was free behind it,
     and handed out again."""
     cdef ChunkHandle behind = chunk.next if merged == chunk.size else pool.chunks[chunk.next].next
     cdef cbool is_piece = owner.counts_pieces and (chunk.prev != NO_CHUNK or behind != NO_CHUNK)
@@ -58,9 +61,6 @@ cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, 
     if before < owner.oversize <= chunk.size:
         pool.usage.oversize_allocations.raise_by(1)
     pool.usage.handed_out(owner.kind, chunk.size, requested, merged - chunk.size, is_piece, owner.counts_pieces)
-    if pool.history != NULL:
-        pool.note_free(chunk)
-        pool.note(HISTORY_ALLOC, chunk, requested)
 
 
 cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size) noexcept nogil:

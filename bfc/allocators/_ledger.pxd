@@ -28,9 +28,11 @@ cdef class Ledger(Owner):
     cdef void give_way(self) noexcept nogil
     cdef object settings_now(self)
     cdef list frames_of_chunks(self, vector[ChunkRow]& chunks)
+    cdef list steps_of_chunks(self, vector[ChunkRow]& chunks)
     cdef list frames_of_regions(self, vector[RegionRow]& regions)
     cdef object columns_of(self, vector[HistoryRecord]& records)
     cdef object page_use(self)
+    cdef object look(self, bint with_history, bint noted)
 
     @cython.final
     cdef inline bint is_live_locked(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:

@@ -120,13 +120,16 @@ class Ledger(Owner):
     def _repr_html_(self) -> str:
         """What a notebook shows: the regions, and what is in use in them."""
 
+    def _look(self) -> Snapshot:
+        """A snapshot without the history, which leaves no entry in it."""
+
     def snapshot(self, *, history: bool = True) -> Snapshot:
         """A copy of every region and chunk as they are now. `print()` draws it.
 
         Parameters
         ----------
         history : bool, optional
-            False leaves out the history that a CachingAllocator has recorded.
+            False leaves out the history that `record_history` has recorded.
 
         Returns
         -------
@@ -150,14 +153,13 @@ class Ledger(Owner):
 
         Notes
         -----
-        The lines are known only for what a CachingAllocator allocated while `record_history()` kept
-        frames. `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n)
-        in the chunks.
+        The lines are known only for what was allocated while `record_history()` kept frames.
+        `bfc.testing.leak_check` finds them without a history. Cost: O(n) in the chunks.
 
         Examples
         --------
         >>> import bfc
-        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.record_history()
         >>> with bfc.owner("weights"):
         ...     ptr = allocator.allocate_raw(1000)

@@ -366,7 +366,7 @@ cdef class Ledger(Owner):
         Parameters
         ----------
         history : bool, optional
-            False leaves out the history that a CachingAllocator has recorded.
+            False leaves out the history that `record_history` has recorded.
 
         Returns
         -------
@@ -378,20 +378,28 @@ cdef class Ledger(Owner):
         Cost: O(n) in the chunks and the recorded history: some nanoseconds each, in one pass under the
         lock. The objects for regions, chunks and entries are made when they are first looked at.
         """
+        return self.look(history, True)
+
+    def _look(self):
+        """A snapshot without the history, which leaves no entry in it."""
+        return self.look(False, False)
+
+    cdef object look(self, bint with_history, bint noted):
+        """A snapshot. `noted`: whether the history says that one was taken."""
         cdef vector[RegionRow] regions
         cdef vector[ChunkRow] chunks
         cdef vector[uint32_t] pages
         cdef vector[HistoryRecord] records
         cdef vector[uint64_t] owned
-        cdef bint with_history = history
         self.catch_up()
         self.acquire()
         cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
         copied = copied and self.pool.owned.copy(owned)
         if self.pool.history != NULL:
             copied = copied and (not with_history or self.pool.history.copy(records))
-            self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0, HISTORY_SNAPSHOT,
-                                                0))
+            if noted:
+                self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0,
+                                                    HISTORY_SNAPSHOT, 0))
         cdef Counters counters = self.pool.totals()
         cdef uint64_t largest_free = self.pool.largest_free()
         self.lock.release()
@@ -399,7 +407,7 @@ cdef class Ledger(Owner):
             raise out_of_host_memory()
         packed = _columns.RegionColumns(bytes_of_regions(regions), bytes_of_chunks(chunks), bytes_of_pages(pages),
                                         self.frames_of_regions(regions), self.frames_of_chunks(chunks),
-                                        owners=owner_names)
+                                        owners=owner_names, chunk_steps=self.steps_of_chunks(chunks))
         return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
                                               self.columns_of(records), self.settings_now())
 
@@ -414,14 +422,13 @@ cdef class Ledger(Owner):
 
         Notes
         -----
-        The lines are known only for what a CachingAllocator allocated while `record_history()` kept
-        frames. `bfc.testing.leak_check` finds them without a history, in any allocator. Cost: O(n)
-        in the chunks.
+        The lines are known only for what was allocated while `record_history()` kept frames.
+        `bfc.testing.leak_check` finds them without a history. Cost: O(n) in the chunks.
 
         Examples
         --------
         >>> import bfc
-        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         >>> allocator.record_history()
         >>> with bfc.owner("weights"):
         ...     ptr = allocator.allocate_raw(1000)
@@ -458,6 +465,10 @@ cdef class Ledger(Owner):
 
     cdef list frames_of_chunks(self, vector[ChunkRow]& chunks):
         """The Python frames of each chunk's allocation; None where none are kept."""
+        return None
+
+    cdef list steps_of_chunks(self, vector[ChunkRow]& chunks):
+        """The step of each chunk's allocation, or None; None where none are kept."""
         return None
 
     cdef list frames_of_regions(self, vector[RegionRow]& regions):

@@ -392,10 +392,10 @@ cdef class Pages:
             self.pool.counters.bytes_waiting -= chunk.size
         if self.pool.usage != NULL:
             self.pool.count_removed(&self.pool.bin_sets[chunk.bin_set], chunk, False)
-            if self.pool.history != NULL:
-                self.pool.note_free(chunk)
         else:
             self.pool.counters.bytes_in_use -= chunk.size
+        if self.pool.history != NULL:
+            self.pool.note_free(chunk)
         chunk.allocation_id = -1
         chunk.state = ABSENT
         view.state = KEPT

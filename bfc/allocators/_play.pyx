@@ -260,7 +260,7 @@ cdef class Run:
             self.allocator.set_request(&request, self.events.size[i], self.events.stream[i])
             request.indexed = False
             request.owner = self.events.owner[i] if self.events.owner != NULL else 0
-            self.allocator.try_allocate(&request, &placed)
+            self.allocator.attempt(&request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
                 self.allocator.was_refused(&request)
             elif placed.handle != NO_CHUNK and not self.allocator.by_stream:

@@ -12,6 +12,7 @@ cdef bint owners_used           # whether one was ever set, in any thread: False
 cdef class Scope:
     cdef uint32_t number
     cdef object only            # the only allocator that it applies to; None: all of them
+    cdef object step            # of the program; None: the scope around it says
     cdef Scope outer
     cdef object context         # the context that it was entered in, while it is open
     cdef bint is_open           # whether threads without the GIL can find it
@@ -25,9 +26,10 @@ cdef class Entered:
     cdef object token           # the token of the context variable
     cdef Scope scope
 
-cdef Entered enter(uint32_t number, object only)
+cdef Entered enter(uint32_t number, object only, object step=*)
 cdef bint leave(Entered entered) except -1
 cdef uint32_t owner_here(object allocator) except? 0xFFFFFFFF
+cdef object step_here(object allocator)
 cdef int follow_scopes() except -1
 cdef uint32_t owner_without_gil() noexcept nogil
 cdef uint32_t number_of_owner(object name) except 0

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import SupportsIndex
 
 class Scope:
     """The value of the context variable: an owner, and the scope around it."""
@@ -16,18 +17,24 @@ class owner:
     ----------
     name : str
         Any name, such as "weights" or "kv cache". The same name is the same owner everywhere.
+    step : int, optional
+        The number of the training step, or of whatever else the program counts. Without one, that of
+        the scope around it holds. `ChunkInfo` and `HistoryEntry` have it for what is allocated while
+        `record_history` keeps frames.
 
     Attributes
     ----------
     name : str
         As given.
+    step : int or None
+        As given.
 
     Raises
     ------
     TypeError
-        If `name` is not a str.
+        If `name` is not a str, or `step` is not an int.
     ValueError
-        If `name` is empty.
+        If `name` is empty, or `step` is negative or above 2**63 - 1.
     RuntimeError
         If it is left without having been entered, or in another thread or asyncio task.
 
@@ -62,7 +69,9 @@ class owner:
 
     @property
     def name(self) -> str: ...
-    def __init__(self, name: str) -> None: ...
+    @property
+    def step(self) -> int | None: ...
+    def __init__(self, name: str, *, step: SupportsIndex | None = None) -> None: ...
     def __enter__(self) -> owner: ...
     def __exit__(
         self, kind: object = None, error: object = None, traceback: object = None

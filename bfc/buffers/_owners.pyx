@@ -7,6 +7,7 @@ in a context without a scope. A cache of our own would be wrong, since nothing t
 Names have numbers, the same in every allocator of the process. A number is never used for another name.
 """
 
+import operator
 import warnings
 from contextvars import ContextVar
 
@@ -38,6 +39,8 @@ cdef extern from "scopes.hpp" namespace "bfc" nogil:
 
 cdef enum:
     MOST_OWNERS = 0xFFFF        # numbers: they have 16 bits in a chunk, and in a trace
+
+_MAX_STEP = 2**63 - 1
 
 #: The name of the last number, which is shared by all names for which no number was left.
 _MORE_OWNERS = "(more owners)"
@@ -114,13 +117,14 @@ cdef class Entered:
     """One time that a scope was entered."""
 
 
-cdef Entered enter(uint32_t number, object only):
-    """Sets the owner of all allocations from now on, or of those from the allocator `only`."""
+cdef Entered enter(uint32_t number, object only, object step=None):
+    """Sets the owner, and the step, of all allocations from now on, or of those from the allocator `only`."""
     global owners_used
     cdef Entered entered = Entered.__new__(Entered)
     cdef Scope scope = Scope.__new__(Scope)
     scope.number = number
     scope.only = only
+    scope.step = step
     scope.outer = innermost()
     entered.scope = scope
     try:
@@ -200,6 +204,23 @@ cdef uint32_t owner_here(object allocator) except? 0xFFFFFFFF:
     return NO_OWNER
 
 
+cdef object step_here(object allocator):
+    """The step of what an allocator allocates in this call, or None."""
+    cdef Scope scope = innermost()
+    while scope is not None:
+        if scope.step is not None and (scope.only is None or scope.only is allocator):
+            return scope.step
+        scope = scope.outer
+    return None
+
+
+cdef object checked_step(object step):
+    number = operator.index(step)
+    if not 0 <= number <= _MAX_STEP:
+        raise ValueError(f"a step is a number from 0 to 2**63 - 1, not {number}")
+    return number
+
+
 cdef class owner:
     """A context manager that says whose memory is allocated within it.
 
@@ -210,18 +231,24 @@ cdef class owner:
     ----------
     name : str
         Any name, such as "weights" or "kv cache". The same name is the same owner everywhere.
+    step : int, optional
+        The number of the training step, or of whatever else the program counts. Without one, that of
+        the scope around it holds. `ChunkInfo` and `HistoryEntry` have it for what is allocated while
+        `record_history` keeps frames.
 
     Attributes
     ----------
     name : str
         As given.
+    step : int or None
+        As given.
 
     Raises
     ------
     TypeError
-        If `name` is not a str.
+        If `name` is not a str, or `step` is not an int.
     ValueError
-        If `name` is empty.
+        If `name` is empty, or `step` is negative or above 2**63 - 1.
     RuntimeError
         If it is left without having been entered, or in another thread or asyncio task.
 
@@ -257,13 +284,15 @@ cdef class owner:
     __signature__ = SignatureOfStub()
 
     cdef readonly str name
+    cdef readonly object step
     cdef uint32_t number
     cdef list entered   # [Entered, how its range ends, and with what], for each time that it was entered and not left
 
     def __cinit__(self, *args, **kwargs):
         self.entered = []
 
-    def __init__(self, name):
+    def __init__(self, name, *, step=None):
+        self.step = None if step is None else checked_step(step)
         self.number = number_of_owner(name)
         self.name = str(name)
 
@@ -276,7 +305,7 @@ cdef class owner:
         self.entered.append(item)       # before the variable is set, since this may fail for lack of host memory
         try:
             item[2] = begin(self.name) if begin is not None else None
-            entered = enter(self.number, None)
+            entered = enter(self.number, None, self.step)
         except BaseException:
             self.entered.remove(item)
             raise
@@ -296,4 +325,4 @@ cdef class owner:
         raise RuntimeError("this owner was not entered here: write `with bfc.owner(name):`")
 
     def __repr__(self):
-        return f"bfc.owner({self.name!r})"
+        return f"bfc.owner({self.name!r})" if self.step is None else f"bfc.owner({self.name!r}, step={self.step})"

@@ -68,7 +68,7 @@ def log_csv(allocator: Allocator, path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     allocator : Allocator
-        A `CachingAllocator` that records its history (`record_history`).
+        One that records its history (`record_history`).
     path : str or os.PathLike
         The file. One that exists is replaced once the new one is whole.
 

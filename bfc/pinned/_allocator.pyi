@@ -129,6 +129,48 @@ class PinnedAllocator(PinnedBooks):
         Source: `CachingHostAllocatorImpl::allocate`, PyTorch's behaviour, 4.2.
         """
 
+    def try_allocate(
+        self, nbytes: SupportsIndex | str, stream: StreamLike | None = None
+    ) -> Buffer | None:
+        """Allocate like `allocate`, but return None where that raises OutOfMemoryError.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            The size in bytes, or a text such as "3 MiB".
+        stream : int, stream object or None, optional
+            As in `allocate_raw`.
+
+        Returns
+        -------
+        Buffer or None
+            None if there is no cached block, and the sub-allocator has no memory.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is malformed, negative or above 2**63 - 1.
+        MemoryError
+            If the host has no memory for the bookkeeping.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        It tries all that `allocate` tries. Cost: as `allocate`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+        ...     allocator.try_allocate("100 MiB") is None
+        True
+        """
+
     def allocate(self, nbytes: SupportsIndex | str, stream: StreamLike | None = None) -> Buffer:
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 

@@ -32,6 +32,7 @@ from bfc.errors import (
 )
 from bfc.pinned._events import PUT_OFF as _PUT_OFF
 from bfc.pytorch.pinned_settings import PinnedSettings
+from bfc.snapshots.refusal import with_report
 from bfc.suballocators.base import SubAllocator, check_members
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
@@ -319,7 +320,60 @@ cdef class PinnedAllocator(PinnedBooks):
         """
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
-        cdef uint32_t handle = self.take(size)
+        return self.into_buffer(buffer, self.take(size), size, stream)
+
+    def try_allocate(self, nbytes, stream=None):
+        """Allocate like `allocate`, but return None where that raises OutOfMemoryError.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            The size in bytes, or a text such as "3 MiB".
+        stream : int, stream object or None, optional
+            As in `allocate_raw`.
+
+        Returns
+        -------
+        Buffer or None
+            None if there is no cached block, and the sub-allocator has no memory.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is malformed, negative or above 2**63 - 1.
+        MemoryError
+            If the host has no memory for the bookkeeping.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory".
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        It tries all that `allocate` tries. Cost: as `allocate`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
+        ...     allocator.try_allocate("100 MiB") is None
+        True
+        """
+        cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
+        cdef Buffer buffer = Buffer.__new__(Buffer)
+        cdef uint32_t handle
+        try:
+            handle = self.try_to_take(size)
+        except OutOfMemoryError:        # of the reserve
+            return None
+        if handle == NO_BLOCK and size:
+            return None
+        return self.into_buffer(buffer, handle, size, stream)
+
+    @cython.final
+    cdef Buffer into_buffer(self, Buffer buffer, uint32_t handle, uint64_t size, stream):
         cdef uint64_t on = HOST_STREAM
         if handle == NO_BLOCK:
             become(buffer, self, 0, 0, 0, 0, on)
@@ -349,6 +403,16 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef uint32_t take(self, uint64_t nbytes) except? 0xFFFFFFFE:
         """A live block for `nbytes` bytes; NO_BLOCK for 0."""
+        cdef uint32_t handle = self.try_to_take(nbytes)
+        if handle == NO_BLOCK and nbytes:
+            raise self.refusal_of(nbytes, f"last for {format_bytes(self.rounded(nbytes))}",
+                                  "freeing something first, or pinned_max_round_threshold_mb: above it a request is "
+                                  "not rounded up to a power of two")
+        return handle
+
+    @cython.final
+    cdef uint32_t try_to_take(self, uint64_t nbytes) except? 0xFFFFFFFE:
+        """A live block for `nbytes` bytes; NO_BLOCK for 0, and where there is no room."""
         cdef uint32_t handle
         cdef uint64_t size
         if self.is_closed:
@@ -370,7 +434,8 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef uint32_t take_after_miss(self, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
         """Asks the source for a block. If it has no room, first gives back what is cached and asks again, then waits
-        for the streams that use freed blocks, and does the same with those; upstream gives up at once."""
+        for the streams that use freed blocks, and does the same with those; upstream gives up at once. NO_BLOCK: there
+        is no room."""
         cdef int attempt
         cdef uint32_t handle
         cdef Range block
@@ -388,11 +453,14 @@ cdef class PinnedAllocator(PinnedBooks):
                 self.give_back_cached()
             if size < <uint64_t>1 << 63 and self.ask(size, &block):
                 return self.heard(self.add(block, size, nbytes))
-        raise OutOfMemoryError(nbytes, self.active_bytes.current, self.allocated_bytes.current,
-                               self.sub_allocator.total_bytes, self.largest_cached(),
-                               refused=f"{self.sub_allocator!r}, asked last for {format_bytes(size)}",
-                               advice=("freeing something first, or pinned_max_round_threshold_mb: above it a request "
-                                       "is not rounded up to a power of two",))
+        return NO_BLOCK
+
+    cdef object refusal_of(self, uint64_t nbytes, str refused_by, str advice):
+        """The error of a request without room."""
+        error = OutOfMemoryError(nbytes, self.active_bytes.current, self.allocated_bytes.current,
+                                 self.sub_allocator.total_bytes, self.largest_cached(),
+                                 refused=f"{self.sub_allocator!r}, asked {refused_by}", advice=(advice,))
+        return with_report(error, self._look)
 
     cdef uint32_t heard(self, uint32_t handle) except? 0xFFFFFFFE:
         """The same block, after running the signal handlers that were deferred. If one raises, the block is freed."""
@@ -432,10 +500,8 @@ cdef class PinnedAllocator(PinnedBooks):
         cdef Range whole
         wanted = self.applied.pinned_reserve_segment_size
         if not self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1), &whole):
-            raise OutOfMemoryError(size, self.active_bytes.current, self.allocated_bytes.current,
-                                   self.sub_allocator.total_bytes, self.largest_cached(),
-                                   refused=f"{self.sub_allocator!r}, asked for a reserve of {format_bytes(wanted)}",
-                                   advice=("a smaller pinned_reserve_segment_size_mb",))
+            raise self.refusal_of(size, f"for a reserve of {format_bytes(wanted)}",
+                                  "a smaller pinned_reserve_segment_size_mb")
         if self.reserve.nbytes == 0 and not self.is_closed:
             self.reserve = whole
         else:                   # another thread was faster

@@ -1,6 +1,7 @@
 from typing import SupportsIndex
 
 from bfc.buffers._buffer import Owner
+from bfc.snapshots.snapshot import Snapshot
 
 class PinnedBlock:
     """A live block of a `PinnedAllocator`: the `context` that `record_event` takes.
@@ -130,6 +131,9 @@ class PinnedBooks(Owner):
 
     def reset_accumulated_stats(self) -> None:
         """Restart the counts of what was allocated and freed, and the sums of times, from 0."""
+
+    def _look(self) -> Snapshot:
+        """The blocks as a snapshot, for an error: each is a region with one chunk."""
 
     def check(self) -> None:
         """Recount the bookkeeping from nothing.

@@ -11,6 +11,7 @@ from bfc.pinned._source cimport Range, Timer
 from bfc.errors import InvalidPointerError, InvariantError
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.pytorch import words
+from bfc.snapshots.snapshot import ChunkInfo, RegionInfo, Snapshot, Stats
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_back[T](vector[T]& items, T& item)
@@ -388,6 +389,22 @@ cdef class PinnedBooks(Owner):
             | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
         )
         return dict(sorted(fields.items()))
+
+    def _look(self):
+        """The blocks as a snapshot, for an error: each is a region with one chunk."""
+        cdef vector[Block] blocks
+        cdef Block block
+        blocks.assign(self.blocks.begin(), self.blocks.end())   # the objects made below may run anything
+        found = []
+        for block in blocks:
+            if block.state == UNUSED:
+                continue
+            in_use = block.state != CACHED
+            state = "free" if not in_use else "in use" if block.state == LIVE else "waiting"
+            chunk = ChunkInfo(block.ptr, block.size, block.requested if in_use else 0, block.allocation_id or -1, state)
+            found.append(RegionInfo(block.ptr, block.size, (chunk,)))
+        stats = Stats(bytes_in_use=self.active_bytes.current, pool_bytes=self.allocated_bytes.current)
+        return Snapshot(str(self.device), stats, tuple(sorted(found, key=lambda region: region.ptr)))
 
     def check(self):
         """Recount the bookkeeping from nothing.

@@ -6,7 +6,6 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.allocators._allocator cimport Placement, Request
-from bfc.policies._recorder cimport Recorder
 from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred
 from bfc.policies._private_pools cimport PoolId, PrivatePools
@@ -17,7 +16,6 @@ from bfc.policies._paged cimport PagedAllocator
 
 
 cdef class CachingAllocator(PagedAllocator):
-    cdef Recorder recorder
     cdef ExpandableSegments segments
     cdef Emptying emptying
     cdef bint expands                   # new memory is mapped into ranges

@@ -1,10 +1,8 @@
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import SupportsIndex
 
 from bfc.policies._paged import PagedAllocator
 from bfc.pytorch.settings import CachingSettings
-from bfc.snapshots.snapshot import HistoryEntry
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
@@ -311,76 +309,6 @@ class CachingAllocator(PagedAllocator):
     def reset_accumulated_stats(self) -> None:
         """Restart the counts that only rise from 0. Current values and peaks stay."""
 
-    def record_history(
-        self,
-        enabled: str | None = "all",
-        *,
-        context: str | None = "all",
-        stacks: str = "python",
-        max_entries: int | None = None,
-        skip_actions: Iterable[str] = (),
-    ) -> None:
-        """Start to record what happens, as `torch.cuda.memory._record_memory_history()` does.
-
-        What was recorded before is dropped.
-
-        Parameters
-        ----------
-        enabled : {"all", "state", None}, optional
-            "all" records a history; "state" only keeps the Python frames of what is live; None stops.
-        context : {"all", "alloc", "state", None}, optional
-            Keep the Python frames of allocations ("alloc" or "state"), of frees too ("all"), or of
-            neither (None).
-        stacks : {"python"}, optional
-            C++ frames ("all" in PyTorch) cannot be had.
-        max_entries : int, optional
-            How many entries to keep, the newest; None keeps all.
-        skip_actions : iterable of str, optional
-            Actions that are not recorded, such as "free_requested".
-
-        Raises
-        ------
-        ValueError
-            If an argument is not one of the values above, or `max_entries` is negative.
-        ClosedError
-            If the allocator is closed.
-
-        Notes
-        -----
-        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: PyTorch's behaviour, 3.4.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
-        >>> allocator.record_history()
-        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
-        >>> [entry.action for entry in allocator.history()]
-        ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
-        """
-
-    def history(self) -> list[HistoryEntry]:
-        """What `record_history` has recorded, oldest first.
-
-        Returns
-        -------
-        list of HistoryEntry
-            Empty if nothing is recorded.
-
-        Notes
-        -----
-        Cost: O(n) in the entries.
-        """
-
-    def dump(self, path: str | os.PathLike[str]) -> None:
-        """Write `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            The file to write. See `Snapshot.dump`.
-        """
-
     def add_free_memory_callback(self, callback: Callable[[], object]) -> None:
         """Call a function whenever no free chunk fits, before a segment is asked for.
 
@@ -416,7 +344,7 @@ class CachingAllocator(PagedAllocator):
         """
 
     def attach_oom_observer(self, observer: Callable[[int, int, int, int], object]) -> None:
-        """Call a function before OutOfMemoryError is raised.
+        """Call a function before OutOfMemoryError is raised, or `try_allocate` returns None.
 
         Parameters
         ----------

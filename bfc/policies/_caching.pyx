@@ -10,15 +10,13 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport (
     IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, ChunkHandle,
-    History, HistoryRecord, Lane, Region, TorchSizes, is_large,
+    Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._fences cimport Waiting, some_wait
-from bfc.allocators._frees cimport Frees, report_faults, report_unraisable
+from bfc.allocators._frees cimport Frees, report_faults
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
-from bfc.policies._recorder cimport Recorder, new_history
 from bfc.policies._observers cimport Observers
 from bfc.policies._deferred cimport Deferred, some_deferred
 from bfc.policies._private_pools cimport (
@@ -37,7 +35,6 @@ from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wa
 
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
-from bfc.suballocators.base import checked_memory_info
 from bfc.units import format_bytes
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
@@ -156,7 +153,6 @@ cdef class CachingAllocator(PagedAllocator):
         self.private_pools = PrivatePools()
         self.pool_uses = PoolUses()
         self.pool_uses.stand_behind(&self.lock, self.private_pools)
-        self.recorder = Recorder()
         self.segments = ExpandableSegments()
         self.segments.stand_behind(&self.lock, self.pool, self.source)
         self.segments.know_tags(self.fences, &self.tags_asleep)
@@ -797,7 +793,7 @@ cdef class CachingAllocator(PagedAllocator):
         if not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.settle(again=True)
-        cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
+        cdef int64_t mark = self.mark_release()
         cdef bint in_turn = self.segments.are_some()
         cdef uint64_t released = 0 if in_turn else self.release_whole(mark)
         self.pool.release_id = mark
@@ -845,9 +841,7 @@ cdef class CachingAllocator(PagedAllocator):
         return 0
 
     cdef bint has_more_to_do(self) noexcept:
-        if PagedAllocator.has_more_to_do(self):
-            return True
-        return self.recorder.keeps_frames or self.recorder.keeps_free_frames or some_deferred(self.deferred)
+        return PagedAllocator.has_more_to_do(self) or some_deferred(self.deferred)
 
     cdef bint plays_alone(self) except -1:
         return not some_deferred(self.deferred) and not self.observers.has_callbacks
@@ -894,12 +888,7 @@ cdef class CachingAllocator(PagedAllocator):
     cdef int was_refused(self, Request* request) except -1:
         if request.refused:
             return 0
-        try:
-            answer = self.sub_allocator.memory_info()
-        except Exception as error:      # the request is refused all the same
-            report_unraisable(error, self.sub_allocator)
-            answer = 0, self.sub_allocator.total_bytes
-        device_free, total = checked_memory_info(answer, self.sub_allocator)
+        device_free, total = self.memory_of_device()
         self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane, request.owner)
         return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
@@ -1015,102 +1004,6 @@ cdef class CachingAllocator(PagedAllocator):
         self.recorder.restart_counts()
         self.lock.release()
 
-    # -- history -------------------------------------------------------------------------------------------------------
-
-    def record_history(self, enabled="all", *, context="all", stacks="python", max_entries=None, skip_actions=()):
-        """Start to record what happens, as `torch.cuda.memory._record_memory_history()` does.
-
-        What was recorded before is dropped.
-
-        Parameters
-        ----------
-        enabled : {"all", "state", None}, optional
-            "all" records a history; "state" only keeps the Python frames of what is live; None stops.
-        context : {"all", "alloc", "state", None}, optional
-            Keep the Python frames of allocations ("alloc" or "state"), of frees too ("all"), or of
-            neither (None).
-        stacks : {"python"}, optional
-            C++ frames ("all" in PyTorch) cannot be had.
-        max_entries : int, optional
-            How many entries to keep, the newest; None keeps all.
-        skip_actions : iterable of str, optional
-            Actions that are not recorded, such as "free_requested".
-
-        Raises
-        ------
-        ValueError
-            If an argument is not one of the values above, or `max_entries` is negative.
-        ClosedError
-            If the allocator is closed.
-
-        Notes
-        -----
-        Cost: 64 bytes an entry; some microseconds for the frames of each call. Source: PyTorch's behaviour, 3.4.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
-        >>> allocator.record_history()
-        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
-        >>> [entry.action for entry in allocator.history()]
-        ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
-        """
-        cdef History* history = new_history(enabled, context, stacks, max_entries, skip_actions)
-        self.acquire()
-        cdef bint is_closed = self.is_closed
-        if not is_closed:
-            history, self.pool.history = self.pool.history, history
-        self.lock.release()
-        del history
-        if is_closed:
-            raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
-        self.recorder.restart(enabled, context)
-        self.must_look = self.has_more_to_do()
-
-    def history(self):
-        """What `record_history` has recorded, oldest first.
-
-        Returns
-        -------
-        list of HistoryEntry
-            Empty if nothing is recorded.
-
-        Notes
-        -----
-        Cost: O(n) in the entries.
-        """
-        self.catch_up()
-        return self.recorder.history(self.pool, self.lock)
-
-    def dump(self, path):
-        """Write `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            The file to write. See `Snapshot.dump`.
-        """
-        self.snapshot().dump(path)
-
-    cdef object columns_of(self, vector[HistoryRecord]& records):
-        return self.recorder.columns_of(records)
-
-    cdef list frames_of_chunks(self, vector[ChunkRow]& chunks):
-        return self.recorder.frames_of_chunks(chunks)
-
-    cdef list frames_of_regions(self, vector[RegionRow]& regions):
-        return self.recorder.frames_of_regions(regions)
-
-    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
-        cdef bint region_came = self.source.changes.get() != changes_before
-        if self.recorder.keeps_frames:
-            self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came)
-        return 0
-
-    cdef int freeing(self, int64_t allocation_id) except -1:
-        return self.recorder.keep_free_frames(allocation_id) if self.recorder.keeps_free_frames else 0
-
     # -- observers and callbacks --------------------------------------------------------------------------------------
 
     def add_free_memory_callback(self, callback):
@@ -1150,7 +1043,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.observers.remove_callback(callback)
 
     def attach_oom_observer(self, observer):
-        """Call a function before OutOfMemoryError is raised.
+        """Call a function before OutOfMemoryError is raised, or `try_allocate` returns None.
 
         Parameters
         ----------

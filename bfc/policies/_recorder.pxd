@@ -1,4 +1,4 @@
-"""What PyTorch's policy counts and writes down: a part of `CachingAllocator`."""
+"""What both policies write down, and what PyTorch's policy counts: a part of `PagedAllocator`."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -25,6 +25,7 @@ cdef class Recorder:
     cdef dict frames                # allocation id -> frames
     cdef dict free_frames           # allocation id -> frames of its free
     cdef dict region_frames         # address -> frames of the allocation that it was taken for
+    cdef dict steps                 # allocation id -> the step that its scope named
     cdef size_t frames_allowed      # how many are kept before those that nothing refers to are dropped
 
     cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size)
@@ -33,8 +34,10 @@ cdef class Recorder:
     cdef list history(self, Pool pool, Lock& lock)
     cdef object columns_of(self, vector[HistoryRecord]& records)
     cdef list frames_of_chunks(self, vector[ChunkRow]& chunks)
+    cdef list steps_of_chunks(self, vector[ChunkRow]& chunks)
     cdef list frames_of_regions(self, vector[RegionRow]& regions)
-    cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1
+    cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came,
+                         object step) except -1
     cdef int keep_free_frames(self, int64_t allocation_id) except -1
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1
     cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane,

@@ -1,4 +1,4 @@
-"""What PyTorch's policy counts and writes down: statistics, the history, Python frames."""
+"""What both policies write down, the history with its Python frames; and what PyTorch's policy counts."""
 
 import operator
 import sys
@@ -98,6 +98,7 @@ cdef class Recorder:
         self.frames = {}
         self.free_frames = {}
         self.region_frames = {}
+        self.steps = {}
         self.frames_allowed = _FIRST_FRAMES_ALLOWED
 
     # -- statistics ----------------------------------------------------------------------------------------------------
@@ -135,6 +136,7 @@ cdef class Recorder:
         self.frames.clear()
         self.free_frames.clear()
         self.region_frames.clear()
+        self.steps.clear()
         return 0
 
     cdef list history(self, Pool pool, Lock& lock):
@@ -163,7 +165,12 @@ cdef class Recorder:
                 if records[i].action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
                     kept = self.free_frames
                 frames.append(kept.get(records[i].allocation_id, ()))
-        return HistoryColumns(bytes_of_records(records), frames, owners=owner_names)
+        cdef list steps = None
+        if self.steps:
+            steps = []
+            for i in range(records.size()):
+                steps.append(self.steps.get(records[i].allocation_id))
+        return HistoryColumns(bytes_of_records(records), frames, owners=owner_names, steps=steps)
 
     cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1:
         """A new allocation number, with Python frames, for what goes back while the program empties the cache: in
@@ -212,6 +219,16 @@ cdef class Recorder:
                 found.append(self.frames.get(chunks[i].allocation_id, ()) if chunks[i].allocation_id > 0 else ())
         return found
 
+    cdef list steps_of_chunks(self, vector[ChunkRow]& chunks):
+        """The step of the allocation in each chunk, or None; None for the list: there are none."""
+        cdef size_t i
+        cdef list found = None
+        if self.steps:
+            found = []
+            for i in range(chunks.size()):
+                found.append(self.steps.get(chunks[i].allocation_id))
+        return found
+
     cdef list frames_of_regions(self, vector[RegionRow]& regions):
         """The Python frames of the allocation that each region was taken for; None: none are kept."""
         cdef size_t i
@@ -222,12 +239,15 @@ cdef class Recorder:
                 found.append(self.region_frames.get(regions[i].home, ()))
         return found
 
-    cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came) except -1:
-        """Keeps the Python frames of the call that made an allocation. If the host has no memory for them, the
-        allocation succeeds all the same."""
+    cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came,
+                         object step) except -1:
+        """Keeps the Python frames of the call that made an allocation, and its step. If the host has no memory for
+        them, the allocation succeeds all the same."""
         try:
             frames = python_frames()
             self.frames[allocation_id] = frames
+            if step is not None:
+                self.steps[allocation_id] = step
             if region_came:
                 self.region_frames[start_of_region(pool, lock, ptr)] = frames
             return self.bound_frames(pool, lock)
@@ -274,6 +294,7 @@ cdef class Recorder:
         # a garbage collection above may have let other threads run
         self.frames = {key: kept for key, kept in self.frames.items() if key in wanted or key >= newest}
         self.free_frames = {key: kept for key, kept in self.free_frames.items() if key in wanted or key >= newest}
+        self.steps = {key: kept for key, kept in self.steps.items() if key in wanted or key >= newest}
         self.frames_allowed = max(_FIRST_FRAMES_ALLOWED, 2 * (len(self.frames) + len(self.free_frames)
                                                               + len(self.region_frames)))
         return 0

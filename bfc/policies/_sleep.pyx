@@ -667,7 +667,8 @@ cdef int wake_tags(Allocator allocator, Sleeper sleeper, list tags, object fill,
         needed = sleeper.wake_up(tags, fill, allowed)
     if needed:
         refused_by = repr(allocator.sub_allocator) if allocator.source.refused_bytes.get() else ""
-        raise out_of_memory(needed, allocator.stats(), allocator.sub_allocator.total_bytes, refused_by)
+        raise out_of_memory(needed, allocator.stats(), allocator.sub_allocator.total_bytes, refused_by,
+                            look=allocator._look)
     return 0
 
 

@@ -44,6 +44,8 @@ class RegionColumns(NamedTuple):
     chunk_frames: list[Frames] | None = None
     kinds: tuple[str, ...] = KINDS
     owners: Sequence[str] = NOBODY
+    #: The step of each chunk; None: there are none.
+    chunk_steps: list[int | None] | None = None
 
 
 class HistoryColumns(NamedTuple):
@@ -54,6 +56,8 @@ class HistoryColumns(NamedTuple):
     frames: list[Frames] | None = None
     actions: tuple[str, ...] = ACTIONS
     owners: Sequence[str] = NOBODY
+    #: The step of each entry; None: there are none.
+    steps: list[int | None] | None = None
 
     def __len__(self) -> int:
         return len(self.records) // RECORD.size
@@ -66,10 +70,12 @@ def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
     rows, chunks, pages = bytearray(), bytearray(), bytearray()
     region_frames: list[Frames] = []
     chunk_frames: list[Frames] = []
+    steps: list[int | None] = []
     for region in regions:
         for chunk in region.chunks:
             chunks += _packed_chunk(chunk, _index(owners, chunk.owner))
             chunk_frames.append(chunk.frames)
+            steps.append(chunk.step)
         pages += struct.pack(f"={len(region.pages)}I", *region.pages)
         region_frames.append(region.frames)
         flags = IN_RANGE * (region.reserved is not None)
@@ -86,7 +92,8 @@ def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
             flags,
         )
     packed = bytes(rows), bytes(chunks), bytes(pages)
-    return RegionColumns(*packed, region_frames, chunk_frames, tuple(kinds), tuple(owners))
+    tables = tuple(kinds), tuple(owners)
+    return RegionColumns(*packed, region_frames, chunk_frames, *tables, steps)
 
 
 def _packed_chunk(chunk: ChunkInfo, owner: int) -> bytes:
@@ -109,12 +116,14 @@ def columns_of_history(history: Iterable[HistoryEntry]) -> HistoryColumns:
     actions, owners = list(ACTIONS), list(NOBODY)
     rows = bytearray()
     frames: list[Frames] = []
+    steps: list[int | None] = []
     for entry in history:
         action = _index(actions, entry.action)
         where = entry.addr, entry.size, entry.stream, *entry.pool_id
         rows += RECORD.pack(*where, entry.time_us, 0, action, _index(owners, entry.owner))
         frames.append(entry.frames)
-    return HistoryColumns(bytes(rows), frames, tuple(actions), tuple(owners))
+        steps.append(entry.step)
+    return HistoryColumns(bytes(rows), frames, tuple(actions), tuple(owners), steps)
 
 
 def _index(names: list[str], name: str) -> int:

@@ -46,7 +46,7 @@ def occupancy(snapshot: Snapshot, width: int = 100) -> str:
     At a width of 100 each cell is as in TensorFlow's RenderOccupancy (TensorFlow's behaviour,
     2.13). Unmapped addresses are left out.
     """
-    regions = _awake(snapshot).regions
+    regions = awake(snapshot).regions
     extents = [Extent(region.ptr, region.size, (region,)) for region in regions]
     return _cells(extents, width) or "The allocator contains no memory."
 
@@ -97,7 +97,7 @@ def picture(snapshot: Snapshot) -> str:
                               * asked for   x slack   _ free
     """  # noqa: E501 - a row of the picture is 104 characters wide
     stats = snapshot.stats
-    whole, snapshot = snapshot, _awake(snapshot)
+    whole, snapshot = snapshot, awake(snapshot)
     live, free = whole.live_chunks(), snapshot.free_chunks()
     free_bytes = sum(chunk.size for chunk in free)
     lines = [_figures(whole, len(live))]
@@ -122,7 +122,7 @@ def picture(snapshot: Snapshot) -> str:
     return "\n".join(lines)
 
 
-def _awake(snapshot: Snapshot) -> Snapshot:
+def awake(snapshot: Snapshot) -> Snapshot:
     """The snapshot without regions that sleep."""
     return snapshot._with_regions(tuple(it for it in snapshot.regions if not it.asleep))
 

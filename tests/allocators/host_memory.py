@@ -327,6 +327,25 @@ def allocate_too_much(world: World) -> object:
 
 
 @on(POOLS)
+def try_to_allocate(world: World) -> object:
+    kept = world.allocator.try_allocate(3 * MIB)
+    with bfc.use_stream(7):
+        return kept, world.allocator.try_allocate(1 << 40)
+
+
+def with_full_reports(_world: World) -> None:
+    bfc.set_oom_report("full")
+
+
+@on([bfc_world, caching_world, pinned_world], with_full_reports)
+def show_the_memory_that_is_full(world: World) -> object:
+    try:
+        return world.allocator.allocate(1 << 40)
+    except bfc.OutOfMemoryError as error:
+        return str(error)
+
+
+@on(POOLS)
 def free_a_buffer(world: World) -> object:
     return world.buffer.free()
 
@@ -426,11 +445,12 @@ def read_pytorchs_figures(world: World) -> object:
     return world.allocator.memory_stats(), world.allocator.memory_summary()
 
 
-@on(CACHING)
+@on([bfc_world, stitching_world, *CACHING])
 def record_history(world: World) -> object:
     world.allocator.record_history()
-    world.allocator.allocate(1000).free()
-    return world.allocator.history()
+    with bfc.owner("weights", step=17):
+        world.allocator.allocate(1000).free()
+    return world.allocator.history(), world.allocator.snapshot().to_tensorflow()
 
 
 @on(CACHING)

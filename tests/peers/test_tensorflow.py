@@ -78,6 +78,22 @@ class Pair:
             for chunk in self.theirs.memory_map()
         ]
 
+    def compare_dumps(self) -> None:
+        """TensorFlow's own message reads our dump whole, and TensorFlow makes the same one."""
+        ours = self.ours.snapshot().to_tensorflow()
+        read, theirs = self.theirs.read_dump(ours), self.theirs.memory_dump()
+        exact = float(ours["stats"].pop("fragmentationMetric"))
+        for dump in (read, theirs):  # of single precision
+            found = float(dump["stats"].pop("fragmentationMetric"))
+            assert found == pytest.approx(exact, nan_ok=True)
+        assert read == ours
+        for dump in (ours, theirs):
+            del dump["allocatorName"]
+            for chunk in dump["chunk"]:
+                if not chunk["inUse"]:
+                    del chunk["requestedSize"]  # TensorFlow's is what was asked for last
+        assert ours == theirs
+
     def close(self) -> None:
         self.ours.close()
         self.theirs.close()
@@ -185,7 +201,24 @@ def test_random_histories_are_placed_alike(seed: int) -> None:
         if step % 10 == 0:
             pair.compare()
     pair.compare()
+    pair.compare_dumps()
     pair.ours.check()
+    pair.close()
+
+
+def test_owners_steps_and_counts_are_read_by_tensorflows_message() -> None:
+    pair = Pair(capacity=GIB, memory_limit=MIB)
+    pair.ours.record_history()
+    with bfc.owner("dense/matmul", step=17):
+        address = pair.allocate(1000)
+    pair.deallocate(pair.allocate(500))
+    read = pair.theirs.read_dump(pair.ours.snapshot().to_tensorflow())
+    (chunk,) = (chunk for chunk in read["chunk"] if chunk["inUse"])
+    assert chunk["address"] == str(address)
+    assert (chunk["opName"], chunk["stepId"], chunk["actionCount"]) == ("dense/matmul", "17", "1")
+    assert [it["size"] for it in read["snapShot"]] == ["1000", "1500", "1000"]
+    with pytest.raises(ValueError, match="no MemoryDump"):
+        pair.theirs.read_dump({"chunks": []})
     pair.close()
 
 

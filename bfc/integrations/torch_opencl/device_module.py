@@ -16,7 +16,6 @@ import torch
 from bfc.drivers.opencl import platform as _opencl
 from bfc.integrations._torch_stats import memory_stats as _stats_of
 from bfc.integrations.torch_opencl.runtime import Runtime
-from bfc.policies._caching import CachingAllocator
 
 NAME = "opencl"
 Device: TypeAlias = "torch.device | int | str | None"
@@ -305,8 +304,6 @@ class DeviceFunctions:
         device: Device = None,
     ) -> None:
         pool = self._pool(device)
-        if not isinstance(pool, CachingAllocator):
-            raise RuntimeError("a history is what policy='caching' records: policy='bfc' has none")
         stacks = "python" if stacks == "all" else stacks  # frames of C++ are never recorded
         pool.record_history(enabled, context=context, stacks=stacks, max_entries=max_entries)
 
