@@ -30,7 +30,7 @@ from bfc.policies._stitching cimport Wanted
 from bfc.policies._sleeping_pages cimport SleepingPages
 
 from bfc.errors import ClosedError, InvariantError, out_of_host_memory
-from bfc.suballocators.base import check_mapping_members, checked_memory_info
+from bfc.suballocators.base import SubAllocator, check_mapping_members, checked_memory_info
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "debug.h":
