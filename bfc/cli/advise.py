@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
 from bfc.cli.runs import option_named
+from bfc.cli.sizes import device_bytes
+from bfc.cli.tables import add_formats, show
 from bfc.study.advise import advise
 from bfc.study.cluster import connected
 from bfc.study.recordings import read
-from bfc.units import parse_bytes
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -68,7 +70,7 @@ def add_to(subparsers: Any) -> None:
         metavar="SIZE",
         help="what the allocator may take, such as 34GiB: without the CUDA context, NCCL, cuBLAS",
     )
-    add("--json", action="store_true", help="print JSON instead of a table")
+    add_formats(parser)
     add("--all", action="store_true", help="show every row that was tried, not five that differ")
     add("--thorough", action="store_true", help="replay the full grid of settings, too")
     where = parser.add_mutually_exclusive_group()
@@ -94,7 +96,8 @@ def add_to(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> bool:
     """Prints the advice. Returns True if something fits."""
-    parse_bytes(arguments.device)  # what is wrong with it is said before the file is read
+    # What is wrong with it is said before the file is read.
+    device = device_bytes(arguments.device, f"--device {arguments.device}")
     trace = _read(arguments.run_, arguments.snapshot_device)
     with contextlib.ExitStack() as cleanup:
         executor = None
@@ -103,13 +106,18 @@ def run(arguments: argparse.Namespace) -> bool:
         progress = cleanup.enter_context(_Progress(arguments.run_.name, len(trace)))
         advice = advise(
             trace,
-            arguments.device,
+            device,
             executor,
             thorough=arguments.thorough,
             jobs=arguments.jobs,
             progress=progress,
         )
-    print(advice.to_json() if arguments.json else advice.text(every_row=arguments.all))
+    show(
+        arguments,
+        text=lambda: advice.text(every_row=arguments.all),
+        as_json=advice.to_json,
+        rows=lambda: map(asdict, advice.rows),
+    )
     return advice.fits
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import frame_of_rows
 from bfc.study.points import BFC, CACHING, PAGES, STITCHED
 from bfc.study.recorded import Recorded, shown
 from bfc.trace.beginning import AS_RECORDED, VARIABLE
 from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: A key that older releases of PyTorch refuse.
 NEWEST = "large_segment_size_mb"
@@ -137,8 +141,11 @@ class Advice:
 
     @property
     def answer(self) -> str:
-        """The first line: that the run fits as it is, or which line makes it fit and what that
-        costs, or how much is missing."""
+        """The first line.
+
+        It says that the run fits as it is, or which line makes it fit and what that costs, or how
+        much is missing.
+        """
         now, device = self.rows[self.in_force], format_bytes(self.device)
         if now.fits:
             spare = format_bytes(self.device - now.peak_reserved)
@@ -200,6 +207,21 @@ class Advice:
         ]
         headings = ("settings", "fits", "reserved", "calls", "smallest device")
         return inline.framed(caption, inline.table(headings, rows))
+
+    def to_frame(self) -> DataFrame:
+        """All rows as a table of pandas.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row for each of `rows`, in their order; the columns are those of `AdviceRow`.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If pandas is not installed.
+        """
+        return frame_of_rows(AdviceRow, self.rows)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pickle
@@ -48,6 +49,13 @@ def test_json_is_all_that_stdout_has(capsys):
     content = json.loads(capsys.readouterr().out)
     assert content["rows"][content["best"]]["fits"] is True
     assert content["recorded"]["peak_reserved"] is None
+
+
+def test_csv_has_every_row(capsys):
+    assert main(["advise", SMALL, "--device", "3.2GiB", "--jobs", "1", "--csv"]) == 0
+    first, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert first[:4] == ["policy", "settings", "fits", "refused"]
+    assert len(rows) > 20
 
 
 def test_where_nothing_fits_the_exit_code_is_1(capsys):
@@ -105,6 +113,7 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path, monkeypatch, capsys, kind
         (["missing.pickle", "--device", "1GiB"], "missing.pickle"),
         ([str(TRACES), "--device", "1GiB"], "traces"),
         ([SMALL, "--device", "much"], "'much' is not a size"),
+        ([SMALL, "--device", "34"], "34 bytes? Write 34GiB"),
         ([SMALL, "--device", "0"], "at least 1 byte"),
         ([SMALL, "--device", "1GiB", "--jobs", "0"], "jobs is at least 1"),
         ([SMALL, "--device", "1GiB", "--snapshot-device", "1"], "no devices to choose from"),
