@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
 from bfc.allocators._pages cimport Pages, Run, Slot, View
-from bfc.policies._mapper cimport Faults, Place
+from bfc.policies._mapper cimport Faults
 from bfc.policies._sleep cimport Sleeper
 
 
@@ -99,9 +99,6 @@ cdef class PageMapper(Sleeper):
     cdef int unmap_run(self, Stretch stretch, Run* run, Faults faults) except -1
     cdef int unmap_stuck(self, Stretch stretch, Faults faults) except -1
     cdef bint has_gone_in_part(self, Run* run) noexcept
-    cdef void forget_what_has_gone(self) noexcept
-    cdef void forget_retired(self, Place gone) noexcept
-    cdef void empty_touched(self, Stretch stretch) noexcept
     cdef void forget_chunks(self) noexcept
     cdef void close_views(self, Faults faults) noexcept
     cdef void empty(self, Stretch stretch, Faults faults) noexcept

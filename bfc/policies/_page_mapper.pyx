@@ -13,9 +13,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Lane, Window
+from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, UNMAPPED, Chunk, ChunkHandle, Lane, Window
 from bfc.allocators._ranges cimport (
-    IS_GROWING, add_range, begin_mapping, cancel_mapping, end_mapping, end_unmapping, forget_absent, remove_range,
+    add_range, begin_mapping, cancel_mapping, end_mapping, end_unmapping, forget_absent, remove_range,
 )
 from bfc.allocators._pages cimport KEPT, LIVE, RETIRED, Pages, Run, Slot, View
 from bfc.allocators._lock cimport acquire_lock
@@ -696,104 +696,6 @@ cdef class PageMapper(Sleeper):
 
     cdef size_t count_what_is_mapped(self) noexcept:
         return len(self.stretches) + len(self.retired) + (self.unreleased is not None)
-
-    cdef void take_over(self) noexcept:
-        """Frees the pages that the stopped thread held, except those that it unmapped, and releases those that it had
-        made."""
-        cdef Stretch stretch
-        cdef ChunkHandle handle
-        cdef Chunk chunk
-        cdef Py_ssize_t last
-        self.end_calls_of_other(self.page_size)
-        self.forget_what_has_gone()
-        last = len(self.stretches) - 1
-        self.release_fresh()
-        if self.is_unmapping:       # what is held may be unmapped already: it stays LEAVING
-            self.is_unmapping = False
-            self.held.clear()
-        self.let_held_go()
-        for stretch in self.stretches:
-            stretch.some_stuck = True
-        if last >= 0 and (<Stretch>self.stretches[last]).ptr == 0:
-            del self.stretches[last]        # the thread stopped while it reserved its addresses
-        for stretch in self.stretches:
-            handle = NO_CHUNK
-            acquire_lock(self.lock[0])
-            if stretch.is_known:
-                handle = self.pool.regions[stretch.ptr + stretch.nbytes].first
-            while handle != NO_CHUNK and not (self.pool.chunks[handle].state == UNMAPPED
-                                              and self.pool.chunks[handle].freed_at_count == IS_GROWING):
-                handle = self.pool.chunks[handle].next
-            if handle != NO_CHUNK:
-                chunk = self.pool.chunks[handle]
-            self.lock.release()
-            if handle != NO_CHUNK:
-                self.give_up(stretch, handle, chunk.ptr, chunk.size // self.page_size, ())
-
-    cdef void forget_what_has_gone(self) noexcept:
-        """Enters in the books what end_calls_of_other() has unmapped and unreserved."""
-        cdef Stretch stretch
-        cdef Place gone = self.going
-        cdef Py_ssize_t i = len(self.stretches)
-        self.forget_retired(gone)
-        while i > 0:
-            i -= 1
-            stretch = self.stretches[i]
-            if self.touched.nbytes and stretch.ptr <= self.touched.ptr < stretch.ptr + stretch.nbytes:
-                self.empty_touched(stretch)
-            if gone.nbytes and stretch.ptr == gone.ptr:
-                del self.stretches[i]
-        self.touched.nbytes = self.going.nbytes = 0
-
-    cdef void forget_retired(self, Place gone) noexcept:
-        """The same for views that were on their way out."""
-        cdef Retired retired
-        cdef View* view
-        cdef uint32_t number
-        cdef Py_ssize_t i = len(self.retired), k
-        while i > 0:
-            i -= 1
-            retired = self.retired[i]
-            k = len(retired.mapped)
-            while k > 0:
-                k -= 1
-                if lies_in(retired.mapped[k][0], ((self.touched.ptr, self.touched.nbytes),)):
-                    del retired.mapped[k]
-            if gone.nbytes and retired.nbytes and retired.ptr == gone.ptr:
-                del self.retired[i]
-        for number in range(self.pages.views.count()):
-            view = &self.pages.views.at(number)
-            if view.state == RETIRED and self.touched.nbytes and view.address == self.touched.ptr:
-                acquire_lock(self.lock[0])
-                self.pages.forget_view(number)
-                self.lock.release()
-                self.keep_stuck((), [], self.touched.ptr, self.touched.nbytes)  # its addresses are left
-
-    cdef void empty_touched(self, Stretch stretch) noexcept:
-        """The same for a range."""
-        cdef Window* window
-        cdef uint64_t slot, end
-        cdef ChunkHandle handle = NO_CHUNK
-        acquire_lock(self.lock[0])
-        window = self.pool.bin_sets[stretch.bin_set].window
-        self.lock.release()
-        if window == NULL or self.is_set_asleep(stretch.bin_set):     # the records of what sleeps stay
-            return
-        slot = window.slot_at(self.touched.ptr)
-        end = slot + self.touched.nbytes // self.page_size
-        while slot < end:
-            if window.page_at(slot) != NO_PAGE:
-                self.drop_slot(stretch.bin_set, slot, None)
-            slot += 1
-        acquire_lock(self.lock[0])
-        if stretch.is_known:
-            handle = self.pool.regions[stretch.ptr + stretch.nbytes].first
-        while handle != NO_CHUNK and self.pool.chunks[handle].ptr != self.touched.ptr:
-            handle = self.pool.chunks[handle].next
-        if handle != NO_CHUNK and self.pool.chunks[handle].state == ABSENT:
-            forget_absent(self.pool, handle)
-            self.find_tail(stretch)
-        self.lock.release()
 
     cdef void close(self, Faults faults) noexcept:
         cdef Stretch stretch

@@ -52,7 +52,7 @@ cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str ups
     possible = getattr(sub_allocator, "supports_virtual_memory", True)
     if not possible:
         raise ValueError(f"{option} needs a sub-allocator that maps memory: {possible}")
-    if isinstance(sub_allocator, SubAllocator):     # what is none is refused later
+    if isinstance(sub_allocator, SubAllocator):     # any other object is refused later
         check_mapping_members(sub_allocator)
     return 0
 

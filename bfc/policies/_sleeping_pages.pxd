@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from bfc.allocators._tags cimport Tag
-from bfc.policies._mapper cimport Faults, Page
+from bfc.policies._mapper cimport Faults, Page, Place
 from bfc.policies._sleep cimport Nap, Run
 from bfc.policies._page_mapper cimport Stretch
 from bfc.policies._stitching cimport Stitching
@@ -23,3 +23,6 @@ cdef class SleepingPages(Stitching):
     cdef void forget_views_of(self, uint64_t tag) noexcept
     cdef void keep_left(self, Nap nap, Run run) noexcept
     cdef void shrink_stretch(self, Stretch stretch, Faults faults) noexcept
+    cdef void forget_what_has_gone(self) noexcept
+    cdef void forget_retired(self, Place gone) noexcept
+    cdef void empty_touched(self, Stretch stretch) noexcept
