@@ -26,6 +26,10 @@ if _find_spec("bfc._core") is None:
         "and leave its folder before the import"
     )
 
+from bfc.interpreter.subinterpreters import refuse as _refuse_subinterpreters
+
+_refuse_subinterpreters()
+
 try:
     from bfc import cuda, integrations, opencl, pinned
 except ImportError as _error:
