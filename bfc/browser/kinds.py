@@ -55,8 +55,10 @@ OF_FRAMES = (
     (INPUTS, r"/torch/utils/data/|/torchvision/(datasets|transforms)/", r".*"),
     (INPUTS, r"", r"(\w+\.)*((load|get|next|fetch)_(mini)?batch|collate\w*|send_to_device)"),
 )
-#: Said by a file's own `__init__`, if nothing else says anything: kept to the end, it is a weight.
-_MADE = len(KINDS)
+#: Functions of anybody's, which count only if no other frame says anything, and only for what lives
+#: for more than half of the run: what a model's `__init__` and an optimizer's `step` make and keep.
+OF_THOSE_THAT_KEEP = {"__init__": WEIGHTS, "step": OPTIMIZER}
+_KEEPS = len(KINDS)
 
 
 def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -93,7 +95,8 @@ def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.
 
     found = _of_stacks(trace)[lives.stack]
     kept = lives.died < 0
-    found[found == _MADE] = np.where(kept[found == _MADE], WEIGHTS, OTHER)
+    lives_long = kept | (lives.died - lives.born > len(trace) // 2)
+    found = np.where((found >= _KEEPS) & ~lives_long, OTHER, found % _KEEPS)
     # The next allocation that is not the optimizer's: what is still there then is its state.
     others = np.append(lives.born[found != OPTIMIZER], np.iinfo(np.int64).max)
     after = others[np.searchsorted(others, lives.born)]
@@ -138,7 +141,8 @@ def _of_stacks(trace: Trace) -> NDArray[np.int64]:
     found = [OTHER]
     for parent, frame in trace.stacks[1:].tolist():
         said, before = frames[frame], found[parent]
-        found.append(before if said == OTHER or (said == _MADE and before != OTHER) else said)
+        is_weak = said == OTHER or (said >= _KEEPS and before != OTHER)
+        found.append(before if is_weak else said)
     return np.array(found)
 
 
@@ -148,4 +152,5 @@ def _of_frame(
     for kind, file, function in rules:
         if file.search(filename) and function.fullmatch(name):
             return kind
-    return _MADE if name.split(".")[-1] == "__init__" else OTHER
+    weak = OF_THOSE_THAT_KEEP.get(name.split(".")[-1])
+    return OTHER if weak is None else weak + _KEEPS

@@ -705,6 +705,34 @@ def test_streams_and_private_pools_have_colours_of_their_own(page: Page, folder:
     pool.release()
 
 
+def test_the_map_has_the_colours_of_owners_whose_blocks_are_not_listed(
+    page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run has more blocks than a page can list."""
+    monkeypatch.setattr("bfc.browser.data.LEVELS", ((1, 0, 9),))
+    trace = Trace(
+        [0] * 40,
+        range(40),
+        [60 << 20] * 40,
+        owner=[at // 20 for at in range(40)],
+        owners=["weights", "kv cache"],
+    )
+    data = data_of([("many", trace)])
+    assert len(data["live_at_peak"]) == 1
+    page.open(written(folder / "many.html", data))
+    swatches = page.value(
+        "Array.from(document.querySelectorAll('#lanes .swatch'), s => s.style.background)"
+    )
+    shown = page.run(COLOURS_AT, [0.05, 0.4, 0.6, 0.95])
+    assert [near(colour, swatches) for colour in shown] == [0, 0, 1, 1]
+
+
+def near(colour: str, others: list[str]) -> int:
+    """The index of the colour that another one, of a cell that is nearly full, is most like."""
+    parts = [np.array(re.findall(r"\d+", one)[:3], int) for one in (colour, *others)]
+    return int(np.argmin([np.abs(parts[0] - part).sum() for part in parts[1:]]))
+
+
 # -- strangers' names, odd runs -------------------------------------------------------------------
 
 TAGS = "<script>window.ran = true</script>", "</script><img src=x onerror=window.ran=true>"
@@ -872,7 +900,7 @@ EXTENT = """
 def test_pictures_in_light_and_dark(page: Page, folder: Path, pictured: Path, theme: str) -> None:
     """Of the report that the README leads to. What is drawn on canvases is in them."""
     page.open(pictured, width=1280, height=900, dark=theme == "dark")
-    page.press("c", "l")
+    page.press("l")
     page.point(1, 1)
     page.run(CHOOSE_A_BLOCK)
     for name, ends in PARTS.items():

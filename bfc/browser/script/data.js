@@ -170,5 +170,6 @@ function pathOf(stack) {
 const lineText = (frame) => (frame < 0 ? "(no stack)" : frameText(frame));
 const frameText = (frame) => report.frames[frame] ?? "?";
 /** "/long/way/model.py:12 forward" -> "forward model.py:12": the part that tells most stands first. */
-const shortName = (text) => text.replace(/^(?:.*\/)?([^/]*?):(\d+) (.*)$/s, "$3 $1:$2");
+const PLACE = /^(?:.*\/)?([^/]*?):(\d+) (.*)$/s;
+const shortName = (text) => text.replace(PLACE, "$3 $1:$2");
 const innermost = (stack) => (stack < 0 ? "" : frameText(report.stackFrame[stack]));

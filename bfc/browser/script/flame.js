@@ -54,18 +54,24 @@ function flame(found) {
     rest > 0 ? make("p", { class: "hint" }, `${bytes(rest)} have no stack, or one of the smallest.`) : "");
 }
 
+/** What stands in a box: the function and its bytes, and, where there is room, the line. */
+function boxText(name, amount) {
+  const found = name.match(PLACE);
+  return found ? `${found[3]} · ${amount} · ${found[1]}:${found[2]}` : `${name} · ${amount}`;
+}
+
 function placeButton(tree, { place, left, share, depth }, root, needle, first) {
   const name = placeName(tree, place);
   const rows = [["bytes", bytes(tree.bytes[place])], ["of what is shown", percent(tree.bytes[place], tree.bytes[root])], ["blocks", count(tree.blocks[place])]];
   return make("button", {
     type: "button", role: "treeitem", "aria-level": depth + 1, tabindex: first ? 0 : -1, "data-depth": depth,
-    "aria-label": `${shortName(name)} · ${rows[0][1]}, ${rows[1][1]}, ${many(tree.blocks[place], "block")}, ${name}`,
+    "aria-label": `${boxText(name, rows[0][1])}, ${rows[1][1]}, ${many(tree.blocks[place], "block")}, ${name}`,
     class: needle && !name.toLowerCase().includes(needle) ? "dim" : null,
     style: { left: `${100 * left}%`, width: `${100 * share}%`, top: `${depth * FLAME_ROW}px`, background: placeColour(name) },
     onclick: () => (place === root ? listPlace(tree, place) : update({ root: place })),
     onmousemove: (event) => tip.show(event.clientX, event.clientY, name, rows),
     onmouseleave: tip.hide,
-  }, share > 0.015 ? `${shortName(name)} · ${bytes(tree.bytes[place])}` : "");
+  }, share > 0.015 ? boxText(name, rows[0][1]) : "");
 }
 
 const listPlace = (tree, place) => { if (place > 0) chooseGroup(shortName(placeName(tree, place)), holdsPlace(tree, place)); };

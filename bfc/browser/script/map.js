@@ -295,11 +295,11 @@ function dragMap() {
 
 /** The colours and the names of what the map tells apart. */
 function mapLegend() {
-  if (state.paint === "lane") return report.lanes.map((lane, index) => [laneColour(index), lane.name]);
+  if (!cellPaint()) return report.lanes.map((lane, index) => [laneColour(index), lane.name]);
   return report.painted[state.paint].map((group) => [groupColour(state.paint, group), groupName[state.paint](group)]);
 }
 
-const shownKeys = () => [...mapLegend().slice(0, MOST_COLOURS), ...(state.paint === "lane" ? [] : [["rest", "others"]]), ["free", "free"]];
+const shownKeys = () => [...mapLegend().slice(0, MOST_COLOURS), ...(cellPaint() ? [["rest", "others"]] : []), ["free", "free"]];
 
 function drawLanes() {
   const keys = mapLegend();
