@@ -1,4 +1,4 @@
-"""Allocators: what a user holds. Rules of this module (docs/design.md has the reasons):
+"""Allocators: what a user holds. Rules of this module (docs/design/threads.md has the reasons):
 
 - the lock is held only around calls into the pool, which run no Python and call no device;
 - a sub-allocator is called with no lock held, after the bytes asked for have been set aside from the limit;

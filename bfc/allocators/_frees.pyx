@@ -1,4 +1,4 @@
-"""Frees: at once, from a finaliser, and after streams have finished. Rules (docs/design.md says why):
+"""Frees: at once, from a finaliser, and after streams have finished. Rules (docs/design/threads.md says why):
 
 - no driver call for memory that one stream alone has used;
 - fences are created and queried with no lock held;

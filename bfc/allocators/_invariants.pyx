@@ -1,4 +1,4 @@
-"""The invariants of docs/design.md, recounted from nothing: what `check()` and a debug build ask for."""
+"""The invariants of docs/design/invariants.md, recounted from nothing: what `check()` and a debug build ask for."""
 
 from cython.operator cimport dereference as deref, postincrement
 from libc.stddef cimport size_t

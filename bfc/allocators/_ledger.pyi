@@ -169,7 +169,7 @@ class Ledger(Owner):
         """
 
     def check(self) -> None:
-        """Recount every invariant from nothing: I1 to I15 of docs/design.md.
+        """Recount every invariant from nothing: I1 to I15 of docs/design/invariants.md.
 
         Raises
         ------

@@ -480,7 +480,7 @@ cdef class Ledger(Owner):
         return None
 
     def check(self):
-        """Recount every invariant from nothing: I1 to I15 of docs/design.md.
+        """Recount every invariant from nothing: I1 to I15 of docs/design/invariants.md.
 
         Raises
         ------

@@ -1,6 +1,7 @@
 """Headers that other packages compile with. In order:
 
 bfc_allocator.h            an allocator as a table of C functions
+bfc_embed.hpp              the same for a program that is not Python's
 bfc_torch_allocator.hpp    a c10::DeviceAllocator over it, for any back end of PyTorch
 """
 

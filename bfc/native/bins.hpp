@@ -6,7 +6,7 @@
 // its leaf and can be removed without moving the others.
 //
 // TensorFlow's 21 bins partition sizes too, so a search upwards through either finds the same chunk: the smallest that
-// is large enough, the lowest address among equals. docs/design.md says why it is not a std::set (measured).
+// is large enough, the lowest address among equals. docs/design/engine.md says why it is not a std::set (measured).
 #pragma once
 
 #include <cstddef>

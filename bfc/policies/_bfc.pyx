@@ -97,7 +97,7 @@ cdef class BFCAllocator(PagedAllocator):
 
     Notes
     -----
-    Any thread may use it. Source: `tsl::BFCAllocator` of TensorFlow 2.21; docs/design.md lists where
+    Any thread may use it. Source: `tsl::BFCAllocator` of TensorFlow 2.21; docs/design/differences.md lists where
     it differs on purpose.
 
     Examples

@@ -340,3 +340,16 @@ def segments_for_two_requests_in_turn() -> Figures:
     for _ in range(2):
         cache(allocator, 4 * MIB)
     return [current(allocator, "segment")]
+
+
+@row("P21")
+def what_splits_leave() -> Figures:
+    small = caching()
+    for nbytes in (*[MIB // 2] * 3, MIB // 2 - 512):
+        small.allocate_raw(nbytes)
+    found = [small.stats().largest_free_block_bytes]
+    for nbytes in (11 * MIB, 11 * MIB - 512):
+        large = caching()
+        large.allocate_raw(nbytes)
+        found.append(current(large, "allocated_bytes"))
+    return found
