@@ -45,4 +45,5 @@ html_title = f"bfc {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_show_copyright = False  # nobody is named
 html_copy_source = False

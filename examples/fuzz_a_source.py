@@ -26,4 +26,4 @@ class Fuzzed(AllocatorMachine):
 
 
 TestFuzzed = Fuzzed.TestCase
-TestFuzzed.settings = hypothesis.settings(max_examples=20, deadline=None)
+TestFuzzed.settings = hypothesis.settings(TestFuzzed.settings, max_examples=20)

@@ -1,7 +1,7 @@
 // An allocator of bfc for a program in C++ that is not Python's: `bfc::open` starts an interpreter in this process, once,
 // and returns the table of C functions. From then on any thread may call the table, and needs to know nothing of Python.
 //
-//     c++ -std=c++17 engine.cpp -I<bfc.get_include()> $(python3-config --includes) $(python3-config --embed --ldflags)
+//     c++ -std=c++17 -pthread engine.cpp -I<bfc.get_include()> $(python3-config --includes --embed --ldflags)
 //
 // The interpreter must find bfc: set PYTHONPATH to the folder that has it, or install it for that Python. It stays
 // until the process ends. docs/design/without-python.md says why an allocator needs one, and what it costs.

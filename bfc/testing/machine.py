@@ -56,8 +56,9 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     Notes
     -----
-    `TestMine.settings` is Hypothesis' `settings(max_examples=..., stateful_step_count=...)`. A
-    failure shrinks to a few lines that repeat it.
+    `TestMine.settings` is Hypothesis' `settings`: without a deadline and health checks at first.
+    `settings(TestMine.settings, max_examples=..., stateful_step_count=...)` leaves it so. A failure
+    shrinks to a few lines that repeat it.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 /* A module of Python in C that takes its memory from an allocator of bfc, by the table of C functions.
  *
- *   $ cc -shared -fPIC frames.c -o frames.so -I$(python -c "import bfc; print(bfc.get_include())") $(python3-config --includes)
+ *   $ INCLUDE=$(python -c "import bfc; print(bfc.get_include())")
+ *   $ cc -shared -fPIC frames.c -o frames.so -I$INCLUDE $(python3-config --includes)
  *   $ python use_frames.py
  *   3 frames of 6 MiB hold 18 MiB
  *   nothing is left
