@@ -57,7 +57,8 @@ cdef struct Region:
     uint64_t end
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
 
-cdef extern from "bins.hpp" namespace "bfc" nogil:
+# What stands in forward.hpp has a header of its own (bins.hpp, usage.hpp, ...), which the modules that look inside name.
+cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct FreeChunk:
         uint64_t size
         uint64_t address
@@ -100,7 +101,7 @@ cdef extern from "owners.hpp" namespace "bfc" nogil:
         void grew(const Chunk* chunk, uint64_t by)
         cbool copy(vector[uint64_t]& out)
 
-cdef extern from "usage.hpp" namespace "bfc" nogil:
+cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef cppclass Gauge:
         int64_t current
         int64_t peak
@@ -138,7 +139,7 @@ cdef extern from "usage.hpp" namespace "bfc" nogil:
     const int ACTIVE "bfc::kActive"
     const int ACTIVE_BYTES "bfc::kActiveBytes"
 
-cdef extern from "history.hpp" namespace "bfc" nogil:
+cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef enum HistoryAction:
         HISTORY_ALLOC "bfc::kAlloc"
         HISTORY_FREE_REQUESTED "bfc::kFreeRequested"
@@ -167,7 +168,7 @@ cdef extern from "history.hpp" namespace "bfc" nogil:
         size_t size()
         cbool copy(vector[HistoryRecord]& out)
 
-cdef extern from "timeline.hpp" namespace "bfc" nogil:
+cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct TimelineRow:
         uint64_t event
         uint64_t live
@@ -188,7 +189,7 @@ cdef extern from "timeline.hpp" namespace "bfc" nogil:
         void note_extreme(const TimelineRow& now, cbool rises)
         const vector[TimelineRow]& finish()
 
-cdef extern from "window.hpp" namespace "bfc" nogil:
+cdef extern from "forward.hpp" namespace "bfc" nogil:
     const uint32_t NO_PAGE "bfc::kNoPage"
 
     cdef cppclass Window:

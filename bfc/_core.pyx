@@ -7,6 +7,17 @@ from libc.string cimport memmove, memset
 
 from bfc.interpreter.stubs import SignatureOfStub
 
+cdef extern from "bins.hpp":
+    pass
+cdef extern from "history.hpp":
+    pass
+cdef extern from "timeline.hpp":
+    pass
+cdef extern from "usage.hpp":
+    pass
+cdef extern from "window.hpp":
+    pass
+
 cdef extern from *:
     """
     #include <cstdint>

@@ -14,6 +14,9 @@ from bfc._core cimport (
 from bfc.allocators._pages cimport Pages
 from bfc.allocators._page_use cimport list_pages
 
+cdef extern from "history.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region_row "bfc::try_push_back"(vector[RegionRow]& items, const RegionRow& item) noexcept
     cbool try_push_chunk_row "bfc::try_push_back"(vector[ChunkRow]& items, const ChunkRow& item) noexcept

@@ -5,6 +5,13 @@ from libcpp cimport bool as cbool
 
 from bfc._core cimport FREE, HISTORY_ALLOC, NO_CHUNK, BinSet, Chunk, ChunkHandle, Pool
 
+cdef extern from "history.hpp":
+    pass
+cdef extern from "usage.hpp":
+    pass
+cdef extern from "window.hpp":
+    pass
+
 
 cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil:
     """The free bytes right behind a chunk, unless a stream may still use them (TensorFlow's behaviour, 2.9)."""

@@ -14,6 +14,11 @@ from bfc._core cimport (
 from bfc.allocators._ranges cimport IS_GROWING
 from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, View
 
+cdef extern from "bins.hpp":
+    pass
+cdef extern from "window.hpp":
+    pass
+
 cdef extern from "usage.hpp" namespace "bfc" nogil:
     const int ACTIVE "bfc::kActive"
     const int ACTIVE_BYTES "bfc::kActiveBytes"

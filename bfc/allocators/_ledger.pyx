@@ -22,6 +22,15 @@ from bfc.errors import AsleepError, InvalidPointerError, InvariantError, PagesIn
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.streams import is_queue as _is_queue
 
+cdef extern from "bins.hpp":
+    pass
+cdef extern from "history.hpp":
+    pass
+cdef extern from "usage.hpp":
+    pass
+cdef extern from "window.hpp":
+    pass
+
 
 def _by_falling_bytes(item):
     return -item[1], item[0]

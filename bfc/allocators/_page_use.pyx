@@ -14,6 +14,9 @@ from bfc._core cimport (
 )
 from bfc.allocators._pages cimport Pages, Run, View
 
+cdef extern from "window.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_page "bfc::try_push_back"(vector[uint32_t]& items, const uint32_t& item) noexcept
     cbool try_push_count "bfc::try_push_back"(vector[uint64_t]& items, const uint64_t& item) noexcept

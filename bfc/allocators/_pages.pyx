@@ -22,6 +22,13 @@ from bfc._core cimport (
 )
 from bfc.allocators._ranges cimport carve, has_records, make_free
 
+cdef extern from "bins.hpp":
+    pass
+cdef extern from "usage.hpp":
+    pass
+cdef extern from "window.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
     cbool try_push_page "bfc::try_push_back"(vector[PageRecord]& items, const PageRecord& item) noexcept

@@ -18,6 +18,9 @@ from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 from bfc.errors import ClosedError, out_of_host_memory
 
+cdef extern from "timeline.hpp":
+    pass
+
 cdef extern from "debug.h":
     const int BFC_DEBUG
 

@@ -17,6 +17,13 @@ from bfc._core cimport (
     UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
 )
 
+cdef extern from "bins.hpp":
+    pass
+cdef extern from "history.hpp":
+    pass
+cdef extern from "usage.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 

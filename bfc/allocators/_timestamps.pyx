@@ -8,6 +8,9 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport DELETED, FREE, Bins, Chunk, ChunkHandle, Pool
 
+cdef extern from "bins.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
 

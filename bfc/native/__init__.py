@@ -11,6 +11,7 @@ Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In orde
     number_map.hpp    a map of numbers that come from a file
     ints.hpp          plain ints, read without calling Python
     pages.hpp         pages that a driver can register
+    forward.hpp       the names of what stands behind pointers
     bins.hpp          free chunks by size and address
     starts.hpp        chunks in use by address
     torch_sizes.hpp   PyTorch's arithmetic of sizes

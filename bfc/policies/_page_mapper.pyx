@@ -24,6 +24,9 @@ from bfc.policies._sleep cimport Sleeper
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 
+cdef extern from "window.hpp":
+    pass
+
 
 cdef uint64_t stream_to_ask(const Lane* lane) noexcept nogil:
     """The stream to ask whether work in a lane is done. A handle that names another stream in each thread cannot be

@@ -22,6 +22,11 @@ from bfc.pytorch import words
 from bfc.snapshots.columns import HistoryColumns
 from bfc.snapshots.snapshot import Frame, entries_from
 
+cdef extern from "history.hpp":
+    pass
+cdef extern from "usage.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 

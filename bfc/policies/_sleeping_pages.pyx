@@ -20,6 +20,9 @@ from bfc.policies._stitching cimport Stitching
 
 from bfc.errors import SubAllocatorError
 
+cdef extern from "window.hpp":
+    pass
+
 
 cdef int add_pages(Nap nap, Run run, set seen) except -1:
     """Adds a run to a nap, and those of its pages that are new to it."""

@@ -21,6 +21,9 @@ from bfc.policies._page_mapper cimport Retired
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 
+cdef extern from "window.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
 

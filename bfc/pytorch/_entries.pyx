@@ -11,6 +11,9 @@ from bfc._core cimport HISTORY_OOM, HISTORY_SEGMENT_FREE, HISTORY_SEGMENT_UNMAP
 
 from bfc.pytorch import words
 
+cdef extern from "history.hpp":
+    pass
+
 cdef extern from "past.hpp" namespace "bfc":
     cdef cppclass Past:
         Past() except +

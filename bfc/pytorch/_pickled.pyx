@@ -10,6 +10,9 @@ from bfc.pytorch._entries cimport ASLEEP, IN_RANGE, ChunkRow, Columns, RegionRow
 
 from bfc.pytorch import words
 
+cdef extern from "history.hpp":
+    pass
+
 cdef extern from "pickle.hpp" namespace "bfc":
     cdef cppclass Pickle:
         Pickle() except +
