@@ -107,7 +107,7 @@ DIRECTIVES = {
     "embedsignature": True,
     "embedsignature.format": "clinic",
     "annotation_typing": False,
-    "auto_pickle": False,  # nothing compiled is pickled, and what would refuse it took a tenth of a build
+    "auto_pickle": False,  # no allocator is pickled; what says so took a tenth of a build
 }
 
 #: What nearly every module includes: half of what the compiler's front end had to read.

@@ -57,7 +57,7 @@ cdef struct Region:
     uint64_t end
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
 
-# What stands in forward.hpp has a header of its own (bins.hpp, usage.hpp, ...), which the modules that look inside name.
+# What stands in forward.hpp has a header of its own (bins.hpp, ...), which the modules that look inside name.
 cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct FreeChunk:
         uint64_t size

@@ -7,20 +7,13 @@ from libc.string cimport memmove, memset
 
 from bfc.interpreter.stubs import SignatureOfStub
 
-cdef extern from "bins.hpp":
-    pass
-cdef extern from "history.hpp":
-    pass
-cdef extern from "timeline.hpp":
-    pass
-cdef extern from "usage.hpp":
-    pass
-cdef extern from "window.hpp":
-    pass
-
 cdef extern from *:
     """
     #include <cstdint>
+    #include "history.hpp"
+    #include "timeline.hpp"
+    #include "usage.hpp"
+    #include "window.hpp"
 
     static inline int64_t bfc_count_up(int64_t* value) { return __atomic_add_fetch(value, 1, __ATOMIC_RELAXED); }
 
@@ -84,6 +77,7 @@ cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogi
             and one.thread == other.thread)
 
 
+@cython.auto_pickle(True)    # a plain number, which could always be pickled
 cdef class SharedCounter:
     """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
 

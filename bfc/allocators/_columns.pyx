@@ -16,6 +16,8 @@ from bfc.allocators._page_use cimport list_pages
 
 cdef extern from "history.hpp":
     pass
+cdef extern from "window.hpp":
+    pass
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region_row "bfc::try_push_back"(vector[RegionRow]& items, const RegionRow& item) noexcept

@@ -40,10 +40,7 @@ class Run:
     @property
     def peak_bytes_reserved(self) -> int: ...
     def play(
-        self,
-        progress: Callable[[int], None] | None = None,
-        rebuilt: int = 0,
-        give_up: bool = False,
+        self, progress: Callable[[int], None] | None = None, rebuilt: int = 0, give_up: bool = False
     ) -> bool:
         """Runs every event; `progress(events done)` is called now and then. What is live at the end stays live; after
         an error nothing does.

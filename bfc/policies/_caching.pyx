@@ -142,8 +142,8 @@ cdef class CachingAllocator(PagedAllocator):
 
     Notes
     -----
-    Any thread may use it. Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11; docs/design/differences.md lists where it
-    differs on purpose.
+    Any thread may use it. Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11;
+    docs/design/differences.md lists where it differs on purpose.
 
     Examples
     --------

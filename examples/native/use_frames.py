@@ -1,6 +1,6 @@
 """Gives the module frames.c an allocator; frames.c says how to compile it."""
 
-import frames
+import frames  # type: ignore[import-not-found]  # compiled from frames.c
 
 import bfc
 from bfc.integrations.torch_backend import capsule

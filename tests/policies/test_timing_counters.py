@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 import numpy as np
+import pytest
 from own_interpreter import SECONDS, run
 
 import bfc
@@ -49,3 +51,11 @@ def test_a_counter_shared_by_two_threads_loses_no_count(make_allocator) -> None:
     for thread in threads:
         thread.join()
     assert counter.next() == 2 * frees + 1
+
+
+def test_a_counter_can_be_pickled_and_an_allocator_cannot() -> None:
+    counter = bfc.SharedCounter()
+    counter.next()
+    assert pickle.loads(pickle.dumps(counter)).next() == 2
+    with pytest.raises(TypeError, match=r"cannot pickle .*BFCAllocator"):
+        pickle.dumps(bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB")))
