@@ -81,8 +81,8 @@ tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python,
 test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a build by the oldest Cython that serves
 	cd build/oldest && PYTHONPATH=$(CURDIR)/build/oldest $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser"
 
-soak: $(VENV)/tests $(VENV)/built ## compare random histories with the models for SOAK_SECONDS (3600), on all cores
-	$(BIN)/python tests/soak.py
+soak: $(VENV)/clients $(VENV)/built ## play random histories for SOAK_SECONDS (3600) on all cores, and say how many operations this machine has done; SOAK="places marks" plays only those
+	nice $(BIN)/python tests/soak.py $(SOAK)
 
 soak-torch: .venv-torch/built ## compare random programs of tensors on OpenCL with the CPU for SOAK_SECONDS (3600)
 	.venv-torch/bin/python tests/torch_opencl/soak_torch.py

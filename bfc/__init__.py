@@ -20,15 +20,20 @@ lines above it. In order:
 
 from importlib.util import find_spec as _find_spec
 
+from bfc.interpreter.subinterpreters import is_subinterpreter as _is_subinterpreter
+
 if _find_spec("bfc._core") is None:
     raise ImportError(
         f"{__path__[0]} is not compiled: run `make dev` in the checkout, or `pip install .` there "
         "and leave its folder before the import"
     )
 
-from bfc.interpreter.subinterpreters import refuse as _refuse_subinterpreters
-
-_refuse_subinterpreters()
+if _is_subinterpreter():
+    # Calls that need Python take the GIL with PyGILState_Ensure, which would wait for ever there.
+    raise ImportError(
+        "bfc cannot be used in a subinterpreter: import it in the main interpreter, or in a "
+        "process of its own (under mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
+    )
 
 try:
     from bfc import cuda, integrations, opencl, pinned

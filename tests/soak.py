@@ -1,13 +1,18 @@
-"""Random histories of both policies beside their slow models, on every core, for as long as it is
-told: `SOAK_SECONDS=3600 make soak`. Prints the seed that it begins with, how far it came, and the
-line that repeats what went wrong.
+"""Random histories against models and invariants, on every core, for as long as it is told.
 
-`python tests/soak.py --bfc SEED` and `--caching PROFILE SEED` repeat one history.
+`SOAK_SECONDS=3600 make soak` plays all fuzzers by turns, and `SOAK="places marks" make soak` those
+that it names. It prints the line that repeats what went wrong, and at the end how many operations
+this machine has done in all. The account is `soak.json` in the folder of `bfc.compiling.cache`.
+
+`python tests/soak.py --again FUZZER SEED` repeats one history, and `--account` prints the account.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import json
 import multiprocessing
 import os
 import random
@@ -15,20 +20,26 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).parents[1])]
 
+import soak_native  # noqa: E402
 from caching_subject import Ours  # noqa: E402
+from soak_mixed import mixed  # noqa: E402
 from strategies import play  # noqa: E402
 from torch_histories import BROKEN, EXPANDABLE, PROFILES, first_difference, make_history  # noqa: E402
 
+from bfc.compiling import cache  # noqa: E402
 from bfc.testing.torch_model import TorchModel  # noqa: E402
 
 BFC_STEPS, CHECK_EVERY = 2000, 100
 CACHING = [*PROFILES, *EXPANDABLE, *BROKEN]
+Done = dict[str, list[float]]  # by fuzzer: operations, seconds, faults
 
 
 def soak_bfc(seed: int) -> int:
@@ -37,7 +48,8 @@ def soak_bfc(seed: int) -> int:
     return BFC_STEPS
 
 
-def soak_caching(profile: str, seed: int) -> int:
+def soak_caching(seed: int) -> int:
+    profile = CACHING[seed % len(CACHING)]
     history = make_history(profile, seed)
     model = TorchModel if profile in PROFILES else partial(TorchModel, rolls_back=True)
     difference = first_difference(history, model, Ours)
@@ -45,60 +57,141 @@ def soak_caching(profile: str, seed: int) -> int:
     return len(history.operations)
 
 
-def history_of(number: int) -> tuple[Callable[[], int], str]:
-    """A history by its number, and how to repeat it alone: the two policies take turns."""
-    if number % 2:
-        return lambda: soak_bfc(number), f"--bfc {number}"
-    profile = CACHING[number // 2 % len(CACHING)]
-    return lambda: soak_caching(profile, number), f"--caching {profile} {number}"
+#: Each plays the history of a seed, and returns how many operations of it were verified; and how.
+FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
+    "bfc": (soak_bfc, "every answer and chunk, beside TensorFlow's policy in Python"),
+    "caching": (soak_caching, "every answer and statistic, beside PyTorch's policy in Python"),
+    "places": (soak_native.places, "every address, refusal and statistic, beside a model in C++"),
+    "marks": (soak_native.marks, "no two blocks share a byte, on all policies; books at intervals"),
+    "hostile": (soak_native.hostile, "the same on sources that fail and streams that are held"),
+    "threads": (soak_native.threads, "the same with native threads on one allocator"),
+    "forks": (soak_native.forks, "the same while children are forked, and in them"),
+    "mixed": (mixed, "threads, scrapes, forks and pools that close, in one process"),
+}
 
 
-def work(first: int, step: int, until: float, results: multiprocessing.Queue[object]) -> None:
-    """Every step-th history from the first on."""
-    done = {0: 0, 1: 0}
+# -- the account -----------------------------------------------------------------------------------
+
+
+def added(done: Done) -> Done:
+    """Adds to the account of this machine, and returns it."""
+    path = cache() / "soak.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        file.seek(0)
+        account: Done = json.loads(file.read() or "{}")
+        for name, figures in done.items():
+            before = account.get(name, [0, 0, 0])
+            account[name] = [one + more for one, more in zip(before, figures, strict=True)]
+        file.truncate(0)
+        file.write(json.dumps(account))
+    return account
+
+
+def table(done: Done) -> str:
+    total = [sum(figures) for figures in zip(*done.values(), strict=True)] or [0, 0, 0]
+    rows = [*sorted(done.items()), ("all", total)]
+    lines = [f"{'fuzzer':10}{'operations':>18}{'seconds':>10}{'a second':>12}{'faults':>8}"]
+    for name, (operations, seconds, faults) in rows:
+        rate = operations / seconds if seconds else 0
+        lines.append(f"{name:10}{operations:18,.0f}{seconds:10,.0f}{rate:12,.0f}{faults:8.0f}")
+    return "\n".join(lines)
+
+
+# -- the workers -----------------------------------------------------------------------------------
+
+
+def work(names: Sequence[str], first: int, step: int, until: float, report: Connection) -> None:
+    """Every step-th history from the first on. Each is reported before it begins and at its end, so
+    that one that crashes is known."""
     number = first
     while time.monotonic() < until:
-        run, again = history_of(number)
+        name = names[number % len(names)]
+        report.send((name, number, None))
+        before, fault = time.monotonic(), ""
         try:
-            done[number % 2] += run()
+            operations = FUZZERS[name][0](number)
         except BaseException:
-            results.put(f"{traceback.format_exc()}\nagain: python tests/soak.py {again}")
-            return
+            operations, fault = 0, traceback.format_exc()
+        report.send((name, number, (operations, time.monotonic() - before, fault)))
         number += step
-    results.put(done)
 
 
-def soak(seconds: float, first: int) -> int:
-    workers = os.cpu_count() or 1
-    print(f"histories from {first} on, {seconds:g} s on {workers} cores", flush=True)
-    results: multiprocessing.Queue[object] = multiprocessing.Queue()
+class Worker:
+    def __init__(self, *arguments: Any) -> None:
+        self.reports, report = multiprocessing.Pipe(duplex=False)
+        self.process = multiprocessing.Process(target=work, args=(*arguments, report))
+        self.process.start()
+        report.close()
+        self.history = ("", 0)
+        self.is_playing = False
+
+
+def soak(names: Sequence[str], seconds: float, first: int) -> int:
+    """How many histories went wrong."""
+    count = os.cpu_count() or 1
+    print(
+        f"{', '.join(names)}: histories from {first} on, {seconds:g} s on {count} cores", flush=True
+    )
+    step = next(
+        n for n in range(count, count + len(names)) if (n - 1) % len(names) == 0
+    )  # takes turns
     until = time.monotonic() + seconds
-    odd = workers | 1  # so that each worker takes both policies by turns
-    for number in range(workers):
-        arguments = (first + number, odd, until, results)
-        multiprocessing.Process(target=work, args=arguments).start()
-    answers = [results.get() for _ in range(workers)]
-    faults = [answer for answer in answers if isinstance(answer, str)]
-    print(*faults, sep="\n")
-    done = [answer for answer in answers if isinstance(answer, dict)]
-    for parity, policy in ((1, "BFC"), (0, "caching")):
-        print(f"{policy}: {sum(one[parity] for one in done):,} operations agree with the model")
-    return len(faults)
+    workers = [Worker(names, first + n, step, until) for n in range(count)]
+    done: Done = {}
+    while workers:
+        for reports in wait([worker.reports for worker in workers]):
+            worker = next(worker for worker in workers if worker.reports is reports)
+            if not heard(worker, done):
+                worker.process.join()
+                workers.remove(worker)
+    print(table(done), "", "this machine in all:", table(added({})), sep="\n")
+    return int(sum(faults for *_, faults in done.values()))
+
+
+def heard(worker: Worker, done: Done) -> bool:
+    """Takes a report, and puts it into the account. False at the worker's end."""
+    try:
+        name, number, end = worker.reports.recv()
+    except EOFError:
+        if not worker.is_playing:
+            return False
+        worker.process.join()
+        end = (0, 0.0, f"the process ended with {worker.process.exitcode}")
+        name, number = worker.history
+    worker.history, worker.is_playing = (name, number), end is None
+    if end is None:
+        return True
+    operations, seconds, fault = end
+    figures = done.setdefault(name, [0, 0, 0])
+    one = [operations, seconds, bool(fault)]
+    figures[:] = [before + more for before, more in zip(figures, one, strict=True)]
+    added({name: one})
+    if fault:
+        print(f"{fault}\nagain: python tests/soak.py --again {name} {number}", flush=True)
+    return True
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--bfc", type=int, metavar="SEED")
-    parser.add_argument("--caching", nargs=2, metavar=("PROFILE", "SEED"))
+    said = "\n".join(f"  {name:10}{what}" for name, (_, what) in FUZZERS.items())
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}\nThe fuzzers, and what each verifies:\n{said}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("fuzzers", nargs="*", choices=[[], *FUZZERS], metavar="FUZZER")
+    parser.add_argument("--again", nargs=2, metavar=("FUZZER", "SEED"))
+    parser.add_argument("--account", action="store_true")
     arguments = parser.parse_args()
-    if arguments.bfc is not None:
-        soak_bfc(arguments.bfc)
-    elif arguments.caching is not None:
-        soak_caching(arguments.caching[0], int(arguments.caching[1]))
+    if arguments.account:
+        print(table(added({})))
+    elif arguments.again is not None:
+        print(f"{FUZZERS[arguments.again[0]][0](int(arguments.again[1])):,} operations")
     else:
         seconds = float(os.environ.get("SOAK_SECONDS", "3600"))
         first = int(os.environ.get("BFC_SEED") or secrets.randbits(32))
-        raise SystemExit(soak(seconds, first) > 0)
+        with contextlib.suppress(KeyboardInterrupt):
+            raise SystemExit(soak(arguments.fuzzers or [*FUZZERS], seconds, first) > 0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,13 @@ def compiled(source: Path, program: Path, options: list[str]) -> subprocess.Comp
     )
 
 
-def built_library(source: Path, folder: Path) -> Path:
+def built_library(source: Path, folder: Path, options: Sequence[str] = ()) -> Path:
     """A library for ctypes, made from a source that knows the headers of Python and of bfc."""
     if COMPILER is None:
         pytest.skip("no C++ compiler: set CXX, or install g++ or clang++")
     library = folder / f"{source.stem}.so"
     headers = [f"-I{bfc.get_include()}", f"-I{sysconfig.get_path('include')}"]
-    done = compiled(source, library, [*WARNINGS, *headers, "-shared", "-fPIC", "-pthread"])
+    every = [*WARNINGS, *headers, "-shared", "-fPIC", "-pthread", *options]
+    done = compiled(source, library, every)
     assert done.returncode == 0, done.stderr
     return library
