@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).paren
 
 import soak_native  # noqa: E402
 from caching_subject import Ours  # noqa: E402
+from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
 from strategies import play  # noqa: E402
 from torch_histories import BROKEN, EXPANDABLE, PROFILES, first_difference, make_history  # noqa: E402
@@ -68,6 +70,8 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "forks": (soak_native.forks, "the same while children are forked, and in them"),
     "mixed": (mixed, "threads, scrapes, forks and pools that close, in one process"),
 }
+if find_spec("distributed"):  # `make test-dask` installs it
+    FUZZERS["dask"] = dask, "no two blocks of a task share a byte; all is free at the end"
 
 
 # -- the account -----------------------------------------------------------------------------------

@@ -128,13 +128,13 @@ class Pools(WorkerPlugin):  # type: ignore[misc]
         RuntimeError
             If the recipe fails, or a library cannot be served.
         """
-        worker.metrics.pop(FAULT, None)
+        _set_metric(worker, FAULT, None)
         try:
             self._serve(worker)
         except Exception as error:
             self.pools.clear()
             text = f"worker {worker.address} cannot make its pools: {type(error).__name__}: {error}"
-            worker.metrics[FAULT] = lambda worker: text
+            _set_metric(worker, FAULT, lambda worker: text)
             raise RuntimeError(text) from error
 
     def _serve(self, worker: Worker) -> None:
@@ -186,8 +186,8 @@ class Pools(WorkerPlugin):  # type: ignore[misc]
             }
 
         for key, metric in ((FIGURES, read), (RMM, summed)):
-            undo.callback(_restore, worker.metrics, key, worker.metrics.get(key))
-            worker.metrics[key] = metric
+            undo.callback(_set_metric, worker, key, worker.metrics.get(key))
+            _set_metric(worker, key, metric)
 
     def teardown(self, worker: Worker) -> None:
         """Put the libraries back, and close the pools. Dask calls it.
@@ -197,17 +197,16 @@ class Pools(WorkerPlugin):  # type: ignore[misc]
         worker : distributed.Worker
             The worker.
         """
-        worker.metrics.pop(FAULT, None)
+        _set_metric(worker, FAULT, None)
         cleanup, self._cleanup = self._cleanup, ExitStack()
         cleanup.close()
         self.pools.clear()
 
 
-def _restore(metrics: dict[str, Any], key: str, before: Any) -> None:
-    if before is None:
-        metrics.pop(key, None)
-    else:
-        metrics[key] = before
+def _set_metric(worker: Worker, key: str, metric: Callable[..., Any] | None) -> None:
+    """In a new dict: a heartbeat that awaits another metric is in the middle of the old one."""
+    others = {name: one for name, one in worker.metrics.items() if name != key}
+    worker.metrics = others if metric is None else others | {key: metric}
 
 
 def pool(device: str | None = None) -> Allocator:

@@ -439,6 +439,19 @@ def test_figures_never_raise_and_are_then_the_last_that_were_known() -> None:
     assert pool.closed
 
 
+def test_a_heartbeat_may_be_in_the_middle_when_the_plugin_comes_and_goes() -> None:
+    """It awaits metrics one by one, and logged "dictionary changed size during iteration"."""
+    worker = SimpleNamespace(
+        metrics={"one": len, "two": len}, address="tcp://127.0.0.1:1", executors={}
+    )
+    plugin = Pools(lambda: bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB")))
+    for change in (plugin.setup, plugin.teardown):
+        heartbeat = iter(worker.metrics.items())
+        next(heartbeat)
+        change(worker)
+        assert list(heartbeat)
+
+
 # Addresses --------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import bfc
@@ -140,3 +141,22 @@ def whose_memory() -> bool:
     from bfc.integrations.cuda_core import is_ours
 
     return is_ours(Device(0))
+
+
+def churn(seed: int, rounds: int = 300) -> int:
+    """Takes and gives back, and says how many calls that was: no two blocks may share a byte."""
+    dice, live, calls = random.Random(seed), [], 0
+    for _ in range(rounds):
+        buffer = pools.pool().allocate(dice.randrange(1, 100_000))
+        first, last = buffer.ptr, buffer.ptr + buffer.nbytes
+        assert not [
+            other for other in live if other.ptr < last and first < other.ptr + other.nbytes
+        ]
+        live.append(buffer)
+        while len(live) > dice.randrange(20):
+            live.pop(dice.randrange(len(live))).free()
+            calls += 1
+        calls += 1
+    for buffer in live:
+        buffer.free()
+    return calls + len(live)
