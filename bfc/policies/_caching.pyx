@@ -37,11 +37,6 @@ from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_mem
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
 
-cdef extern from "history.hpp":
-    pass
-cdef extern from "usage.hpp":
-    pass
-
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
 
