@@ -39,6 +39,9 @@ from bfc.units import format_bytes, parse_bytes
 cdef extern from "debug.h":
     const int BFC_DEBUG
 
+cdef extern from "history.hpp":
+    pass
+
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 

@@ -373,7 +373,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return self.into_buffer(buffer, handle, size, stream)
 
     @cython.final
-    cdef Buffer into_buffer(self, Buffer buffer, uint32_t handle, uint64_t size, stream):
+    cdef inline Buffer into_buffer(self, Buffer buffer, uint32_t handle, uint64_t size, stream):
         cdef uint64_t on = HOST_STREAM
         if handle == NO_BLOCK:
             become(buffer, self, 0, 0, 0, 0, on)
@@ -401,7 +401,8 @@ cdef class PinnedAllocator(PinnedBooks):
             self.free_block(handle, allocation_id)
             raise
 
-    cdef uint32_t take(self, uint64_t nbytes) except? 0xFFFFFFFE:
+    @cython.final
+    cdef inline uint32_t take(self, uint64_t nbytes) except? 0xFFFFFFFE:
         """A live block for `nbytes` bytes; NO_BLOCK for 0."""
         cdef uint32_t handle = self.try_to_take(nbytes)
         if handle == NO_BLOCK and nbytes:
@@ -411,7 +412,7 @@ cdef class PinnedAllocator(PinnedBooks):
         return handle
 
     @cython.final
-    cdef uint32_t try_to_take(self, uint64_t nbytes) except? 0xFFFFFFFE:
+    cdef inline uint32_t try_to_take(self, uint64_t nbytes) except? 0xFFFFFFFE:
         """A live block for `nbytes` bytes; NO_BLOCK for 0, and where there is no room."""
         cdef uint32_t handle
         cdef uint64_t size

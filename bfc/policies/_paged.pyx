@@ -33,6 +33,8 @@ from bfc.errors import ClosedError, InvariantError, out_of_host_memory
 from bfc.suballocators.base import SubAllocator, check_mapping_members, checked_memory_info
 from bfc.units import format_bytes, parse_bytes
 
+cdef extern from "history.hpp":
+    pass
 cdef extern from "debug.h":
     const int BFC_DEBUG
 
@@ -490,6 +492,7 @@ cdef class PagedAllocator(Allocator):
         path : str or os.PathLike
             The file to write. See `Snapshot.dump`.
         """
+        self.require_set_up()
         self.snapshot().dump(path)
 
     cdef object columns_of(self, vector[HistoryRecord]& records):
