@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import bfc
 from bfc.browser.data import data_of
 from bfc.browser.kinds import KINDS, kinds_of
 from bfc.browser.lives import lives_of
+from bfc.cli.miniature import record
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))
 TORCH = "/usr/lib/python3/dist-packages/torch"
@@ -110,9 +109,8 @@ def test_an_owner_who_says_it_is_believed() -> None:
 
 
 def test_the_guess_of_a_training_is_right_about_most_of_its_peak(tmp_path: Path) -> None:
-    """The owners of the example say what is what. Without them, most is found."""
-    path = Path(__file__).parents[2] / "examples" / "training_in_miniature.py"
-    subprocess.run([sys.executable, str(path), str(tmp_path / "run.pickle")], check=True)
+    """The owners of the demo say what is what. Without them, most is found."""
+    record(tmp_path / "run.pickle")
     trace = bfc.Trace.from_torch(tmp_path / "run.pickle")
     columns = trace.op, trace.id, trace.size, trace.stream
     bare = bfc.Trace(*columns, stack=trace.stack, frames=trace.frames, stacks=trace.stacks)
