@@ -85,7 +85,8 @@ def test_recordings_of_strangers(name: str):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_traces(seed: int):
-    """Also where nothing fits on the device."""
+    """Also where nothing can fit on the device: then there are two rows that everybody compares
+    with."""
     dice = random.Random(seed)
     trace = churn(
         dice.choice([20, 100]),
@@ -94,7 +95,9 @@ def test_random_traces(seed: int):
         largest=dice.choice([24, 200]) << 20,
         seed=seed,
     )
-    assert assert_true(trace, dice.choice([0.9, 1.05, 1.2])) >= 3
+    part = dice.choice([0.9, 1.05, 1.2])
+    found = assert_true(trace, part)
+    assert found == 2 if part < 1 else found >= 3
 
 
 def test_a_trace_with_releases_of_what_is_cached():
