@@ -113,7 +113,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.browser import segments
 from bfc.browser.kinds import KINDS, TEMPORARY_WITHIN
-from bfc.browser.lives import Lives, live_bytes, lives_of
+from bfc.browser.lives import Lives, lives_of
 from bfc.browser.packed import packed
 from bfc.browser.painted import groups_of
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
@@ -364,7 +364,7 @@ def _subject(name: str, trace: Trace) -> Subject:
     lives = lives_of(trace)
     columns = trace.op, trace.id, trace.size, trace.stream
     bare = Trace(*columns, meta=trace.meta) if trace.owners else trace
-    live, peak = live_bytes(trace, lives), trace.fullest_event()
+    live, peak = trace._live().astype("int64"), trace.fullest_event()
     return Subject(name, trace, bare, lives, groups_of(trace, lives, peak), live, peak)
 
 

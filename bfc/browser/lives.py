@@ -93,15 +93,3 @@ def lives_of(trace: Trace) -> Lives:
         if trace.stack is None
         else trace.stack[born].astype(np.int64),
     )
-
-
-def live_bytes(trace: Trace, lives: Lives) -> NDArray[np.int64]:
-    """The bytes that are live after each event, as asked for."""
-    import numpy as np
-
-    change = np.zeros(len(trace), np.int64)
-    size = lives.size.astype(np.int64)
-    change[lives.born] = size
-    freed = lives.died >= 0
-    change[lives.died[freed]] = -size[freed]
-    return np.cumsum(change, out=change)

@@ -260,6 +260,7 @@ class Trace:
         _check_extra(extra, len(ops), {"owner": len(names), "stack": len(tree)})
         self._op, self._id, self._size, self._stream = ops, ids, sizes, streams
         self._numbers, self._number_count = numbers, count
+        self._freed_at: NDArray[np.int64] | None = None
         self._extra, self._owners, self._frames, self._stacks = extra, names, table, tree
         self.meta = meta
 
@@ -428,11 +429,15 @@ class Trace:
         >>> trace.peak_bytes_live(), trace.fullest_event()
         (1300, 1)
         """
-        return int(self._live()[self.fullest_event()]) if len(self) else 0
+        start = max(self.beginning.events - 1, 0)
+        return int(self._live()[start:].max(initial=0))
 
     def _frees(self) -> NDArray[np.int64]:
-        """The event that frees what each event allocates; -1 where nothing does."""
-        return frees_of(self.op, self._numbers)
+        """The event that frees what each event allocates; -1 where nothing does. It takes a sort,
+        so it is kept: the events never change."""
+        if self._freed_at is None:
+            self._freed_at = frees_of(self.op, self._numbers)
+        return self._freed_at
 
     def _gaps(self) -> NDArray[np.bool_]:
         """Which events allocate or free a gap of the rebuilt beginning."""
