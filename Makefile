@@ -8,6 +8,9 @@ MODULES := setup.py $(shell find bfc -name '*.pyx' -o -name '*.pxd' -o -name '*.
 BUILT_FROM := $(MODULES) bfc_pytest.py $(shell find bfc -name '*.py' -o -name '*.pyi' -o -name '*.c')
 
 PARALLEL := -n $(shell nproc) --dist worksteal
+EVERY := -m "not peers and not browser"
+QUICK := -m "not long and not peers and not browser"
+LONG := -m "long and not peers and not browser"
 
 ifdef OFFLINE
 MAKE_VENV := $(PYTHON) -m venv --system-site-packages --without-pip
@@ -18,7 +21,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-gpu test-dask test-torch test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu stubs lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-gpu test-dask test-torch test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -34,14 +37,18 @@ demo: $(VENV)/built ## find the settings under which a training fits, and compar
 	@echo
 	$(BIN)/python examples/stitching.py
 
-test: $(VENV)/clients $(VENV)/built ## run the tests (CUDA on an emulated driver, with the libraries that share a pool on top), or those of ARGS=tests/cli
-	$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser" $(ARGS)
+test: $(VENV)/clients $(VENV)/built ## run the tests, but for what takes long (CUDA on an emulated driver, with the libraries that share a pool on top), or those of ARGS=tests/cli
+	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(QUICK) $(ARGS)
+
+test-all: test ## the same, then what takes long, and the rules of the repository's files
+	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(LONG) $(ARGS) || [ $$? -eq 5 ]   # nothing of ARGS takes long
+	$(if $(ARGS),,$(BIN)/python -m pytest -q tests/repo)
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
-	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest -m "not peers and not browser" tests/cuda tests/copying/test_gpu.py
+	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest $(EVERY) tests/cuda tests/copying/test_gpu.py
 
 test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on clusters of Dask: processes on this machine, with simulated and emulated devices
-	BFC_TEST_DASK=1 $(BIN)/python -m pytest -m "not peers and not browser" tests/dask
+	BFC_TEST_DASK=1 $(BIN)/python -m pytest $(EVERY) tests/dask
 
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest -m "not peers" tests/torch_opencl
@@ -58,16 +65,21 @@ test-browser: $(VENV)/tests $(VENV)/built build/$(AXE)/axe.min.js ## run the tes
 	$(BIN)/python -m pytest -m browser tests/browser
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) -m "not peers and not browser" --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
+	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) $(EVERY) --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m pytest -m peers
 
+# Of other builds: all tests of what allocates, and of everything else those that take no long time.
+ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned policies))
+PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL)
+
 # A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays.
-READERS := $(patsubst %,--ignore=tests/%,browser cli house study)
+READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents repo study)
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
-	cd build/check && BFC_DEBUG=2 PYTHONPATH=$(CURDIR)/build/check $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) $(READERS) -m "not peers and not browser"
+	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)
+	$(call PYTEST_ON,check,BFC_DEBUG=2) $(QUICK) $(READERS) $(ALLOCATING:%=--ignore=%)
 
 asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most under AddressSanitizer and UndefinedBehaviorSanitizer
 	cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
@@ -79,7 +91,8 @@ tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python,
 		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr $(NO_ASLR) $(CURDIR)/$(BIN)/python -m pytest -q -s $(THREAD_TESTS)
 
 test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a build by the oldest Cython that serves
-	cd build/oldest && PYTHONPATH=$(CURDIR)/build/oldest $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL) -m "not peers and not browser"
+	$(call PYTEST_ON,oldest) $(EVERY) $(ALLOCATING)
+	$(call PYTEST_ON,oldest) $(QUICK) $(ALLOCATING:%=--ignore=%)
 
 soak: $(VENV)/clients $(VENV)/built ## play random histories for SOAK_SECONDS (3600) on all cores, and say how many operations this machine has done; SOAK="places marks" plays only those
 	nice $(BIN)/python tests/soak.py $(SOAK)
@@ -111,14 +124,12 @@ bench-gpu: $(VENV)/clients $(VENV)/built ## measure on a GPU: a cache hit throug
 	$(BIN)/python -m bench.integrations
 	$(BIN)/python -m bench.gpu_mapping
 
-stubs: $(VENV)/linters $(VENV)/built ## copy the docstrings of the compiled modules into their stubs
-	$(BIN)/python tests/helpers/stub_docstrings.py
-
-lint: $(VENV)/linters $(VENV)/built ## format and lint: ruff, mypy, cython-lint
+lint: $(VENV)/linters $(VENV)/clients $(VENV)/built ## format and lint: ruff, mypy, cython-lint, and the rules of the repository's files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint bfc   # which looks for pycodestyle on the path
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/repo
 
 docs: $(VENV)/writers $(VENV)/built ## build the site in build/docs; what Sphinx warns of is an error
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/docs-parsed docs build/docs
@@ -200,7 +211,7 @@ build/check/built: $(BUILT_FROM) | $(VENV)/built
 SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -g1
 CORE_TESTS := tests/native/test_bins.py tests/snapshots/test_snapshot.py tests/buffers/test_buffer.py tests/trace/test_trace.py \
 	$(patsubst %,tests/allocators/test_%.py,allocator finalisers many streams) \
-	$(patsubst %,tests/policies/test_%.py,bfc_beside_its_model growth stitching stitching_reach tensorflow_behaviour) \
+	$(patsubst %,tests/policies/test_%.py,bfc_beside_its_model growth tensorflow_behaviour) tests/mapping/test_stitching.py tests/mapping/test_stitching_reach.py \
 	$(patsubst %,tests/policies/test_%.py,caching_failing_devices caching_history caching_recorded caching_retries differences_from_pytorch) \
 	tests/pinned/test_pytorch_behaviour.py tests/copying/test_host.py tests/copying/test_layout.py
 

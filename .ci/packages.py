@@ -43,7 +43,7 @@ ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
 GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!testing/)(?!.*/extension\.cpp$).*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
-import pathlib, sys, bfc
+import inspect, pathlib, sys, bfc
 assert "numpy" not in sys.modules
 allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
 with allocator.allocate("1 MiB") as buffer:
@@ -52,6 +52,8 @@ gpu = bfc.BFCAllocator(bfc.SimulatedSubAllocator("4 GiB"))
 assert bfc.Trace.load(sys.argv[1]).replay(gpu).failed == 0
 gpu.check()
 assert (pathlib.Path(bfc.get_include()) / "bfc_torch_allocator.hpp").is_file()
+stub = (pathlib.Path(bfc.__file__).parent / "policies/_bfc.pyi").read_text()
+assert inspect.getdoc(bfc.BFCAllocator).splitlines()[0] in stub, "its stubs have no docstrings"
 """
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import bfc
 from bench.histories import TRACES, chosen
 from bench.report import machine, say
-from bfc.study import points
-from bfc.study.points import Point, replay
+from bfc.study import candidates
+from bfc.study.candidates import Point, replay
 from bfc.study.search import GRAIN
 
 #: The device, as a part of what is live at most.
@@ -65,7 +65,7 @@ def traces() -> dict[str, bfc.Trace]:
 def whole_grid(trace: bfc.Trace, device: int, live: int) -> tuple[tuple[int, str], int]:
     """The smallest device of the grid with its settings, and how many replays that took."""
     best, replays = (device, "nothing fits"), 0
-    for point in points.grid():
+    for point in candidates.grid():
         replays += 1
         if not replay(trace, point, best[0]).completes:
             continue

@@ -29,8 +29,8 @@ from typing import Any
 import bfc
 from bench.histories import TRACES
 from bench.report import machine, say, spread
-from bfc.study import points
-from bfc.study.points import Outcome
+from bfc.study import candidates
+from bfc.study.candidates import Outcome
 from bfc.study.workers import Replays, Task
 
 REPLAYS, PASSES, GOAL = 2_000, 3, 1.7
@@ -41,9 +41,9 @@ PARTS = (1.03, 1.1, 1.3, 2.0)
 
 def tasks(trace: bfc.Trace, count: int) -> list[Task]:
     """Different replays, `count` of them."""
-    live = points.replay(trace, points.Point(points.CACHING, ""), 1 << 50).peak_live
+    live = candidates.replay(trace, candidates.Point(candidates.CACHING, ""), 1 << 50).peak_live
     sizes = [int(live * part) for part in PARTS]
-    return list(itertools.islice(itertools.product(points.grid(), sizes), count))
+    return list(itertools.islice(itertools.product(candidates.grid(), sizes), count))
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,25 @@
 """How fast a memory snapshot of PyTorch is read, and in how much memory.
 
-    python -m bench.torch_pickles [--megabytes 100]
+    python -m bench.torch_pickles [--megabytes 40]
 
 writes a snapshot as a training step's history would be, in PyTorch's own form: an entry for each
 allocation and for both halves of each free, some 670 frames in all, in Python and in C++, and a
 list of 17 to 69 of them for every allocation and every free, made anew each time. Recorded files
-that we have seen are like that: about 39 frames a list, 165 bytes an entry. Then a process of its
-own reads it. What it reports is the time of `Trace.from_torch`, and the most memory that the
-process had.
+that we have seen are like that: about 39 frames a list, 165 bytes an entry. A second snapshot has
+an empty list in place of each, as a history recorded with `context=None` has.
+
+Then a process of its own reads it. What it reports is the time of `Trace.from_torch`, and the most
+memory that the process had. Last, `bfc advise` is run on it with two processes of its own, and what
+all three have at once is the sum of their shares (PSS), looked at every 10 ms.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,8 +32,11 @@ import bfc
 
 MIB = 1 << 20
 SEGMENT = 20 * MIB
-#: What a file has for each entry, roughly.
-BYTES_AN_ENTRY = 165
+#: What a file has for each entry, roughly, with stacks and without.
+BYTES_AN_ENTRY = {True: 165, False: 74}
+#: More than the made run takes, so that `bfc advise` answers soon.
+DEVICE = "64GiB"
+FOLDER = Path(__file__).parents[1]
 
 Frame = dict[str, Any]
 
@@ -68,10 +75,11 @@ def _stacks(dice: random.Random) -> Iterator[list[Frame]]:
         yield list(dice.choice(kinds))
 
 
-def snapshot(entries: int, seed: int = 0) -> dict[str, Any]:
+def snapshot(entries: int, has_stacks: bool = True, seed: int = 0) -> dict[str, Any]:
     """A snapshot with a history of so many entries, or a few more."""
     dice = random.Random(seed)
-    stacks = _stacks(dice)
+    none: list[Frame] = []  # PyTorch writes one list for all, too
+    stacks = _stacks(dice) if has_stacks else itertools.repeat(none)
     base, count = 1 << 45, 400
     history: list[dict[str, Any]] = []
     held: dict[int, tuple[int, list[Frame]]] = {}
@@ -141,10 +149,11 @@ def _segment(address: int, live: tuple[int, list[Frame]] | None) -> dict[str, An
     }
 
 
-def write(path: Path, megabytes: float) -> int:
+def write(path: Path, megabytes: float, has_stacks: bool = True) -> int:
     """Writes a snapshot of about that size. Returns its bytes."""
+    entries = int(megabytes * 1e6 / BYTES_AN_ENTRY[has_stacks])
     with path.open("wb") as file:
-        pickle.dump(snapshot(int(megabytes * 1e6 / BYTES_AN_ENTRY)), file, protocol=4)
+        pickle.dump(snapshot(entries, has_stacks), file, protocol=4)
     return path.stat().st_size
 
 
@@ -153,39 +162,81 @@ def read(path: Path, frames: bool) -> tuple[int, float, int]:
     begun = time.perf_counter()
     trace = bfc.Trace.from_torch(path, frames=frames)
     seconds = time.perf_counter() - begun
-    return len(trace), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not from getrusage: what a process had before its exec counts there.
+    status = Path("/proc/self/status").read_text().split()
+    return len(trace), seconds, int(status[status.index("VmHWM:") + 1]) * 1024
 
 
 def read_apart(path: Path, frames: bool) -> tuple[int, float, int]:
     """The same in a process of its own, which has held nothing else."""
     command = [sys.executable, "-m", "bench.torch_pickles", "--read", str(path)]
     command += [] if frames else ["--without-frames"]
-    folder = Path(__file__).parents[1]
-    said = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, text=True).stdout
     events, seconds, peak = said.split()
     return int(events), float(seconds), int(peak)
+
+
+def advise_apart(path: Path) -> tuple[float, int]:
+    """The seconds of `bfc advise` with two processes, and the most memory of it and them."""
+    command = [sys.executable, "-m", "bfc", "advise", str(path), "--device", DEVICE, "--jobs", "2"]
+    begun, most = time.perf_counter(), 0
+    with subprocess.Popen(
+        command, cwd=FOLDER, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None:
+            most = max(most, sum(map(_share, _family(process.pid))))
+            time.sleep(0.01)
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"bfc advise has ended with {process.returncode}")
+    return time.perf_counter() - begun, most
+
+
+def _family(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    found = [pid]
+    for parent in found:  # grows meanwhile
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+            found += map(int, children.split())
+    return found
+
+
+def _share(pid: int) -> int:
+    """A process's own memory and its share of what it has in common with others, in bytes."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints what reading took."""
     parser = argparse.ArgumentParser(prog="python -m bench.torch_pickles")
-    parser.add_argument("--megabytes", type=float, default=100)
+    parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--without-frames", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.read is not None:
         print(*read(chosen.read, not chosen.without_frames))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "memory.pickle")
-        size = write(path, chosen.megabytes)
-        print(f"{'':18}{'MB':>8}{'events':>10}{'seconds':>9}{'peak MB':>9}{'of its size':>13}")
-        for name, frames in (("with frames", True), ("without frames", False)):
-            events, seconds, peak = read_apart(path, frames)
-            print(
-                f"{name:18}{size / 1e6:8.1f}{events:10}{seconds:9.2f}{peak / 1e6:9.1f}"
-                f"{peak / size:13.2f}"
-            )
+    print(f"{'':36}{'MB':>8}{'events':>10}{'seconds':>9}{'peak MB':>9}{'of its size':>13}")
+    for kind, has_stacks in (("stacks", True), ("no stacks", False)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "memory.pickle")
+            size = write(path, chosen.megabytes, has_stacks)
+            for name, frames in (("from_torch", True), ("from_torch, frames=False", False)):
+                events, seconds, peak = read_apart(path, frames)
+                _say(f"{kind}: {name}", size, events, seconds, peak)
+            seconds, peak = advise_apart(path)
+            _say(f"{kind}: bfc advise, 2 processes", size, events, seconds, peak)
+
+
+def _say(name: str, size: int, events: int, seconds: float, peak: int) -> None:
+    print(
+        f"{name:36}{size / 1e6:8.1f}{events:10}{seconds:9.2f}{peak / 1e6:9.1f}{peak / size:13.2f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

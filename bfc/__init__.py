@@ -10,6 +10,7 @@ lines above it. In order:
     cuda.py, pytorch/, suballocators/             PyTorch's terms; where regions come from
     snapshots/, buffers/
     allocators/                                   the code that the policies share
+    mapping/                                      memory that is mapped to addresses
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     integrations/, study/                         other libraries; policies compared

@@ -27,7 +27,7 @@ cdef enum ChunkState:
     WAITING                         # freed by its owner, while another stream may still use it
     UNMAPPED                        # reserved addresses without memory; in no bin, and not merged with free chunks
     LEAVING                         # free memory of a range that is being unmapped, or that could not be; in no bin
-    ABSENT                          # its pages are in use at other addresses; in no bin, and not merged with anything
+    MAPPED_ELSEWHERE                # its pages are in use at other addresses; in no bin, and not merged with anything
 
 cdef struct Chunk:                  # 64 bytes, one cache line
     uint64_t ptr
@@ -47,7 +47,6 @@ cdef enum:
     INDEXED = 0x200                 # its address is in the table of starts
     EXPORTED = 0x400                # another object holds a view of its memory
     COUNTED = 0x800                 # set and cleared while the lock is held, to detect a chunk that is listed twice
-    LEFT_BEHIND = 0x1000            # its free was left to a later call, but the list of such frees had no room for it
     TRACED = 0x2000                 # Python's tracemalloc knows of it
     OWNER_SHIFT = 16                # from this bit up: its owner's number while it is in use or WAITING; 0: nobody
     MARKS = 0xFFFF2000              # TRACED and the owner: the bits that are cleared when the chunk goes out of use
@@ -85,6 +84,33 @@ cdef extern from "starts.hpp" namespace "bfc" nogil:
         void erase(uint64_t address, uint32_t handle)
         size_t count()
         size_t bytes()
+
+cdef extern from "reasons.hpp" namespace "bfc" nogil:
+    cdef cppclass Reasons:
+        cbool none()
+        cbool has(uint32_t any_of)
+        void put(uint32_t bit, cbool is_set)
+
+cdef extern from "pending_frees.hpp" namespace "bfc" nogil:
+    cdef enum PendingReason:
+        LOCK_TAKEN "bfc::kLockTaken"
+        NOT_IDLE "bfc::kNotIdle"
+        HOST_MEMORY_GONE "bfc::kNoHostMemory"
+        DEVICE_FAILED "bfc::kDeviceFailed"
+
+    cdef struct PendingFree:
+        ChunkHandle handle
+        uint32_t reason
+        int64_t allocation_id
+
+    cdef cppclass PendingFrees:
+        void attach(Reasons* reasons, uint32_t bit)
+        cbool reserve(size_t chunks)
+        void add(ChunkHandle handle, int64_t allocation_id, uint32_t reason)
+        size_t take(PendingFree* out, size_t room)
+        size_t due()
+        void try_failed_again()
+        void clear()
 
 cdef extern from "owners.hpp" namespace "bfc" nogil:
     cdef struct Tracing:
@@ -324,6 +350,7 @@ cdef class Pool:
     cdef vector[BinSet] bin_sets
     cdef cmap[uint64_t, Region] regions  # by end address
     cdef OwnedBytes owned               # the bytes in use by the owner's number
+    cdef PendingFrees pending           # frees that were left to a later call: it has room for one a chunk
     cdef int64_t next_allocation_id
     cdef int64_t release_id             # the allocation_id in the history of segments freed by emptying the cache; or 0
     cdef Counters counters

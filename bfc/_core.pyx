@@ -932,6 +932,8 @@ cdef class Pool:
         capacity = min(capacity, <size_t>NO_HOST_MEMORY)
         if capacity == self.chunk_capacity:
             return False
+        if not self.pending.reserve(capacity):
+            return False
         cdef size_t bytes = capacity * sizeof(Chunk) + CACHE_LINE
         cdef char* block = <char*>realloc(self.chunk_block, bytes)
         if block == NULL:

@@ -37,14 +37,33 @@ Simulated = Callable[..., bfc.SimulatedSubAllocator]
 MakeAllocator = Callable[..., bfc.BFCAllocator]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "peers: compares with compiled upstreams; needs their wheels"
-    )
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
+def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as a shell starts jobs in the background: the tests of Ctrl-C would be ignored with it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`long` is also what is slow, and each instance of a sampled test but some."""
+    sampled: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker("long")
+        elif item.get_closest_marker("sampled"):
+            sampled.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for instances in sampled.values():
+        mark = instances[0].get_closest_marker("sampled")
+        assert mark is not None
+        for item in all_but(instances, *mark.args, **mark.kwargs):
+            item.add_marker("long")
+
+
+def all_but(instances: list[pytest.Item], n: int = 3) -> list[pytest.Item]:
+    """All but n: the first, the last, and what stands evenly between them."""
+    last = len(instances) - 1
+    kept = {0} if n == 1 else {round(i * last / (n - 1)) for i in range(n)}
+    return [item for i, item in enumerate(instances) if i not in kept]
 
 
 def pytest_collection_finish() -> None:
@@ -60,8 +79,18 @@ def pytest_report_header() -> str | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, object]:
-    return fail_in_ci((yield))
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, object]:
+    """No garbage is collected while a report is written. CPython 3.11's `ast.parse`, which finds
+    the lines of a traceback, raises SystemError where a finaliser raises inside it: the traceback
+    of that is formatted at once, which parses its lines, too. The whole run would end."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        report = yield
+    finally:
+        if is_enabled:
+            gc.enable()
+    return fail_in_ci(report)
 
 
 @pytest.hookimpl(wrapper=True)

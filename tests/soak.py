@@ -33,6 +33,7 @@ import soak_native  # noqa: E402
 from caching_subject import Ours  # noqa: E402
 from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
+from soak_pinned import pinned  # noqa: E402
 from strategies import play  # noqa: E402
 from torch_histories import BROKEN, EXPANDABLE, PROFILES, first_difference, make_history  # noqa: E402
 
@@ -68,6 +69,7 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "hostile": (soak_native.hostile, "the same on sources that fail and streams that are held"),
     "threads": (soak_native.threads, "the same with native threads on one allocator"),
     "forks": (soak_native.forks, "the same while children are forked, and in them"),
+    "pinned": (pinned, "the same on pinned memory, with two of Python's threads"),
     "mixed": (mixed, "threads, scrapes, forks and pools that close, in one process"),
 }
 if find_spec("distributed"):  # `make test-dask` installs it

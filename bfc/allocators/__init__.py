@@ -8,12 +8,14 @@ _page_use.pyx      which pages are used through which addresses, and how much of
 _columns.pyx       what a snapshot copies
 _invariants.pyx    what must hold of a pool, recounted
 _lock.pxd          the lock around a pool
+_reasons.pxd       why a call has more to do than ask the pool
+_reading.pyx       what can be read from a pool
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
-_ledger.pyx        a pool behind a lock, and what can be read from it
+_recorder.pyx      what a history writes down, and what PyTorch's policy counts
 _fences.pyx        marks in the queues of streams, and what waits behind them
 _frees.pyx         frees: at once, from finalisers, after fences
 _tags.pyx          which tag an allocation belongs to, and which tags sleep
-_allocator.pyx     allocations: hits, misses, regions
+_allocator.pyx     the allocator: hits, misses, frees, regions, and what a user can see
 _without_gil.pyx   for callers that must not take the GIL
 _play.pyx          a trace, replayed in one compiled loop
 """

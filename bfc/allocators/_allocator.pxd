@@ -5,10 +5,14 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc._core cimport NO_HOST_MEMORY, ChunkHandle, Lane, Pool, Region
-from bfc.allocators._lock cimport Shown
-from bfc.allocators._source cimport Asking, Taken
-from bfc.allocators._tags cimport Tagged
+from bfc._core cimport NO_HOST_MEMORY, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
+from bfc.buffers._buffer cimport Buffer, Owner
+from bfc.allocators._lock cimport Lock, Shown
+from bfc.allocators._source cimport Asking, Source, Taken
+from bfc.allocators._recorder cimport Recorder
+from bfc.allocators._fences cimport Fences
+from bfc.allocators._frees cimport Frees
+from bfc.allocators._tags cimport Tags
 
 cdef struct Request:
     uint64_t nbytes             # as asked
@@ -49,16 +53,33 @@ cdef inline cbool note_hit(Pool pool, ChunkHandle handle, Placement* placed) noe
     return True
 
 
-cdef class Allocator(Tagged):
-    cdef readonly bint strict
-    cdef readonly double retry_seconds
-    cdef object home_stream_object
-    cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
-    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
+cdef class Allocator(Owner):
+    cdef Lock lock
+    cdef Reasons reasons                # why an allocation or a free has more to do than ask the pool
+    cdef Pool pool
+    cdef Source source                  # where its regions come from
+    cdef Fences fences                  # streams that use memory, and what was freed and waits for them
+    cdef Frees frees                    # how memory comes back
+    cdef Tags tags                      # which parts of its memory can sleep, each for itself
+    cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
 
+    cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
+    cdef object home_stream_object
+    cdef uint64_t default_stream_alias
+    cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread
+    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
+    cdef bint by_stream                 # free chunks are kept apart by stream, and no stream is the home stream
     cdef bint may_be_unordered          # whether some stream may run its work in any order: the sub-allocator knows
 
+    cdef uint64_t limit
+    cdef bint is_closed
+    cdef bint is_abandoned              # garbage-collected, but views of its memory remain
+    cdef readonly bint strict
+    cdef readonly double retry_seconds
+    cdef int64_t live_buffers
+    cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
     cdef Shown[int] last_fault          # what the last allocation without the GIL failed with
+    cdef object __weakref__
 
     # What a policy overrides: the request that it makes of so many bytes (`set_request`); where that may be placed,
     # with the lock held (`place`, `find`); what to do if nothing fits (`place_after_miss`), and what else to try where
@@ -74,47 +95,72 @@ cdef class Allocator(Tagged):
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
-    cdef int give_up_ranges(self) except -1     # when it closes
-    cdef int64_t mark_release(self) except -1
-    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF
-    cdef object against_pieces(self)
-    cdef int poll(self) except -1       # asks the fences of other streams, before an allocation
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
+    cdef int check_alignment(self, uint64_t alignment) except -1
     cdef int check_tag(self, Request* request) except -1    # refuses a request for a tag that cannot be had now
     cdef int set_freed_before(self, Request* request, object freed_before) except -1
+    cdef object settings_now(self)
+    cdef object against_pieces(self)
 
-    # Called only where `must_look` is set, without the lock. An error of `allocated` frees the memory again.
-    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1
+    # What an allocator that maps memory overrides.
+    cdef int give_up_ranges(self) except -1     # when it closes
+    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t bytes_not_released(self) noexcept
+    cdef uint64_t bytes_asleep(self) noexcept
+    cdef object put_to_sleep(self, dict ways)       # `ways`: way by Tag
+    cdef int wake_up(self, list tags, object fill) except -1
+    cdef int check_books(self) except -1
+
+    cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
+    cdef int set_home_stream(self, stream) except -1
+    cdef void acquire(self) noexcept nogil
+    cdef void give_way(self) noexcept nogil
+    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil
+    cdef bint is_unordered(self, uint64_t stream) except -1
+
+    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
+                                 Placement* placed) except? 0xFFFFFFFFFFFFFFFF
+    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
+                                Placement* placed) except -1
+    cdef int set_owner_of(self, Request* request) except -1
+    cdef int check_contiguous(self, Request* request) except -1
+    cdef int take_back(self, Placement* placed) except -1
+    cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
+    cdef void trace_allocation(self, Placement* placed) noexcept
+    cdef bint keeps_history(self) noexcept
+
+    cdef int attempt(self, Request* request, Placement* placed) except -1
+    cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
+    cdef int after_miss(self, Request* request, Placement* placed) except -1
+    cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
+    cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
+    cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
+    cdef object refusal_of(self, Request* request)
+    cdef tuple memory_of_device(self)
+
+    cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
+    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
+    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil
+    cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil
+    cdef Buffer own_buffer(self, Buffer buffer)
+    cdef int hand_over(self, ChunkHandle handle) except -1
+
+    cdef int free_at_once(self, uint64_t address) except -1
+    cdef int free_address(self, uint64_t address) except -1
+    cdef object undo_at(self, uint64_t address)
 
     cdef bint hits_are_plain(self, uint64_t on) except -1
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on, uint32_t owner) noexcept
-
-    cdef int set_owner_of(self, Request* request) except -1
-    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
-    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
-                                 Placement* placed) except? 0xFFFFFFFFFFFFFFFF
-    cdef int check_alignment(self, uint64_t alignment) except -1
-    cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
-    cdef int set_home_stream(self, stream) except -1
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
-                                Placement* placed) except -1
-    cdef int check_contiguous(self, Request* request) except -1
-    cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
-    cdef object refusal_of(self, Request* request)
-    cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
-    cdef int take_back(self, Placement* placed) except -1
-    cdef void trace_allocation(self, Placement* placed) noexcept
-    cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
-    cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
-    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
-    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil
-    cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
-    cdef int attempt(self, Request* request, Placement* placed) except -1
-    cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
-    cdef int after_miss(self, Request* request, Placement* placed) except -1
-    cdef int hand_over(self, ChunkHandle handle) except -1
+    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
+    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                           size_t i) noexcept
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil
     cdef int refuse_region(self, Region* block, Taken taken, cbool closed) except -1 with gil
+
+    cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned)
+    cdef object look(self, bint with_history, bint noted)

@@ -1,4 +1,5 @@
-"""Allocators: what a user holds. Rules of this module (docs/design/threads.md has the reasons):
+"""Allocators: what a user holds. Where the pool, a policy and a sub-allocator meet. Rules of this module
+(docs/design/threads.md has the reasons):
 
 - the lock is held only around calls into the pool, which run no Python and call no device;
 - a sub-allocator is called with no lock held, after the bytes asked for have been set aside from the limit;
@@ -13,27 +14,49 @@ from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
+from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
 
 from bfc.interpreter._exit cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport (
-    HISTORY_ALLOC, INDEXED, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, Tracing,
+    COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_SNAPSHOT, IN_USE, INDEXED, LOCK_TAKEN, MARKS, NO_CHUNK, NO_HOST_MEMORY,
+    NO_LANE, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, Pool, Region, Tracing,
 )
-from bfc.buffers._arguments cimport alignment_from, size_from, sizes_from, small_int
+from bfc.buffers._arguments cimport (
+    address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
+)
 from bfc.buffers._current cimport current_stream, scopes_open
-from bfc.buffers._owners cimport owner_here, owners_used
-from bfc.buffers._buffer cimport HOST_STREAM, Buffer, become
-from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators._source cimport ADDED, OVERLAPS, Taken
-from bfc.allocators._fences cimport some_wait
-from bfc.allocators._frees cimport BETWEEN_OTHERS, is_quiet
-from bfc.allocators._tags cimport TAG_POOLS, Tagged
+from bfc.buffers._owners cimport owner_here, owner_names, owners_used, step_here
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, Owner, become
+from bfc.allocators._columns cimport (
+    ChunkRow, RegionRow, bytes_of_chunks, bytes_of_pages, bytes_of_regions, copy_columns,
+)
+from bfc.allocators._invariants cimport first_fault
+from bfc.allocators._lock cimport acquire_lock, let_others_on
+from bfc.allocators._reasons cimport (
+    FREES_DEFERRED, FREES_PENDING, FREES_WAIT, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY,
+)
+from bfc.allocators._reading cimport (
+    bytes_by_name, chunk_at, count_bookkeeping, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
+)
+from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
+from bfc.allocators._recorder cimport Recorder, new_history
+from bfc.allocators._fences cimport Fences, some_use
+from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, QUERY, Frees, report_unraisable
+from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of
 
-from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
+from bfc.allocators._frees import PUT_OFF as _PUT_OFF, VIEWED as _VIEWED
+from bfc.errors import (
+    AsleepError, ClosedError, InvalidPointerError, InvariantError, SubAllocatorError, out_of_host_memory,
+)
+from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
-from bfc.suballocators.base import SubAllocator, check_members, resolve_limit
+from bfc.streams import is_queue as _is_queue
+from bfc.suballocators.base import SubAllocator, check_members, checked_memory_info, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
 cdef extern from "debug.h":
@@ -41,11 +64,13 @@ cdef extern from "debug.h":
 
 cdef extern from "history.hpp":
     pass
+cdef extern from "usage.hpp":
+    pass
 
 cdef extern from "nothrow.hpp" namespace "bfc" nogil:
     cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
-cdef extern from "wait.hpp" namespace "bfc" nogil:
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
 cdef extern from "Python.h":
@@ -65,6 +90,7 @@ _RETRY_POLL_SECONDS = 0.001
 
 cdef enum:
     _STREAMS_REMEMBERED = 1024
+    BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
 
 
 cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
@@ -86,8 +112,17 @@ cdef object closed():
     return ClosedError("this allocator is closed")
 
 
+cdef int refuse_queue(stream, device) except -1:
+    """Refuses an OpenCL queue where a CUDA stream is needed: the driver would take its address for a stream."""
+    if device.kind.startswith("cuda") and _is_queue(stream):
+        raise TypeError(f"memory on {device} takes CUDA streams, not a {type(stream).__name__}: pass a CUDA stream "
+                        f"as stream= (a bfc.use_stream around the call may have set this one)")
+    return 0
+
+
+# In a garbage cycle buffers may be finalised after their allocator, so the collector must leave the pool in place.
 @cython.no_gc_clear
-cdef class Allocator(Tagged):
+cdef class Allocator(Owner):
     """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
 
     Attributes
@@ -102,6 +137,18 @@ cdef class Allocator(Tagged):
     Any thread may call any method. Every method that changes something raises MemoryError if the
     host has no memory for the bookkeeping; nothing has changed then.
     """
+
+    def __cinit__(self, *args, **kwargs):
+        self.is_closed = True   # until it is set up
+        self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
+        self.source = Source()
+        self.source.stand_behind(&self.lock, self.pool)
+        self.fences = Fences()
+        self.frees = Frees()
+        self.frees.attach(&self.lock, self.pool, self.source, self.fences, &self.reasons, &self.is_closed)
+        self.tags = Tags()
+        self.tags.attach(&self.lock, &self.reasons)
+        self.recorder = Recorder()
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:
@@ -127,7 +174,6 @@ cdef class Allocator(Tagged):
         self.strict = strict
         self.device = sub_allocator.device
         self.host_accessible = sub_allocator.host_accessible
-        self.source_is_python = self.source.native == NULL
         return 0
 
     cdef int set_home_stream(self, stream) except -1:
@@ -145,10 +191,41 @@ cdef class Allocator(Tagged):
                 raise ValueError(f"memory of {self.sub_allocator!r} belongs to the host: name streams in allocate() "
                                  f"and record_stream(), not here")
             self.home_stream = HOST_STREAM
+        self.frees.home_stream = self.home_stream
         return 0
 
     cdef bint is_unordered(self, uint64_t stream) except -1:
+        """Whether memory freed on a stream may still be in use by work that was queued there before, because the
+        stream runs its work in any order. Raises SubAllocatorError if it is not a stream."""
         return self.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
+
+    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
+        """A stream's handle. The default stream has several handles; always returns the same one of them."""
+        if stream is None:
+            return 0
+        cdef uint64_t handle = stream_from(stream)
+        if not PyLong_CheckExact(stream):
+            self.require_set_up()
+            refuse_queue(stream, self.sub_allocator.device)
+        return 0 if handle == self.default_stream_alias else handle
+
+    @cython.final
+    cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil:
+        """Whether a handle names another stream in each thread."""
+        cdef uint64_t handle
+        for handle in self.thread_streams:
+            if handle == stream:
+                return True
+        return False
+
+    @cython.final
+    cdef void acquire(self) noexcept nogil:
+        """Takes the lock. Callers may hold the GIL or not."""
+        acquire_lock(self.lock)
+
+    cdef void give_way(self) noexcept nogil:
+        """Releases the lock if other threads wait for it, and takes it again. The caller holds it."""
+        let_others_on(self.lock)
 
     # -- what a policy overrides --------------------------------------------------------------------------------------
 
@@ -187,10 +264,6 @@ cdef class Allocator(Tagged):
     cdef int give_up_ranges(self) except -1:
         return 0
 
-    cdef int64_t mark_release(self) except -1:
-        """The number that a history has for what goes back because the program empties the cache; 0: none is kept."""
-        return 0
-
     cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
         """Gives back what is mapped and free. Returns the bytes."""
         return 0
@@ -199,23 +272,40 @@ cdef class Allocator(Tagged):
         """The policy's remedies against fragmentation that are not in use, for the advice in an OutOfMemoryError."""
         return ""
 
-    cdef int poll(self) except -1:
-        return self.catch_up()
-
-    cdef int was_refused(self, Request* request) except -1:
+    cdef uint64_t bytes_not_released(self) noexcept:
+        """The bytes of pages that the sub-allocator failed to release, and that still count as reserved."""
         return 0
 
+    cdef uint64_t bytes_asleep(self) noexcept:
+        """The bytes that must be mapped to wake everything that sleeps."""
+        return 0
+
+    cdef object settings_now(self):
+        """The settings of PyTorch's policy; None for another policy."""
+        return None
+
+    cdef object put_to_sleep(self, dict ways):
+        raise no_mapping(self)
+
+    cdef int wake_up(self, list tags, object fill) except -1:
+        return 0    # none of them sleeps
+
+    cdef int was_refused(self, Request* request) except -1:
+        if self.pool.history == NULL or request.refused:
+            return 0
+        device_free, _total = self.memory_of_device()
+        request.lane.stream = request.stream
+        return self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane,
+                                          request.owner)
+
     cdef bint plays_alone(self) except -1:
-        return True
+        return not self.reasons.has(FREES_DEFERRED)
 
     cdef int check_tag(self, Request* request) except -1:
-        return self.refuse_if_asleep(request.tag)
+        return self.tags.refuse_if_asleep(request.tag)
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
-
-    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
-        return 0
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
@@ -430,7 +520,7 @@ cdef class Allocator(Tagged):
     @cython.final
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
         """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
-        if nbytes == 0 or not is_quiet(self):
+        if nbytes == 0 or not self.reasons.none():
             return False
         if on != self.home_stream and (not self.by_stream or self.may_be_unordered or on == self.default_stream_alias):
             return False
@@ -447,7 +537,7 @@ cdef class Allocator(Tagged):
     cdef int take_back(self, Placement* placed) except -1:
         """Frees an allocation whose address cannot be returned: Python has no memory for the int."""
         PyErr_Clear()
-        raise self.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
+        raise self.frees.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
 
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
                                 Placement* placed) except -1:
@@ -459,14 +549,14 @@ cdef class Allocator(Tagged):
             self.set_freed_before(&request, freed_before)
         if owners_used:
             self.set_owner_of(&request)
-        if self.tags_open:
-            request.tag = self.tag_here()
+        if self.tags.scopes_open:
+            request.tag = self.tags.here(self)
             if request.tag:
                 self.check_tag(&request)
         if how & CONTIGUOUS:
             request.contiguous = True
             self.check_contiguous(&request)
-        cdef uint64_t seen = self.frees.get()
+        cdef uint64_t seen = self.frees.count.get()
         cdef uint64_t changes = self.source.changes.get()
         self.attempt(&request, placed)
         if placed.handle == NO_CHUNK and size:
@@ -477,7 +567,7 @@ cdef class Allocator(Tagged):
                 raise self.refusal_of(&request)
         if on != self.home_stream and size and (unordered or not self.by_stream):
             self.leave_home(placed, on, stream)
-        if self.must_look and placed.allocation_id:
+        if self.reasons.has(IS_TOLD) and placed.allocation_id:
             self.announce(placed, changes)
         return 0
 
@@ -497,21 +587,25 @@ cdef class Allocator(Tagged):
         """Refuses a request that must be one physical allocation if the allocator cannot tell whether a chunk is one.
         """
         if request.tag:
-            raise ValueError(f"memory of tag {self.tag_of_pool(TAG_POOLS, request.tag)!r} is mapped, so that it can "
-                             f"sleep, and is not one physical allocation: allocate contiguous memory outside of it")
+            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
+            raise ValueError(f"memory of tag {name!r} is mapped, so that it can sleep, and is not one physical "
+                             f"allocation: allocate contiguous memory outside of it")
         if self.source.joins_regions:
             raise ValueError(f"this allocator joins the regions of {self.sub_allocator!r} that lie end to end, so a "
                              f"chunk may lie in two of them: virtual_memory=True or a CachingAllocator joins none")
         return 0
 
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:
-        """Reports an allocation to the noter (a leak check) and to the policy. If one raises, frees it again."""
+        """Tells a leak check, a history and tracemalloc of an allocation. If one raises, frees it again."""
+        cdef bint region_came = self.source.changes.get() != changes_before
         try:
             if self.noter is not None:
                 self.noter(placed.allocation_id)
-            self.allocated(placed, changes_before)
+            if self.recorder.keeps_frames:
+                self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came,
+                                          step_here(self) if owners_used else None)
         except BaseException as error:
-            raise self.undo(placed.handle, placed.allocation_id) or error
+            raise self.frees.undo(placed.handle, placed.allocation_id) or error
         if self.pool.owned.tracing.domain:
             self.trace_allocation(placed)
         return 0
@@ -520,7 +614,7 @@ cdef class Allocator(Tagged):
         """Tells Python's tracemalloc of an allocation. Does nothing if the host has no memory for that."""
         cdef Chunk* chunk
         self.acquire()
-        if self.is_live_locked(placed.handle, placed.allocation_id):
+        if is_live_in(self.pool, placed.handle, placed.allocation_id):
             chunk = &self.pool.chunks[placed.handle]
             chunk.state |= TRACED
             self.pool.owned.tracing.tell(self.pool.owned.tracing.domain, chunk.ptr, chunk.size)
@@ -586,19 +680,17 @@ cdef class Allocator(Tagged):
                 self.pool.owned.tracing.forget(self.pool.owned.tracing.domain, self.pool.chunks[i].ptr)
                 self.pool.chunks[i].state &= ~<uint32_t>TRACED
         self.pool.owned.tracing = Tracing(number, track, untrack)
+        self.reasons.put(IS_TRACED, number != 0)
         self.lock.release()
-        self.must_look = self.has_more_to_do()
-
-    cdef bint has_more_to_do(self) noexcept:
-        """The value for `must_look`: whether anything besides the pool takes part in an allocation or a free."""
-        return self.noter is not None or self.pool.owned.tracing.domain or Tagged.has_more_to_do(self)
 
     def _swap_noter(self, noter):
         """From now on `noter(allocation_id)` is called after each allocation. Returns the previous
         noter, or None."""
         noter, self.noter = self.noter, noter
-        self.must_look = self.has_more_to_do()
+        self.reasons.put(HAS_NOTER, self.noter is not None)
         return noter
+
+    # -- where a hit is not enough ------------------------------------------------------------------------------------
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
         """Tries what may still help. `seen` is the count of frees before the first attempt."""
@@ -616,7 +708,7 @@ cdef class Allocator(Tagged):
         refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
         return out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
                              refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block,
-                             self.against_pieces(), self.page_use(), self._look)
+                             self.against_pieces(), pages_in_use(self.pool, self.lock), self._look)
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
         """Makes memory safe to use on a stream other than the home stream, and lets its free wait for a fence there.
@@ -632,13 +724,13 @@ cdef class Allocator(Tagged):
                     self.was_ordered(stream_id, home_frees)
             self.fences.uses(placed.allocation_id, on, stream)
         except BaseException as error:
-            raise self.undo(placed.handle, placed.allocation_id) or error
+            raise self.frees.undo(placed.handle, placed.allocation_id) or error
         return 0
 
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
         """Whether memory was freed on the home stream since another stream was last made to wait for it."""
         self.acquire()
-        home_frees[0] = self.frees.get() - self.fenced_frees
+        home_frees[0] = self.frees.count.get() - self.frees.fenced
         cdef uint64_t known = self.ordered[stream_id] if self.ordered.count(stream_id) else 0
         self.lock.release()
         return known != home_frees[0]
@@ -659,11 +751,11 @@ cdef class Allocator(Tagged):
         deadline = time.monotonic() + self.retry_seconds
         late = False
         while placed.handle == NO_CHUNK and not late:
-            while self.frees.get() == seen and not self.orphans.some() and not late:
+            while self.frees.count.get() == seen and not self.reasons.has(FREES_PENDING) and not late:
                 time.sleep(_RETRY_POLL_SECONDS)
-                self.catch_up()     # a stream that finishes counts as a free
+                self.frees.drain(0)     # a stream that finishes counts as a free
                 late = time.monotonic() >= deadline
-            seen = self.frees.get()
+            seen = self.frees.count.get()
             if freed_before is not None:
                 self.set_freed_before(request, freed_before)
             self.attempt(request, placed)
@@ -678,7 +770,8 @@ cdef class Allocator(Tagged):
             raise closed()
         if request.nbytes == 0 or request.refused:
             return 0
-        self.poll()
+        if not self.reasons.none():
+            self.frees.drain(AT_ALLOCATION)
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)
@@ -725,16 +818,16 @@ cdef class Allocator(Tagged):
         try:
             run_handlers()      # signal handlers that were deferred while the sub-allocator was called
         except BaseException as error:
-            raise self.undo(placed.handle, placed.allocation_id) or error
+            raise self.frees.undo(placed.handle, placed.allocation_id) or error
         return 0
 
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
         sub-allocator, which hold a part of the limit. Returns whether anything may have changed."""
-        cdef bint waits = not request.has_waited and (some_wait(self.fences) or self.orphans.some())
+        cdef bint waits = not request.has_waited and self.reasons.has(FREES_WAIT | FREES_PENDING)
         request.has_waited = True
         if waits:
-            self.wait_for_streams()
+            self.frees.wait_for_streams()
         cdef uint64_t ended = self.source.calls_ended.get()
         cdef bint is_inside = self.source.is_called_here()
         if request.blocked and not is_inside:
@@ -743,6 +836,125 @@ cdef class Allocator(Tagged):
             time.sleep(_RETRY_POLL_SECONDS)
         cdef uint64_t changes = self.source.changes.get() - request.asking.changes
         return waits or (request.blocked and not is_inside) or changes != seen
+
+    # -- free ---------------------------------------------------------------------------------------------------------
+
+    def deallocate_raw(self, ptr):
+        """Free the allocation at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            An address that `allocate_raw` returned. 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        BufferError
+            If another object holds a view of the memory (an array, a memoryview).
+        SubAllocatorError
+            If another stream has used the memory, and the device fails when it is asked about it.
+
+        Notes
+        -----
+        After an error the allocation is still live. Memory that other streams use is reused once they
+        have finished with it; a CachingAllocator looks for that at its next allocation.
+
+        Cost: O(log n). No device call for memory that one stream alone has used, otherwise one or two
+        for each other stream. Source: `BFCAllocator::DeallocateRaw`, TensorFlow's behaviour, 2.5.
+        """
+        cdef uint64_t address
+        if small_int(ptr, &address) and address and self.reasons.none() and self.free_at_once(address):
+            return
+        address = address_from(ptr)
+        if address == 0:
+            self.acquire()
+            self.frees.count.add(1)
+            self.lock.release()
+            return
+        self.free_address(address)
+
+    @cython.final
+    cdef int free_at_once(self, uint64_t address) except -1:
+        """The fast path of a free: one that needs nothing but the pool. Returns whether it was one."""
+        acquire_lock(self.lock)
+        cdef bint freed = self.pool.free_plain(address)
+        if freed:
+            self.frees.count.add(1)
+        self.lock.release()
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+        return freed
+
+    cdef int free_address(self, uint64_t address) except -1:
+        if self.recorder.keeps_free_frames:
+            self.recorder.keep_free_frames(chunk_at(self.pool, self.lock, address).allocation_id)
+        if self.reasons.has(FREES_PENDING):
+            self.frees.drain(0)
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.handle_of(address)
+        if handle == NO_CHUNK:
+            self.lock.release()
+            raise_invalid_pointer(self.pool, self.lock, address)
+        self.frees.free_locked(handle)
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+        return 0
+
+    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        if exiting:
+            return 0
+        if self.recorder.keeps_free_frames:
+            self.recorder.keep_free_frames(allocation_id)
+        if self.reasons.has(FREES_PENDING):
+            self.frees.drain(0)
+        self.acquire()
+        if not is_live_in(self.pool, handle, allocation_id):
+            self.lock.release()
+            if self.is_closed:
+                return 0
+            raise InvalidPointerError("this buffer's memory was freed already, through its address")
+        self.frees.free_locked(handle)
+        self.live_buffers -= 1
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+        return 0
+
+    cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        if exiting:
+            return
+        self.live_buffers -= 1
+        if some_use(self.fences) and not self.frees.fence_now(handle, allocation_id):
+            return
+        if not self.lock.try_acquire():
+            self.frees.leave(handle, allocation_id, LOCK_TAKEN)
+            return
+        cdef bint live = is_live_in(self.pool, handle, allocation_id)
+        cdef bint freed = live and self.pool.free_unshared(handle)
+        self.frees.count.add(freed)
+        self.lock.release()
+        if live and not freed:
+            self.frees.leave(handle, allocation_id, LOCK_TAKEN)
+
+    cdef object undo_at(self, uint64_t address):
+        """Frees an allocation whose address will not be returned. Returns what `Frees.undo` does."""
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.handle_of(address)
+        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+        self.lock.release()
+        if handle == NO_CHUNK:
+            return None
+        try:
+            if self.recorder.keeps_free_frames:
+                self.recorder.keep_free_frames(allocation_id)
+        except MemoryError:
+            pass
+        return self.frees.undo(handle, allocation_id)
+
+    # -- many at once -------------------------------------------------------------------------------------------------
 
     def allocate_many(self, sizes, stream=None):
         """Make one allocation for each size: all of them, or none.
@@ -815,7 +1027,7 @@ cdef class Allocator(Tagged):
     @cython.final
     cdef bint hits_are_plain(self, uint64_t on) except -1:
         """Whether a hit for this stream needs nothing but the free chunk."""
-        if not is_quiet(self):
+        if not self.reasons.none():
             return False
         return not self.is_unordered(on) if self.by_stream else on == self.home_stream
 
@@ -838,12 +1050,203 @@ cdef class Allocator(Tagged):
         self.lock.release()
         return i
 
-    cdef bint drain(self) noexcept:
-        cdef int result = -1
-        if self.source.native != NULL:
-            with nogil:
-                result = self.source.native.synchronize(self.source.native.self)
-        return result == 0
+    def deallocate_many(self, ptrs):
+        """Free the allocations at many addresses.
+
+        Parameters
+        ----------
+        ptrs : iterable of int
+            Addresses that `allocate_raw` or `allocate_many` returned. An array of 64-bit ints goes
+            fastest. 0 does nothing.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at one of them, or one appears twice. None is freed then.
+        TypeError
+            If one of them is not an int. None is freed then.
+        BufferError
+            If another object holds a view of the memory of one of them. None is freed then.
+        SubAllocatorError
+            If another stream has used the memory of one of them, and the device fails when it is asked
+            about it. That one and those after it are still live.
+
+        Notes
+        -----
+        Cost: about 20 ns an address of an array, half of `deallocate_raw` from Python.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.deallocate_many(allocator.allocate_many([256, 512, 1024]))
+        """
+        cdef vector[uint64_t] addresses
+        cdef vector[ChunkHandle] handles
+        cdef size_t i = 0
+        addresses_from(ptrs, &addresses)
+        handles.resize(addresses.size())
+        self.check_all_live(addresses, handles)
+        if self.reasons.has(FREES_PENDING):
+            self.frees.drain(0)
+        while i < addresses.size():
+            i = self.free_plain(addresses, handles, i)
+            if i < addresses.size():
+                if addresses[i]:
+                    self.free_address(addresses[i])
+                i += 1
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+
+    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1:
+        """Looks the addresses up. Raises InvalidPointerError or BufferError where one of them could not be freed, or
+        appears twice. An address of 0 may, and has no chunk."""
+        cdef uint32_t* state
+        cdef uint32_t found = 0
+        cdef size_t checked = 0, i
+        self.acquire()
+        while checked < addresses.size():
+            handles[checked] = NO_CHUNK
+            if addresses[checked]:
+                handles[checked] = self.pool.handle_of(addresses[checked])
+                if handles[checked] == NO_CHUNK:
+                    break
+                state = &self.pool.chunks[handles[checked]].state
+                found = state[0] & (COUNTED | EXPORTED)
+                if found:
+                    break
+                state[0] |= COUNTED
+            checked += 1
+        for i in range(checked):
+            if handles[i] != NO_CHUNK:
+                self.pool.chunks[handles[i]].state &= ~<uint32_t>COUNTED
+        self.lock.release()
+        if checked == addresses.size():
+            return 0
+        if found & COUNTED:
+            raise InvalidPointerError(f"{addresses[checked]:#x} appears twice in one call")
+        if found & EXPORTED:
+            raise BufferError(_VIEWED)
+        raise_invalid_pointer(self.pool, self.lock, addresses[checked])
+
+    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                           size_t i) noexcept:
+        """Frees the chunks from the i-th on under one lock. Returns the index of the first that needs more than that.
+        Since they were looked up, another thread may have freed them, and a replay, whose chunks are not indexed by
+        address, may have taken them."""
+        cdef Chunk* chunk
+        if self.recorder.keeps_free_frames:
+            return i
+        self.acquire()
+        while i < addresses.size():
+            if handles[i] != NO_CHUNK:
+                chunk = &self.pool.chunks[handles[i]]
+                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>MARKS != IN_USE | INDEXED:
+                    break
+                if not self.pool.free_chunk(handles[i]):
+                    break
+                self.frees.count.add(1)
+            i += 1
+            if i % BETWEEN_OTHERS == 0:
+                self.give_way()
+        self.lock.release()
+        return i
+
+    # -- other streams ------------------------------------------------------------------------------------------------
+
+    def record_stream(self, ptr_or_buffer, stream):
+        """Tell the allocator that another stream uses this memory.
+
+        Once freed, the memory is not reused before the work that was queued on that stream at the time
+        of the free has finished.
+
+        Parameters
+        ----------
+        ptr_or_buffer : int or Buffer
+            A live allocation: its address, its buffer, or a view of that. One of 0 bytes is ignored.
+        stream : int, stream object or None
+            The other stream; None is stream 0. The allocator's own stream is ignored. A stream object
+            is kept alive until the memory can be reused; the stream of an int must live as long.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation of this allocator is there.
+        TypeError
+            If `ptr_or_buffer` is neither an address nor a buffer, or `stream` is not a stream.
+        SubAllocatorError
+            If `stream` is not an OpenCL queue of this context, where the memory is OpenCL's.
+
+        Notes
+        -----
+        Cost: O(1), no device call; the free then asks the device about each stream that was recorded.
+        """
+        cdef uint64_t on = self.stream_of(stream)
+        self.is_unordered(on)   # raises if it is not a stream; at the free that would be too late
+        cdef uint64_t address = 0
+        cdef int64_t allocation_id
+        cdef bint elsewhere = False
+        cdef ChunkHandle handle = NO_CHUNK
+        cdef Buffer buffer
+        if isinstance(ptr_or_buffer, Buffer):
+            buffer = self.own_buffer(ptr_or_buffer)
+            if buffer.nbytes == 0:
+                return
+            handle = buffer.handle
+            allocation_id = buffer.allocation_id
+        else:
+            address = address_from(ptr_or_buffer)
+            if address == 0:
+                return
+        self.acquire()
+        if address:
+            handle = self.pool.handle_of(address)
+            allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+        elif not is_live_in(self.pool, handle, allocation_id):
+            handle = NO_CHUNK
+        if handle != NO_CHUNK:
+            elsewhere = self.is_foreign(&self.pool.chunks[handle], on)
+            if elsewhere:
+                self.pool.chunks[handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if handle == NO_CHUNK and address:
+            raise_invalid_pointer(self.pool, self.lock, address)
+        if handle == NO_CHUNK:
+            raise InvalidPointerError("this buffer's memory was freed already")
+        if elsewhere:
+            self.fences.uses(allocation_id, on, stream)
+
+    cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
+        """Whether a free of the chunk has to wait for this stream."""
+        if self.by_stream:
+            return stream != chunk.stream or self.is_of_thread(stream)
+        # a chunk that was allocated for another stream may be used on the home stream only after this call
+        return stream != self.home_stream or chunk.stream != self.home_stream
+
+    cdef Buffer own_buffer(self, Buffer buffer):
+        """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's."""
+        while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
+            buffer = (<BufferView>buffer).base
+        if buffer.owner is not self or (buffer.allocation_id == 0 and buffer.nbytes):
+            raise InvalidPointerError("this buffer was freed, or comes from another allocator")
+        return buffer
+
+    cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
+        cdef uint64_t on = self.stream_of(consumer)
+        cdef bint live
+        if on == made_on and not self.is_of_thread(on):
+            return NO_CONSUMER
+        self.acquire()
+        live = is_live_in(self.pool, handle, allocation_id)
+        if live:
+            self.pool.chunks[handle].state |= USED_ELSEWHERE
+        self.lock.release()
+        if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
+            self.sub_allocator.order(made_on, on)
+        return on if live else NO_CONSUMER
+
+    cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
+        self.frees.consumer_left(allocation_id, stream)
 
     cdef int hand_over(self, ChunkHandle handle) except -1:
         """Indexes a chunk by its address and records its stream. A replay allocates chunks by handle, without either.
@@ -921,8 +1324,8 @@ cdef class Allocator(Tagged):
         """
         cdef vector[Region] regions
         cdef uint64_t released
-        self.settle(again=True)
-        cdef int64_t mark = self.mark_release()
+        self.frees.drain(QUERY | AGAIN)
+        cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         self.acquire()
         self.pool.release_id = mark
         self.pool.list_regions(regions, False)
@@ -971,8 +1374,8 @@ cdef class Allocator(Tagged):
         fault = None
         if self.exports == 0:
             try:
-                self.wait_for_streams()
-                self.settle(again=True)
+                self.frees.wait_for_streams()
+                self.frees.drain(QUERY | AGAIN)
             except Exception as error:
                 fault = error   # even if the device fails, its memory is given back
         self.acquire()
@@ -984,11 +1387,12 @@ cdef class Allocator(Tagged):
         if viewed:
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
-        self.forget_frees()
+        self.frees.forget()
         self.source.offer_rejected_again()
         try:
             self.source.give_back(regions, False)
         finally:
+            self.tags.drop_kept()
             self.give_up_ranges()
         if fault is not None:
             raise fault
@@ -1015,3 +1419,601 @@ cdef class Allocator(Tagged):
     def closed(self):
         """True once `close()` has been called."""
         return self.is_closed
+
+    # -- what a buffer asks -------------------------------------------------------------------------------------------
+
+    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        self.acquire()
+        live = is_live_in(self.pool, handle, allocation_id) and not is_asleep_in(self.pool, handle)
+        self.lock.release()
+        return live
+
+    cdef object why_not(self, ChunkHandle handle, int64_t allocation_id):
+        cdef Lane lane
+        self.acquire()
+        cdef bint asleep = is_live_in(self.pool, handle, allocation_id) and is_asleep_in(self.pool, handle)
+        if asleep:
+            lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
+        self.lock.release()
+        if not asleep:
+            return Owner.why_not(self, handle, allocation_id)
+        name = self.tags.name_of_pool(lane.pool[0], lane.pool[1])
+        return AsleepError(f"this memory sleeps: wake({name!r}) puts it back at the same address")
+
+    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
+        """Marks a chunk as viewed or not, by the count of views as read under the lock. Returns whether the chunk is
+        live, and awake if it is viewed."""
+        self.acquire()
+        cdef bint live = is_live_in(self.pool, handle, allocation_id)
+        if live and exports[0] > 0 and is_asleep_in(self.pool, handle):
+            live = False
+        elif live and exports[0] > 0:
+            self.pool.chunks[handle].state |= EXPORTED
+        elif live:
+            self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
+        self.lock.release()
+        return live
+
+    cdef void last_view_gone(self) noexcept:
+        """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
+        that."""
+        if self.is_abandoned and not exiting:
+            self.is_abandoned = False
+            try:
+                self.close()
+            except BaseException as error:
+                report_unraisable(error, _PUT_OFF)
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    def requested_size(self, ptr):
+        """The bytes that were asked for at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The `nbytes` of the request.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
+        return chunk_at(self.pool, self.lock, address_from(ptr)).requested_size
+
+    def allocated_size(self, ptr):
+        """The bytes of the chunk at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The rounded size of the request, and any remainder that was too small to be split off.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
+        return chunk_at(self.pool, self.lock, address_from(ptr)).size
+
+    def allocation_id(self, ptr):
+        """The number of the allocation at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            Allocations are numbered 1, 2, 3, ... in their order; no number is used twice.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
+        return chunk_at(self.pool, self.lock, address_from(ptr)).allocation_id
+
+    @property
+    def memory_limit(self):
+        """The most bytes that the allocator takes from its sub-allocator."""
+        return self.limit
+
+    @property
+    def stream(self):
+        """The stream that the allocator belongs to, as an int; None for memory of the host (pinned)."""
+        return self.visible_stream(self.home_stream)
+
+    def stats(self):
+        """The allocator's figures now: TensorFlow's AllocatorStats, and some that it lacks.
+
+        Returns
+        -------
+        Stats
+            A frozen copy.
+
+        Raises
+        ------
+        ClosedError
+            If a CachingAllocator's `__init__` has not finished.
+
+        Notes
+        -----
+        Cost: O(1). A BFCAllocator asks the device once for each stream that freed memory waits for.
+        """
+        self.frees.drain(0)
+        self.acquire()
+        cdef Counters counters = self.pool.totals()
+        cdef uint64_t largest_free = self.pool.largest_free()
+        cdef vector[uint64_t] owned
+        cdef bint copied = self.pool.owned.copy(owned)
+        self.lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        return self.stats_of(counters, largest_free, owned)
+
+    cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned):
+        return _snapshot.Stats(
+            num_allocs=counters.num_allocs,
+            bytes_in_use=counters.bytes_in_use,
+            peak_bytes_in_use=counters.peak_bytes_in_use,
+            largest_alloc_size=counters.largest_alloc_size,
+            bytes_limit=self.limit,
+            bytes_reserved=counters.pool_bytes + self.bytes_not_released(),
+            peak_bytes_reserved=counters.peak_pool_bytes,
+            pool_bytes=counters.pool_bytes,
+            peak_pool_bytes=counters.peak_pool_bytes,
+            largest_free_block_bytes=largest_free,
+            bytes_waiting_for_streams=counters.bytes_waiting,
+            bytes_asleep=self.bytes_asleep(),
+            by_owner=bytes_by_name(counters.bytes_in_use, owned),
+        )
+
+    @property
+    def bookkeeping_bytes(self):
+        """The host memory that the allocator's records take, in bytes."""
+        self.acquire()
+        cdef uint64_t total = count_bookkeeping(self.pool)
+        self.lock.release()
+        return total
+
+    @property
+    def _lock_acquisitions(self):
+        self.acquire()
+        cdef uint64_t count = self.lock.acquisitions()
+        self.lock.release()
+        return count
+
+    def reset_peak_stats(self):
+        """Restart the peaks from what is in use and reserved now, and `largest_alloc_size` from 0."""
+        self.acquire()
+        self.pool.restart_peaks()
+        if self.pool.usage != NULL:
+            self.pool.usage.restart_peaks()
+        self.pool.counters.largest_alloc_size = 0
+        self.lock.release()
+
+    def reset_accumulated_stats(self):
+        """Restart the counts from 0. Allocation ids go on."""
+        self.acquire()
+        self.pool.counters.num_allocs = 0
+        if self.pool.usage != NULL:
+            self.pool.usage.restart_totals()
+        self.lock.release()
+
+    def clear_stats(self):
+        """Restart `num_allocs`, `largest_alloc_size` and the peak of bytes in use (TensorFlow's ClearStats).
+
+        The first two restart from 0, the peak from what is in use now. The peak of reserved bytes stays.
+
+        Returns
+        -------
+        bool
+            Always True, as from upstream's BFC allocator.
+        """
+        self.acquire()
+        self.pool.counters.num_allocs = 0
+        self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
+        self.pool.counters.largest_alloc_size = 0
+        self.lock.release()
+        return True
+
+    def _repr_html_(self):
+        """What a notebook shows: the regions, and what is in use in them."""
+        return self.snapshot(history=False)._repr_html_()
+
+    def snapshot(self, *, history=True):
+        """A copy of every region and chunk as they are now. `print()` draws it.
+
+        Parameters
+        ----------
+        history : bool, optional
+            False leaves out the history that `record_history` has recorded.
+
+        Returns
+        -------
+        Snapshot
+            Frozen.
+
+        Notes
+        -----
+        Cost: O(n) in the chunks and the recorded history: some nanoseconds each, in one pass under the
+        lock. The objects for regions, chunks and entries are made when they are first looked at.
+        """
+        return self.look(history, True)
+
+    def _look(self):
+        """A snapshot without the history, which leaves no entry in it."""
+        return self.look(False, False)
+
+    cdef object look(self, bint with_history, bint noted):
+        """A snapshot. `noted`: whether the history says that one was taken."""
+        cdef vector[RegionRow] regions
+        cdef vector[ChunkRow] chunks
+        cdef vector[uint32_t] pages
+        cdef vector[HistoryRecord] records
+        cdef vector[uint64_t] owned
+        self.frees.drain(0)
+        self.acquire()
+        cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
+        copied = copied and self.pool.owned.copy(owned)
+        if self.pool.history != NULL:
+            copied = copied and (not with_history or self.pool.history.copy(records))
+            if noted:
+                self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0,
+                                                    HISTORY_SNAPSHOT, 0))
+        cdef Counters counters = self.pool.totals()
+        cdef uint64_t largest_free = self.pool.largest_free()
+        self.lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        kept = self.recorder
+        packed = _columns.RegionColumns(bytes_of_regions(regions), bytes_of_chunks(chunks), bytes_of_pages(pages),
+                                        kept.frames_of_regions(regions), kept.frames_of_chunks(chunks),
+                                        owners=owner_names, chunk_steps=kept.steps_of_chunks(chunks))
+        return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
+                                              self.recorder.columns_of(records), self.settings_now())
+
+    def leaks(self):
+        """What is live now, whose it is, and the lines of Python that allocated it.
+
+        Returns
+        -------
+        Leaks
+            A tuple of `Leak`, in address order. `print()` shows it by owner and by line, the largest
+            first. What is freed and waits for a stream is not in it.
+
+        Notes
+        -----
+        The lines are known only for what was allocated while `record_history()` kept frames.
+        `bfc.testing.leak_check` finds them without a history. Cost: O(n) in the chunks.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.record_history()
+        >>> with bfc.owner("weights"):
+        ...     ptr = allocator.allocate_raw(1000)
+        >>> leak, = allocator.leaks()
+        >>> leak.owner, leak.nbytes, leak.frames[0].line
+        ('weights', 1000, 2)
+        """
+        cdef vector[RegionRow] regions
+        cdef vector[ChunkRow] chunks
+        cdef vector[uint32_t] pages
+        self.frees.drain(0)
+        self.acquire()
+        cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
+        self.lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        packed = _columns.RegionColumns(b"", bytes_of_chunks(chunks), b"", None, self.recorder.frames_of_chunks(chunks),
+                                        owners=owner_names)
+        return _leaks.leaks_in(packed, repr(self))
+
+    def check(self):
+        """Recount every invariant from nothing: I1 to I15 of docs/design/invariants.md.
+
+        Raises
+        ------
+        InvariantError
+            If one does not hold, which is a bug in bfc.
+
+        Notes
+        -----
+        Cost: O(n log n) in the chunks.
+        """
+        self.check_books()
+
+    cdef int check_books(self) except -1:
+        """`check` for a debug build, which recounts in the middle of a call. So this raises only if it finds a fault,
+        even if Python's stack is exhausted."""
+        self.acquire()
+        cdef const char* fault = first_fault(self.pool)
+        self.lock.release()
+        if fault != NULL:
+            raise InvariantError(fault.decode())
+
+    # -- history ------------------------------------------------------------------------------------------------------
+
+    def record_history(self, enabled="all", *, context="all", stacks="python", max_entries=None, skip_actions=()):
+        """Start to record what happens, as `torch.cuda.memory._record_memory_history()` does.
+
+        What was recorded before is dropped.
+
+        Parameters
+        ----------
+        enabled : {"all", "state", None}, optional
+            "all" records a history; "state" only keeps the Python frames of what is live; None stops.
+        context : {"all", "alloc", "state", None}, optional
+            Keep the Python frames of allocations ("alloc" or "state"), of frees too ("all"), or of
+            neither (None).
+        stacks : {"python"}, optional
+            C++ frames ("all" in PyTorch) cannot be had.
+        max_entries : int, optional
+            How many entries to keep, the newest; None keeps all.
+        skip_actions : iterable of str, optional
+            Actions that are not recorded, such as "free_requested".
+
+        Raises
+        ------
+        ValueError
+            If an argument is not one of the values above, or `max_entries` is negative.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Cost: 64 bytes an entry; some microseconds for the frames of each call. In a BFCAllocator each
+        hit then takes the slow path, half a microsecond more, and a replay goes call by call. Nothing
+        while nothing is recorded. Source: PyTorch's behaviour, 3.4.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.record_history()
+        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
+        >>> [entry.action for entry in allocator.history()]
+        ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
+        """
+        cdef History* history = new_history(enabled, context, stacks, max_entries, skip_actions)
+        self.reasons.put(KEEPS_HISTORY, True)   # before there is a history: what is allocated from now on is noted
+        self.acquire()
+        cdef bint is_closed = self.is_closed
+        if not is_closed:
+            history = self.pool.set_history(history)
+        self.lock.release()
+        del history
+        if not is_closed:
+            self.recorder.restart(enabled, context)
+        self.reasons.put(KEEPS_HISTORY, self.keeps_history())
+        if is_closed:
+            raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
+
+    cdef bint keeps_history(self) noexcept:
+        """Where the pool keeps no counts, hits must be slow ones while a history is kept: only these are noted."""
+        if self.recorder.keeps_frames or self.recorder.keeps_free_frames:
+            return True
+        return self.pool.history != NULL and self.pool.usage == NULL
+
+    def history(self):
+        """What `record_history` has recorded, oldest first.
+
+        Returns
+        -------
+        list of HistoryEntry
+            Empty if nothing is recorded.
+
+        Notes
+        -----
+        Cost: O(n) in the entries.
+        """
+        self.frees.drain(0)
+        return self.recorder.history(self.pool, self.lock)
+
+    def dump(self, path):
+        """Write `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file to write. See `Snapshot.dump`.
+        """
+        self.require_set_up()
+        self.snapshot().dump(path)
+
+    cdef tuple memory_of_device(self):
+        """The free bytes of the device, and all; 0 free where it does not say."""
+        try:
+            answer = self.sub_allocator.memory_info()
+        except Exception as error:      # a request is refused all the same
+            report_unraisable(error, self.sub_allocator)
+            answer = 0, self.sub_allocator.total_bytes
+        return checked_memory_info(answer, self.sub_allocator)
+
+    # -- tags ---------------------------------------------------------------------------------------------------------
+
+    def tag(self, name):
+        """A context manager: what is allocated within belongs to a tag, which `sleep` can put to sleep.
+
+        It holds in this thread, and in this asyncio task. It can be nested; the innermost one wins.
+
+        Parameters
+        ----------
+        name : str
+            Any name. A new one makes a new tag.
+
+        Returns
+        -------
+        context manager
+            To be used in a `with` statement, any number of times.
+
+        Raises
+        ------
+        TypeError
+            If `name` is not a str.
+        ValueError
+            If `name` is empty.
+
+        Notes
+        -----
+        What is allocated within also has an owner of the tag's name (see `bfc.owner`), unless another
+        owner is set further in.
+
+        Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
+        and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
+        its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees
+        take their slow way, a few hundred nanoseconds more.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> pool = bfc.CachingAllocator(bfc.HostSubAllocator("1 GiB"), settings="expandable_segments:True")
+        >>> with pool.tag("weights"):
+        ...     weights = pool.allocate("64 MiB")
+        >>> report = pool.sleep(keep={"weights": "host"})
+        >>> pool.asleep, pool.stats().bytes_reserved
+        (frozenset({'weights'}), 0)
+        >>> pool.wake("weights")
+        """
+        return scope_of(self, self.tags, name)
+
+    def sleep(self, keep=None, drop=None):
+        """Give the memory of tags back to the device. Their allocations stay, at the same addresses.
+
+        With no argument all tags sleep, and their contents are dropped. Otherwise those that are named
+        do, and the others stay awake. A tag that sleeps already is left as it is.
+
+        Parameters
+        ----------
+        keep : mapping, "host", "pinned" or callable, optional
+            Where the contents go, by tag: {"weights": "host"}. "host" is ordinary memory of the host,
+            "pinned" is pinned memory, which a GPU reads and writes faster. A callable is called with a
+            number of bytes, 32 MiB at most at a time, and returns a writable buffer for them, such as
+            an `mmap.mmap` of a file. One of these, not in a mapping, holds for all tags that `drop`
+            does not name.
+        drop : str or iterable of str, optional
+            Tags whose contents are lost.
+
+        Returns
+        -------
+        SleepReport
+            What went, and how long it took.
+
+        Raises
+        ------
+        BufferError
+            If another object holds a view of memory of these tags (an array, a memoryview).
+        SettingsError
+            If the allocator maps no memory (`virtual_memory=True` and `expandable_segments:True` do), a
+            part of the tag's memory is not mapped, or contents are to be kept of a simulated device,
+            which has none.
+        ValueError
+            If a tag is unknown or named twice, or `keep` has another value.
+        TypeError
+            If a name is not a str.
+        SubAllocatorError
+            If the device fails, or one of the streams is being captured into a CUDA graph.
+        MemoryError
+            If the host has no room for what is to be kept.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        It waits for all streams that used the memory and that the allocator knows of. Wait yourself for
+        a stream that it was not told of. After an error everything is as before, and the call can be
+        repeated; only what was to be dropped may be lost. If the device fails a second time while that
+        is undone, the tags sleep all the same, and a note of the error says so.
+
+        While a tag sleeps, its buffers can be freed; that copies and maps nothing. Allocating in the
+        tag, and reading or exporting a buffer, raises `AsleepError`. Only live allocations are copied.
+
+        Cost: one driver call to unmap each run of addresses, one to release each page, and the copy.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> pool = bfc.CachingAllocator(bfc.HostSubAllocator("1 GiB"), settings="expandable_segments:True")
+        >>> with pool.tag("weights"):
+        ...     weights = pool.allocate(4).from_host(b"abcd")
+        >>> with pool.tag("kv"):
+        ...     cache = pool.allocate("256 MiB")
+        >>> pool.sleep(keep={"weights": "host"}, drop=["kv"]).kept_bytes
+        4
+        >>> pool.wake()
+        >>> bytes(weights)
+        b'abcd'
+        """
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        return self.put_to_sleep(self.tags.ways_from(keep, drop))
+
+    def wake(self, *tags, fill=None):
+        """Give sleeping tags memory again, at the same addresses, and their contents if they were kept.
+
+        Parameters
+        ----------
+        *tags : str
+            Which ones; without any, all that sleep. A tag that is awake is left as it is.
+        fill : int, optional
+            A byte, from 0 to 255. Memory whose contents were dropped is filled with it. By default
+            the contents of such memory are undefined.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no room for all of them, even after what is cached was given back.
+        ValueError
+            If a tag is unknown, or `fill` is not a byte.
+        TypeError
+            If a name is not a str.
+        SubAllocatorError
+            If the device fails.
+        AsleepError
+            If the contents of a tag were lost, since the process was forked while they were copied.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        All of the tags wake, or none. After an error they sleep as before, what was kept is still
+        kept, and the call can be repeated. The host's memory is given back once it has succeeded.
+        What was freed meanwhile is neither mapped nor copied.
+
+        Cost: one driver call to create each page, one to map it, one to give access to each run of
+        addresses, and the copy.
+        """
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        self.wake_up(self.tags.to_wake(tags, fill), fill)
+
+    @property
+    def asleep(self):
+        """The names of the tags that sleep, as a frozenset."""
+        cdef Tag tag
+        cdef set names = set()
+        for tag in list(self.tags.by_name.values()):
+            if tag.is_asleep:
+                names.add(tag.name)
+        return frozenset(names)

@@ -8,8 +8,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, FREE, IN_USE, NO_CHUNK, NO_PAGE, OWNER_SHIFT, STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle,
-    HistoryRecord, Pool, Region,
+    FREE, IN_USE, MAPPED_ELSEWHERE, NO_CHUNK, NO_PAGE, OWNER_SHIFT, STATE, UNMAPPED, WAITING, BinSet, Chunk,
+    ChunkHandle, HistoryRecord, Pool, Region,
 )
 from bfc.allocators._pages cimport Pages
 from bfc.allocators._page_use cimport list_pages
@@ -61,7 +61,7 @@ cdef cbool add_runs(Pool pool, Region* region, vector[uint32_t]& slots, vector[R
         row.flags |= IS_VIEW
     while handle != NO_CHUNK:
         row.ptr = end = pool.chunks[handle].ptr
-        while handle != NO_CHUNK and pool.chunks[handle].state not in (UNMAPPED, ABSENT):
+        while handle != NO_CHUNK and pool.chunks[handle].state not in (UNMAPPED, MAPPED_ELSEWHERE):
             end = pool.chunks[handle].ptr + pool.chunks[handle].size
             if not add_chunk(pool, &pool.chunks[handle], chunks):
                 return False

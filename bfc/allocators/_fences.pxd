@@ -2,8 +2,11 @@
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle
+from bfc._core cimport ChunkHandle, Reasons
+from bfc.allocators._lock cimport Shown
 
 
 @cython.final
@@ -24,15 +27,28 @@ cdef class Waiting:
 
 
 @cython.final
+cdef class DeferredFree:
+    """A chunk that was freed in a scope of a private pool, and the streams that use it."""
+
+    cdef ChunkHandle handle
+    cdef dict streams                   # what `record_stream` named -> what the user passed for it
+    cdef list fences                    # (stream, fence), of streams that were marked before the free
+
+
+@cython.final
 cdef class Fences:
     """Guarded by the GIL. It asks the source for fences, and never calls an allocator."""
 
     cdef object source                  # the sub-allocator
+    cdef Reasons* reasons               # the allocator's
+    cdef Shown[size_t]* open_scopes     # how many scopes of private pools are open; NULL: the policy has none
     cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict marked                    # allocation id -> [(stream, fence)], as the stream may be gone at the free
     cdef dict queues                    # stream -> deque of Waiting
     cdef object stuck                   # deque of (stream, fence, Late): fences whose query failed
+    cdef object deferred                # deque of DeferredFree: removing an item needs no memory
+    cdef object stuck_deferred          # of those, the ones that the device failed for
     cdef uint64_t era_seen              # the era that the queues know of: see `era`
 
     cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1
@@ -44,6 +60,12 @@ cdef class Fences:
     cdef list fences_on(self, streams)
     cdef list unfinished(self, int64_t allocation_id)
 
+    cdef bint defers(self) noexcept
+    cdef int defer(self, ChunkHandle handle, allocation_id) except -1
+    cdef int record_deferred(self, bint again, vector[ChunkHandle]& done, list faults) except -1
+    cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1
+
+    cdef void queues_changed(self) noexcept
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1
     cdef int put_in_queue(self, stream, fence, Late late) except -1
     cdef int try_stuck_again(self) except -1

@@ -8,7 +8,17 @@ from collections import deque
 
 cimport cython
 
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
 from bfc.interpreter._forks cimport era, survivor
+from bfc._core cimport ChunkHandle
+from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_WAIT
+
+from bfc.errors import out_of_host_memory
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_make_room[T](vector[T]& items, size_t count)
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
@@ -53,6 +63,12 @@ cdef class Waiting:
     """A fence that a freed chunk waits for, in the queue of its stream."""
 
 
+@cython.final
+@cython.no_gc_clear
+cdef class DeferredFree:
+    """A chunk that was freed in a scope, and the streams that use it."""
+
+
 # In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
 @cython.final
 @cython.no_gc_clear
@@ -64,6 +80,8 @@ cdef class Fences:
         self.marked = {}
         self.queues = {}
         self.stuck = deque()    # removing its items needs no memory
+        self.deferred = deque()
+        self.stuck_deferred = deque()
         self.era_seen = era()
 
     # -- who uses memory -----------------------------------------------------------------------------------------------
@@ -84,6 +102,9 @@ cdef class Fences:
         self.marked.clear()
         self.queues.clear()
         self.stuck.clear()
+        self.deferred.clear()
+        self.stuck_deferred.clear()
+        self.queues_changed()
         return 0
 
     # -- marks ---------------------------------------------------------------------------------------------------------
@@ -130,7 +151,65 @@ cdef class Fences:
                 unfinished.append(entry)
         return unfinished
 
+    # -- frees in a scope ----------------------------------------------------------------------------------------------
+
+    cdef bint defers(self) noexcept:
+        """Whether any scope of a private pool is open, on any thread or stream: frees then ask for no fences."""
+        return self.open_scopes != NULL and self.open_scopes.get() > 0
+
+    cdef int defer(self, ChunkHandle handle, allocation_id) except -1:
+        """Puts a free off until no scope is open, where PyTorch 2.11 asks for its fences."""
+        cdef DeferredFree entry = DeferredFree()
+        entry.handle = handle
+        entry.streams = self.users.get(allocation_id) or {}
+        entry.fences = self.marked.get(allocation_id) or []
+        self.deferred.append(entry)
+        self.queues_changed()
+        return 0
+
+    cdef int record_deferred(self, bint again, vector[ChunkHandle]& done, list faults) except -1:
+        """Puts deferred chunks behind fences; those that need none are listed in `done`. Upstream forgets the streams
+        that were recorded inside of the scope. Chunks for which the device fails are set aside until they are tried
+        `again`, and the error goes to `faults`."""
+        cdef DeferredFree entry
+        while again and self.stuck_deferred:
+            self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
+            self.stuck_deferred.pop()
+        cdef Py_ssize_t left = len(self.deferred)
+        if not try_make_room(done, <size_t>left):
+            raise out_of_host_memory()
+        try:
+            while left > 0 and self.deferred:
+                left -= 1
+                entry = self.deferred.popleft()
+                try:
+                    found = entry.fences
+                    if self.source.asynchronous:
+                        found = found + self.fences_on(entry.streams)
+                    self.wait_behind(entry.handle, found)
+                    if not found:
+                        done.push_back(entry.handle)
+                except BaseException as error:
+                    self.put_aside(entry, isinstance(error, Exception))
+                    faults.append(error)
+        finally:
+            self.queues_changed()
+        return 0
+
+    cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1:
+        """Keeps a deferred free for another try. `is_stuck`: the device failed; False if a Ctrl-C interrupted it."""
+        try:
+            (self.stuck_deferred if is_stuck else self.deferred).append(entry)
+        except MemoryError:
+            self.deferred.appendleft(entry)     # into the place that it has just left
+        return 0
+
     # -- queues --------------------------------------------------------------------------------------------------------
+
+    cdef void queues_changed(self) noexcept:
+        if self.reasons != NULL:
+            self.reasons.put(FREES_WAIT, PyDict_GET_SIZE(self.queues) > 0)
+            self.reasons.put(FREES_DEFERRED, len(self.deferred) > 0)
 
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
         """Makes a freed chunk wait for fences. If one cannot be queued, its count never reaches 0, though earlier ones
@@ -146,7 +225,10 @@ cdef class Fences:
         cdef Waiting entry = Waiting()
         entry.fence = fence
         entry.late = late
-        self.queues.setdefault(stream, deque()).append(entry)
+        try:
+            self.queues.setdefault(stream, deque()).append(entry)
+        finally:
+            self.queues_changed()
         return 0
 
     cdef int try_stuck_again(self) except -1:
@@ -194,6 +276,7 @@ cdef class Fences:
                     return first
         if queue is not None and self.queues.get(stream) is queue and not queue:
             del self.queues[stream]
+            self.queues_changed()
         return None
 
     cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1:
@@ -238,6 +321,7 @@ cdef class Fences:
         queue.remove(entry)
         if not queue and self.queues.get(stream) is queue:
             del self.queues[stream]
+            self.queues_changed()
         entry.late.left -= 1
         return entry.late.left == 0
 

@@ -8,8 +8,8 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MARKS, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT, STATE,
-    UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
+    BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT,
+    STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport IS_GROWING
 from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, View
@@ -105,7 +105,8 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
 
 
 cdef inline cbool has_memory(Pool pool, ChunkHandle handle) noexcept nogil:
-    return pool.chunks[handle].state not in (UNMAPPED, ABSENT) and not pool.bin_sets[pool.chunks[handle].bin_set].asleep
+    cdef Chunk* chunk = &pool.chunks[handle]
+    return chunk.state not in (UNMAPPED, MAPPED_ELSEWHERE) and not pool.bin_sets[chunk.bin_set].asleep
 
 
 cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
@@ -124,7 +125,7 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
             return b"I3: two neighbours are free"
         return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
-    if state in (UNMAPPED, LEAVING, ABSENT):
+    if state in (UNMAPPED, LEAVING, MAPPED_ELSEWHERE):
         return fault_without_memory(pool, &chunk)
     recount.bytes_in_use += chunk.size
     if state == WAITING:
@@ -248,7 +249,7 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
     cdef Chunk chunk
     for i in range(pool.chunk_count):
         chunk = pool.chunks[i]
-        if chunk.state in (DELETED, UNMAPPED, ABSENT) or pool.bin_sets[chunk.bin_set].kind != kind:
+        if chunk.state in (DELETED, UNMAPPED, MAPPED_ELSEWHERE) or pool.bin_sets[chunk.bin_set].kind != kind:
             continue
         recount.reserved += chunk.size if has_memory(pool, <ChunkHandle>i) else 0
         if chunk.state != FREE and chunk.state != LEAVING:
@@ -291,12 +292,12 @@ cdef const char* fault_in_view(Pages pages, View* view) noexcept nogil:
     cdef uint64_t count = 0
     cdef Run run
     cdef Chunk chunk = pages.pool.chunks[view.chunk]
-    if (chunk.state & STATE == ABSENT) != (view.state == KEPT) or chunk.ptr != view.address:
+    if (chunk.state & STATE == MAPPED_ELSEWHERE) != (view.state == KEPT) or chunk.ptr != view.address:
         return b"I14: a view's chunk is not as the view says"
     for run in view.runs:
         count += run.count
-        if view.state == LIVE and pages.pool.chunks[pages.chunk_of(&run)].state != ABSENT:
-            return b"I14: a page is used through a view and through its home at once"
+        if view.state == LIVE and pages.pool.chunks[pages.chunk_of(&run)].state != MAPPED_ELSEWHERE:
+            return b"I14: a page is used through a view and through its primary slot at once"
     return unless(count == view.pages, b"I14: the runs of a view are not its pages")
 
 

@@ -17,6 +17,6 @@ cdef extern from "lock.hpp" namespace "bfc" nogil:
         void add(T more)
 
 
-cdef extern from "wait.hpp" namespace "bfc" nogil:
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     void acquire_lock "bfc::acquire"(Lock& lock)        # callers may hold the GIL or not
     void let_others_on "bfc::give_way"(Lock& lock)

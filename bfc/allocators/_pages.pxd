@@ -23,8 +23,8 @@ cdef extern from "views.hpp" namespace "bfc" nogil:
     cdef cppclass PageRecord:
         PageRecord()
         vector[Slot] slots
-        uint32_t seat
-        uint32_t home
+        uint32_t active
+        uint32_t primary
         uint32_t views
         cbool is_known
         cbool is_mapped()
@@ -81,8 +81,8 @@ cdef class Pages:
 
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     cbool indexed) noexcept nogil
-    cdef cbool send_home(self, ChunkHandle handle) noexcept nogil
-    cdef cbool lend_again(self, uint32_t small) noexcept nogil
+    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil
+    cdef cbool move_again(self, uint32_t small) noexcept nogil
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil
     cdef void count_moved(self, uint32_t here, uint32_t there) noexcept nogil
 

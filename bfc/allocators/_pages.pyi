@@ -1,2 +1,1 @@
-class Pages:
-    """The pages of a pool, and the views stitched from them."""
+class Pages: ...

@@ -3,7 +3,7 @@
 A *page* is one piece of a device's memory, of the pool's page size. It is mapped into a *slot* of a range, and perhaps
 into slots of other ranges and into *views*: a view is a row of pages that lie apart, stitched for one large request and
 kept afterwards. A page is used through one of its addresses at a time. At the others its slot is a chunk that is
-ABSENT, which is in no bin and merges with nothing, so an allocation and a free know nothing of it.
+MAPPED_ELSEWHERE, which is in no bin and merges with nothing, so an allocation and a free know nothing of it.
 
 A view does not follow its pages when they are moved. It names the slots that it was stitched from, the homes of its
 pages, and can be used when all of these lie in free chunks. The windows of the ranges tell which slots do.
@@ -17,7 +17,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ABSENT, LEAVING, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk,
+    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk,
     ChunkHandle, FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport carve, has_records, make_free
@@ -54,8 +54,8 @@ cdef ChunkHandle find_elsewhere(void* pages, uint32_t bin_set, uint64_t rounded,
     return (<Pages>pages).find_elsewhere(bin_set, rounded, requested, stream, indexed)
 
 
-cdef cbool send_home(void* pages, ChunkHandle handle) noexcept nogil:
-    return (<Pages>pages).send_home(handle)
+cdef cbool move_back(void* pages, ChunkHandle handle) noexcept nogil:
+    return (<Pages>pages).move_back(handle)
 
 
 @cython.final
@@ -69,7 +69,7 @@ cdef class Pages:
         pool.pages = <void*>self
         pool.free_view = free_view_of
         pool.find_elsewhere = find_elsewhere
-        pool.small_page_is_free = send_home
+        pool.small_page_is_free = move_back
 
     cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil:
         self.pool.bin_sets[bin_set].window = new_window(start, self.page_size)
@@ -95,7 +95,7 @@ cdef class Pages:
         if owner.window == NULL:
             return NO_CHUNK
         if owner.kind == SMALL:
-            if not self.lend_again(bin_set):
+            if not self.move_again(bin_set):
                 return NO_CHUNK
             return self.pool.allocate_chunk(bin_set, rounded, requested, stream, 0, indexed)
         if owner.ranges == 0:
@@ -119,7 +119,7 @@ cdef class Pages:
         if not self.records[page].try_add(Slot(bin_set, slot)):
             return NO_PAGE
         self.records[page].is_known = True
-        self.records[page].seat = self.records[page].home = 0
+        self.records[page].active = self.records[page].primary = 0
         self.pool.bin_sets[bin_set].window.set_page(slot, page)
         self.count += 1
         return page
@@ -134,9 +134,9 @@ cdef class Pages:
         self.count -= 1
         self.all_known_below = min(self.all_known_below, page)
 
-    cdef cbool send_home(self, ChunkHandle handle) noexcept nogil:
-        """Sends a page that has become free in a range of small chunks back to its home. What is free where then
-        depends only on what is live, so that a program that repeats itself finds its earlier views usable. Returns
+    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil:
+        """Moves a page that has become free in a range of small chunks back to its primary slot. What is free where
+        then depends only on what is live, so that a program that repeats itself finds its earlier views usable. Returns
         whether there was such a page."""
         cdef uint32_t small = self.pool.chunks[handle].bin_set, page
         cdef Window* window = self.pool.bin_sets[small].window
@@ -144,13 +144,13 @@ cdef class Pages:
         cdef PageRecord* record
         page = window.page_at(slot)
         record = &self.records[page]
-        return record.slots[record.home].set != small and self.move(page, record.home)
+        return record.slots[record.primary].set != small and self.move(page, record.primary)
 
-    cdef cbool lend_again(self, uint32_t small) noexcept nogil:
-        """Lends the range of small chunks a free page that it has had before. Returns whether there was one."""
+    cdef cbool move_again(self, uint32_t small) noexcept nogil:
+        """Gives the range of small chunks a free page that it has had before. Returns whether there was one."""
         cdef Window* window = self.pool.bin_sets[small].window
         cdef PageRecord* record
-        cdef Slot seat
+        cdef Slot active
         cdef size_t slot
         if window == NULL:
             return False
@@ -158,8 +158,8 @@ cdef class Pages:
             if window.page_at(slot) == NO_PAGE:
                 continue
             record = &self.records[window.page_at(slot)]
-            seat = record.slots[record.seat]
-            if seat.set == small + 1 and self.pool.bin_sets[seat.set].window.is_free(seat.number):
+            active = record.slots[record.active]
+            if active.set == small + 1 and self.pool.bin_sets[active.set].window.is_free(active.number):
                 return self.move(window.page_at(slot), record.in_set(small))
         return False
 
@@ -167,13 +167,13 @@ cdef class Pages:
         """Lets a free page be used through another of its slots from now on. False: the host is out of memory."""
         cdef PageRecord* record = &self.records[page]
         cdef Run there = Run(record.slots[to].set, record.slots[to].number, 1)
-        cdef Run here = Run(record.slots[record.seat].set, record.slots[record.seat].number, 1)
-        if not self.take_run(&here, ABSENT):
+        cdef Run here = Run(record.slots[record.active].set, record.slots[record.active].number, 1)
+        if not self.take_run(&here, MAPPED_ELSEWHERE):
             return False
         if not self.free_run(&there):
             self.free_run(&here)
             return False
-        record.seat = to
+        record.active = to
         self.count_moved(here.set, there.set)
         return True
 
@@ -329,7 +329,7 @@ cdef class Pages:
         cdef View* view = &self.views.at(number)
         cdef Run run
         for run in view.runs:
-            self.pool.chunks[self.chunk_of(&run)].state = ABSENT
+            self.pool.chunks[self.chunk_of(&run)].state = MAPPED_ELSEWHERE
         return self.hand_out(view, requested, stream, indexed)
 
     cdef cbool is_usable(self, View* view) noexcept nogil:
@@ -342,7 +342,7 @@ cdef class Pages:
     cdef cbool take_view(self, View* view) noexcept nogil:
         """Makes the homes of a view's pages absent. False: the host is out of memory, and nothing has changed."""
         cdef size_t taken = 0
-        while taken < view.runs.size() and self.take_run(&view.runs[taken], ABSENT):
+        while taken < view.runs.size() and self.take_run(&view.runs[taken], MAPPED_ELSEWHERE):
             taken += 1
         if taken == view.runs.size():
             return True
@@ -365,7 +365,7 @@ cdef class Pages:
             self.pool.regions.erase(region.end)
             return False
         self.pool.regions[region.end].first = view.chunk
-        self.pool.fill_in(view.chunk, region.ptr, region.end - region.ptr, view.set, ABSENT)
+        self.pool.fill_in(view.chunk, region.ptr, region.end - region.ptr, view.set, MAPPED_ELSEWHERE)
         owner.regions += 1
         self.uses += 1
         view.made_at = view.last_used = self.uses
@@ -390,7 +390,7 @@ cdef class Pages:
         if freed < view.runs.size():
             while freed:
                 freed -= 1
-                self.take_run(&view.runs[freed], ABSENT)    # cannot fail, as in take_view
+                self.take_run(&view.runs[freed], MAPPED_ELSEWHERE)    # cannot fail, as in take_view
             return False
         chunk = &self.pool.chunks[handle]
         self.pool.owned.take_back(chunk)
@@ -404,7 +404,7 @@ cdef class Pages:
         if self.pool.history != NULL:
             self.pool.note_free(chunk)
         chunk.allocation_id = -1
-        chunk.state = ABSENT
+        chunk.state = MAPPED_ELSEWHERE
         view.state = KEPT
         return True
 

@@ -9,10 +9,11 @@ from libc.string cimport memchr
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ALLOCATE, DEALLOCATE, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally, Timeline,
-    TimelineRow,
+    ALLOCATE, DEALLOCATE, LOCK_TAKEN, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally,
+    Timeline, TimelineRow,
 )
 from bfc.buffers._owners cimport number_of_owner, owner_here
+from bfc.allocators._reading cimport end_peaks, start_peaks
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
@@ -153,7 +154,7 @@ cdef class Run:
         rebuilt = min(rebuilt, self.events.count)
         self.handles[:] = NO_CHUNK
         self.addresses[:] = 0           # also touches the pages, so that the timed loop does not pay for that
-        cdef Counters before = self.allocator.start_peaks()
+        cdef Counters before = start_peaks(self.allocator.pool, self.allocator.lock)
         self.calls_before = self.allocator.source.driver_calls
         try:
             self.play_range(0, rebuilt, None)
@@ -167,7 +168,7 @@ cdef class Run:
             self.take_back()
             raise
         finally:
-            peaks = self.allocator.end_peaks(before)
+            peaks = end_peaks(self.allocator.pool, self.allocator.lock, before)
             self.peak_bytes_in_use = peaks.peak_bytes_in_use
             self.peak_bytes_reserved = peaks.peak_pool_bytes
         return True
@@ -175,7 +176,7 @@ cdef class Run:
     cdef int begin_figures(self, size_t rebuilt) except -1:
         """The peaks and the timeline begin here: gaps that were filled for a moment are none of the run's memory."""
         if rebuilt:
-            self.allocator.start_peaks()
+            start_peaks(self.allocator.pool, self.allocator.lock)
             self.tally.peak_live = self.tally.live
         if self.keeps_timeline and self.events.count:
             self.events.timeline = &self.timeline
@@ -276,7 +277,7 @@ cdef class Run:
         elif handle[0] != NO_CHUNK:
             self.acquire_open()
             self.tally.live -= self.allocator.pool.chunks[handle[0]].requested_size
-            self.allocator.free_locked(handle[0])
+            self.allocator.frees.free_locked(handle[0])
             handle[0] = NO_CHUNK
         return 0
 
@@ -335,7 +336,7 @@ cdef class Run:
                 continue
             try:
                 self.acquire_open()
-                self.allocator.free_locked(self.handles[i])
+                self.allocator.frees.free_locked(self.handles[i])
             except BaseException as error:
                 interrupt = interrupt if isinstance(error, Exception) else error
                 self.leave_behind(self.handles[i])
@@ -348,7 +349,7 @@ cdef class Run:
         self.allocator.acquire()
         cdef int64_t allocation_id = self.allocator.pool.chunks[handle].allocation_id
         self.allocator.lock.release()
-        self.allocator.leave(&self.allocator.orphans, handle, allocation_id)
+        self.allocator.frees.leave(handle, allocation_id, LOCK_TAKEN)
         return 0
 
     cdef void take_back_plain(self) noexcept:

@@ -13,8 +13,8 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 
 from bfc._core cimport (
-    ABSENT, FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, NO_CHUNK, NO_HOST_MEMORY, STATE,
-    UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
+    FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY,
+    STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
 )
 
 cdef extern from "bins.hpp":
@@ -59,7 +59,7 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
     while handle != NO_CHUNK:
         chunk = &pool.chunks[handle]
         following = chunk.next
-        if chunk.state not in (UNMAPPED, ABSENT):
+        if chunk.state not in (UNMAPPED, MAPPED_ELSEWHERE):
             if chunk.state == FREE:
                 pool.unlist_free_chunk(owner, handle)
             elif chunk.state != LEAVING:
@@ -250,11 +250,11 @@ cdef cbool cut_absent(Pool pool, ChunkHandle handle, uint64_t step) noexcept nog
     if not has_records(pool, <int>(pieces - 1)):
         return False
     while pieces > 1:
-        pool.chunks[handle].state = ABSENT
+        pool.chunks[handle].state = MAPPED_ELSEWHERE
         pool.chunks[handle].freed_at_count = 0
         handle = cut(pool, handle, step)
         pieces -= 1
-    pool.chunks[handle].state = ABSENT
+    pool.chunks[handle].state = MAPPED_ELSEWHERE
     pool.chunks[handle].freed_at_count = 0
     return True
 

@@ -1,2 +1,1 @@
-class Source:
-    """Where an allocator's regions come from and go to. It never calls the allocator."""
+class Source: ...

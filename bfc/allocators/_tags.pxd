@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.allocators._frees cimport Frees
+from bfc._core cimport Reasons
+from bfc.allocators._lock cimport Lock
 
 
 cdef enum:
@@ -29,26 +30,31 @@ cdef class Tag:
 
 @cython.final
 cdef class Entry:
-    cdef Tagged owner               # None: the scope was left
+    cdef object allocator           # None: the scope was left
     cdef Tag tag
 
 
-cdef class Tagged(Frees):
-    cdef dict tags                  # of Tag, by name
-    cdef vector[uint64_t] tags_asleep   # their numbers: nothing is allocated in these. Guarded by the lock
-    cdef int64_t tags_open          # scopes of tags that were entered and not left; guarded by the GIL
+@cython.final
+cdef class Tags:
+    cdef dict by_name
+    cdef vector[uint64_t] asleep    # their numbers: nothing is allocated in these. Guarded by the lock
+    cdef int64_t scopes_open        # that were entered and not left; guarded by the GIL
+    cdef Lock* lock                 # the allocator's, and so are its reasons
+    cdef Reasons* reasons
 
+    cdef int attach(self, Lock* lock, Reasons* reasons) except -1
+    cdef int count_scopes(self, int64_t more) except -1
+    cdef Tag find(self, name)
+    cdef Tag known(self, name)
+    cdef uint64_t here(self, object allocator) except? 0xFFFFFFFFFFFFFFFF
+    cdef cbool is_asleep(self, uint64_t number) noexcept nogil
     cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil
-    cdef cbool is_tag_asleep(self, uint64_t number) noexcept nogil
-    cdef uint64_t tag_here(self) except? 0xFFFFFFFFFFFFFFFF
-    cdef Tag find_tag(self, name)
-    cdef Tag known_tag(self, name)
-    cdef dict ways_from(self, keep, drop)
+    cdef object name_of_pool(self, uint64_t first, uint64_t second)
     cdef void drop_kept(self) noexcept
-    cdef bint has_more_to_do(self) noexcept         # the value for `must_look`
-    cdef object put_to_sleep(self, dict ways)       # `ways`: way by Tag; a policy overrides this
-    cdef int wake_up(self, list tags, object fill) except -1
+    cdef dict ways_from(self, keep, drop)
+    cdef list to_wake(self, tuple names, fill)
 
 
-cdef object no_mapping(Tagged allocator)
+cdef object scope_of(object allocator, Tags tags, object name)
+cdef object no_mapping(object allocator)
 cdef bint some_sleep(list tags) noexcept

@@ -10,10 +10,9 @@ from libcpp cimport bool as cbool
 from posix.unistd cimport usleep
 
 from bfc.interpreter._exit cimport exiting
-from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
+from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, NOT_IDLE, USED_ELSEWHERE, ChunkHandle
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._owners cimport NO_OWNER, owner_without_gil
-from bfc.allocators._frees cimport is_quiet
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef enum:
@@ -113,11 +112,11 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         if elsewhere or not idle:
-            allocator.strand(handle)
+            allocator.frees.leave(handle, allocator.pool.chunks[handle].allocation_id, NOT_IDLE)
         if idle and allocator.pool.free_chunk(handle):
-            allocator.frees.add(1)
+            allocator.frees.count.add(1)
         elif idle and not elsewhere:
-            allocator.strand(handle)
+            allocator.frees.leave(handle, allocator.pool.chunks[handle].allocation_id, NOT_IDLE)
     allocator.lock.release()
     return True
 
@@ -129,7 +128,7 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     cdef Placement placed
     cdef uint32_t owner
     cdef cbool is_hit
-    if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not is_quiet(allocator):
+    if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not allocator.reasons.none():
         return False    # so many bytes would be rounded up to 0
     if stream != allocator.home_stream and (not allocator.by_stream or stream == allocator.default_stream_alias):
         return False
@@ -147,11 +146,11 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
 cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept nogil:
     """Frees memory that one stream alone has used."""
     cdef cbool freed
-    if not is_quiet(allocator):
+    if not allocator.reasons.none():
         return False
     allocator.acquire()
     freed = not allocator.is_closed and allocator.pool.free_plain(ptr)
     if freed:
-        allocator.frees.add(1)
+        allocator.frees.count.add(1)
     allocator.lock.release()
     return freed

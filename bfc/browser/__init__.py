@@ -1,11 +1,11 @@
 """A run as a page for the browser: what it shows, as one JSON value, and the page itself. In order:
 
-packed.py        arrays of numbers as short texts
-lives.py         when each allocation of a trace was made and freed
+encoding.py      arrays of numbers as short texts
+lifetimes.py     when each allocation of a trace was made and freed
 tables.py        stacks, frames and owners, each once
 kinds.py         what each allocation is for: weights, gradients, and so on
 painted.py       what the colours of a map tell apart
-views.py         sums over many allocations
+aggregates.py    sums over many allocations
 segments.py      what the device has handed out, and what keeps it
 runs.py          one run over time: as it was recorded, or replayed
 data.py          all that a page shows

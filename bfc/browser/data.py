@@ -28,7 +28,7 @@ owners : texts; the other parts name an owner by its index here. A name above 30
 texts, frames, stacks : frames have packed u32 columns file, line and name, where a file and a
     function's name are indices into `texts`; stacks have packed i32 columns parent, the index of
     the calling stack, which stands before it, frame, and line: the frame whose line of the
-    program counts for the stack (`bfc.study.lines`). At most 40,000 stacks, and 700,000
+    program counts for the stack (`bfc.study.source_lines`). At most 40,000 stacks, and 700,000
     characters in all texts; a text above 300 loses its middle; text 0 is "…", and stands for a text
     that is left out
 stacks_left_out : how many blocks have a stack for which there was no room
@@ -100,7 +100,7 @@ owners_over_time : null, or event (at most 401), owner (at most 20, and -1 for a
 
 The text has at most 4,600,000 characters: where it would have more, fewer other allocations and
 stacks are listed, and then fewer of the blocks at the peak. Packed columns are described in
-`bfc.browser.packed`.
+`bfc.browser.encoding`.
 """
 
 from __future__ import annotations
@@ -112,19 +112,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser import segments
+from bfc.browser.aggregates import lines_held, owners_over_time, view_of
+from bfc.browser.encoding import packed
 from bfc.browser.kinds import KINDS, TEMPORARY_WITHIN
-from bfc.browser.lives import Lives, lives_of
-from bfc.browser.packed import packed
+from bfc.browser.lifetimes import Lives, lives_of
 from bfc.browser.painted import groups_of
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
 from bfc.browser.tables import CUT, Tables, shortened
-from bfc.browser.views import lines_held, owners_over_time, view_of
 from bfc.errors import TraceError
 from bfc.policies._caching import CachingAllocator
-from bfc.study.counted import Counted, CountedSimulated
+from bfc.study.counting import Counted, CountedSimulated
 from bfc.study.experiment import Policy
-from bfc.study.living import trace_of_live
 from bfc.trace import Trace
+from bfc.trace.from_snapshot import live_in
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -318,7 +318,8 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
     >>> found["kind"], found["peak_live"] >> 20, found["peak_reserved"] >> 20
     ('state', 3, 20)
     """
-    trace, addresses, streams = trace_of_live(snapshot)
+    columns, addresses, streams = live_in(snapshot)
+    trace = Trace(**columns)
     subject = _subject(snapshot.device, trace)
     subject = replace(subject, peak=len(trace) - 1)
     held = segments.of_snapshot(snapshot)

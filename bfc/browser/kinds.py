@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from bfc.browser.lives import Lives
+from bfc.browser.lifetimes import Lives
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ OF_FRAMES = (
     (GRADIENTS, r"", r"(\w+\.)*(backward|_engine_run_backward)"),
     (ACTIVATIONS, r"", r"(\w+\.)*(forward|_call_impl|_wrapped_call_impl|_slow_forward)"),
     (ACTIVATIONS, r"/torch/nn/functional\.py", r".*"),
+    (ACTIVATIONS, r"", r"(?!.*(backward|grad))(\w+\.)*\w*(_loss|cross_entropy|softmax|attention)"),
     (WEIGHTS, r"/torch/nn/(parameter|init|modules/module)\.py|/safetensors/", r".*"),
     (WEIGHTS, r"/torch/nn/modules/", r"__init__|reset_parameters"),
     (WEIGHTS, r"", r"(\w+\.)*(from_pretrained|load_state_dict|load_weights|_?init_weights)"),
@@ -84,7 +85,7 @@ def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.
 
     Examples
     --------
-    >>> from bfc.browser.lives import lives_of
+    >>> from bfc.browser.lifetimes import lives_of
     >>> rows = [("train.py", 7, "main"), ("model.py", 3, "forward")]
     >>> trace = Trace([0], [0], [8], stack=[2], frames=rows, stacks=[(0, 0), (0, 0), (1, 1)])
     >>> kinds, said = kinds_of(trace, lives_of(trace))

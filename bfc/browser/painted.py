@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bfc.browser.encoding import packed
 from bfc.browser.kinds import KINDS, kinds_of, named_owners
-from bfc.browser.lives import Lives
-from bfc.browser.packed import packed
-from bfc.study.lines import Lines
+from bfc.browser.lifetimes import Lives
+from bfc.study.source_lines import Lines
 from bfc.trace import Occupancy, Trace
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bfc.browser.lives import lives_of
+from bfc.browser.lifetimes import lives_of
 from bfc.browser.tables import shortened
 from bfc.files import replacing
 from bfc.snapshots.snapshot import Frame
-from bfc.study.lines import Lines
+from bfc.study.source_lines import Lines
 from bfc.trace import Trace
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from bfc.browser.data import data_of, data_of_state
 from bfc.browser.render import render
 from bfc.errors import TraceError
 from bfc.files import replacing
+from bfc.snapshots.columns import IS_VIEW, REGION
 from bfc.snapshots.snapshot import Snapshot
-from bfc.study.living import trace_of_history
-from bfc.study.recordings import read
+from bfc.study.file_formats import read
 from bfc.trace import Trace
+from bfc.units import format_bytes
 
 
 def report(
@@ -86,11 +87,10 @@ def shown(run: Any, title: str = "") -> dict[str, Any]:
     title = title or snapshot.device
     if len(snapshot._history_columns()):
         try:
-            trace = trace_of_history(snapshot)
-            data = data_of([(snapshot.device, trace)], title=title)
+            data = data_of([(snapshot.device, Trace.from_snapshot(snapshot))], title=title)
         except TraceError as error:
             return data_of_state(snapshot, title=title, remark=f"its history is left out: {error}")
-        data["runs"][0]["remarks"] += _left_out(snapshot, trace, data["rebuilt"])
+        data["runs"][0]["remarks"] += _remarks(snapshot)
         return data
     return data_of_state(snapshot, title=title)
 
@@ -104,14 +104,12 @@ def _snapshot_of(run: Any) -> Snapshot:
     return snapshot
 
 
-def _left_out(snapshot: Snapshot, trace: Trace, rebuilt: int) -> list[str]:
-    """A remark, if the trace has not all that the history has."""
-    made = sum(entry.action == "alloc" for entry in snapshot.history)
-    missing = made - int((trace.op[rebuilt:] == 0).sum())
-    if missing <= 0:
-        return []
-    remark = (
-        f"{missing} of the {made} allocations in its history are left out: PyTorch's format does "
-        "not hold memory that was stitched, or that sleeps. The real peak may be higher"
-    )
-    return [remark]
+def _remarks(snapshot: Snapshot) -> list[str]:
+    """Remarks on what a history has no entries for."""
+    remarks = []
+    if snapshot.stats.bytes_asleep:
+        sleeping = format_bytes(snapshot.stats.bytes_asleep)
+        remarks.append(f"{sleeping} sleep now, and count as reserved: a history does not say when")
+    if any(row[-1] & IS_VIEW for row in REGION.iter_unpack(snapshot._region_columns().regions)):
+        remarks.append("blocks were stitched from pages of other segments, and lie in none of them")
+    return remarks

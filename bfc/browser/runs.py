@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser import segments
-from bfc.browser.lives import Lives
-from bfc.browser.packed import packed
+from bfc.browser.encoding import packed
+from bfc.browser.lifetimes import Lives
 from bfc.browser.painted import Groups, paint
 from bfc.errors import TraceError
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
-from bfc.study import recorded
-from bfc.study.counted import Counted
+from bfc.study import recorded_settings
+from bfc.study.counting import Counted
 from bfc.study.experiment import Policy
 from bfc.trace import Occupancy, Trace
 from bfc.trace.timeline import sampled
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A trace with what every run of it needs.
+    """A trace, its allocations, and its bytes over time: every run of it needs them.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ def replayed(
 
 def is_recorded(trace: Trace) -> bool:
     """Whether `as_recorded` may find a run in a trace."""
-    return recorded.read(trace).peak_reserved is not None and len(trace) > 0
+    return recorded_settings.read(trace).peak_reserved is not None and len(trace) > 0
 
 
 def as_recorded(subject: Subject, limits: Limits) -> Run | None:
@@ -179,7 +179,7 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
         Without what no recording has: the bytes in use with their rounding, and free blocks.
     """
     trace = subject.trace
-    said = recorded.read(trace)
+    said = recorded_settings.read(trace)
     if said.peak_reserved is None or not is_recorded(trace):
         return None
     try:
@@ -199,7 +199,7 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
         label="as recorded",
         origin="recorded",
         policy="caching",
-        settings=recorded.shown(said.settings or ""),
+        settings=recorded_settings.shown(said.settings or ""),
         refusals=len(refusals),
         first_refusal=min(refusals, default=-1),
         driver_calls=int(calls[-1]),

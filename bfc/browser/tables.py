@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bfc.browser.packed import packed
-from bfc.study.lines import Lines
+from bfc.browser.encoding import packed
+from bfc.study.source_lines import Lines
 from bfc.trace import Trace
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-cdef extern from "ints.hpp" namespace "bfc" nogil:
+cdef extern from "py_int.hpp" namespace "bfc" nogil:
     cbool small_int(object number, uint64_t* found)
 
 cdef uint64_t size_from(object nbytes) except? 0xFFFFFFFFFFFFFFFF

@@ -49,7 +49,7 @@ cdef extern from "Python.h":
     int Py_IsInitialized() nogil
     void PyGILState_Release(PyGILState_STATE state) nogil
 
-cdef extern from "wait.hpp" namespace "bfc" nogil:
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     PyGILState_STATE ensure_gil()
 
 cdef struct Export:             # what a capsule points to; shape and strides follow it in memory

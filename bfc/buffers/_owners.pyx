@@ -30,7 +30,7 @@ cdef extern from "Python.h":
     PyThreadState* PyThreadState_Get()
     PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
 
-cdef extern from "scopes.hpp" namespace "bfc" nogil:
+cdef extern from "owner_scopes.hpp" namespace "bfc" nogil:
     cdef cppclass OpenScopes:
         OpenScopes() except +
         cbool add(const void* context, const void* scope, uint32_t owner)

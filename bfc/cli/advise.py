@@ -16,7 +16,7 @@ from bfc.cli.sizes import device_bytes
 from bfc.cli.tables import add_formats, show
 from bfc.study.advise import advise
 from bfc.study.cluster import connected
-from bfc.study.recordings import read
+from bfc.study.file_formats import read
 
 if TYPE_CHECKING:
     from tqdm import tqdm

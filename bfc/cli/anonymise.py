@@ -8,7 +8,7 @@ from typing import Any
 
 from bfc.cli.runs import read_trace
 from bfc.pytorch.stripped import strip
-from bfc.study.recordings import PICKLES, has_devices
+from bfc.study.file_formats import PICKLES, has_devices
 
 EPILOG = """\
 OUT has the events (allocations, frees, releases of what is cached: sizes and streams), the numbers

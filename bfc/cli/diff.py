@@ -14,8 +14,8 @@ from bfc.cli.runs import option_named
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.study.diff import compared, devices_of
+from bfc.study.file_formats import read
 from bfc.study.growth import KINDS, SHOWN, Diff
-from bfc.study.recordings import read
 from bfc.units import parse_bytes
 
 EPILOG = """\

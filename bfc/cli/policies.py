@@ -16,15 +16,15 @@ from typing import Any
 import bfc
 from bfc.allocators._allocator import Allocator
 from bfc.cli.sizes import device_bytes
-from bfc.study import recorded
-from bfc.study.counted import Counted, CountedHost, CountedOpenCL, CountedSimulated
+from bfc.study import recorded_settings
+from bfc.study.counting import Counted, CountedHost, CountedOpenCL, CountedSimulated
 from bfc.study.experiment import Policy
 from bfc.study.python_policy import PythonPolicy
 from bfc.suballocators import SubAllocator
 
 
 def device_maker(text: str) -> Callable[[], Counted]:
-    """What makes the device that `--device` names. Raises ValueError."""
+    """A function that makes the device that `--device` names. Raises ValueError."""
     kind, _, rest = text.partition(":") if not text[:1].isdecimal() else (SIMULATED, "", text)
     if kind == "opencl":
         return _opencl_maker(text, rest)
@@ -61,11 +61,11 @@ def default_policy(trace: bfc.Trace, strict: bool) -> tuple[str, str]:
     """
     if not isinstance(trace.meta, dict) or "torch" not in trace.meta:
         return "bfc", ""
-    text = "".join((recorded.read(trace).settings or "").split())
+    text = "".join((recorded_settings.read(trace).settings or "").split())
     try:
         bfc.CachingSettings().apply(text, strict)
     except bfc.SettingsError as error:
-        fault = recorded.shown(str(error).splitlines()[0])
+        fault = recorded_settings.shown(str(error).splitlines()[0])
         return "caching", f"PyTorch's policy with its defaults; of the recorded settings, {fault}"
     if not text:
         return "caching", "PyTorch's policy"

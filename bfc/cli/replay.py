@@ -17,10 +17,10 @@ from bfc.cli.policies import default_policy, device_maker, is_default, policies
 from bfc.cli.runs import FILES, files, named, read_trace
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
-from bfc.study.counted import Counted
+from bfc.study.counting import Counted
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure, over_time
 from bfc.study.figure import plot
-from bfc.study.recordings import PICKLES, has_devices
+from bfc.study.file_formats import PICKLES, has_devices
 from bfc.trace.timeline import pyplot_of
 from bfc.units import format_bytes
 

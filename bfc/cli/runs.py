@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bfc.errors import TraceError
 from bfc.pytorch.reader import some_numbers
-from bfc.study.recordings import ENDINGS, has_devices, read
+from bfc.study.file_formats import ENDINGS, has_devices, read
 from bfc.trace import Trace
 
 #: What the help texts say of the files that a command takes.
@@ -47,7 +47,7 @@ def files(paths: list[Path]) -> Iterator[Path]:
 
 
 def read_trace(path: Path, device: int | None, *, frames: bool = True) -> Trace:
-    """The trace of a file, of this device if it may hold several."""
+    """Reads a trace. `device` chooses one where the file may hold several."""
     with option_named(path):
         return read(path, device if has_devices(path) else None, frames=frames)
 

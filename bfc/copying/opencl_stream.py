@@ -91,7 +91,16 @@ class Context:
         try:
             return cl.Program(self.context, text).build(options, [self.device])
         except cl.Error as error:
-            return error
+            return _without_frames(error)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """An error that is kept must not keep the callers' frames, and so the arrays in them."""
+    at: BaseException | None = error
+    while at is not None:
+        at.__traceback__ = None
+        at = at.__cause__ or at.__context__
+    return error
 
 
 _contexts: OrderedDict[tuple[int, int], Context] = OrderedDict()

@@ -30,13 +30,13 @@ from bfc.suballocators.base import checked_memory_info
 cdef extern from "debug.h":
     const int BFC_DEBUG
 
-cdef extern from "wait.hpp" namespace "bfc" nogil:
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
 cdef extern from *:
     """
     /* Callers cannot be unwound, and up to 3.13 Python unwinds a thread that asks for the GIL while the interpreter
-     * shuts down: see wait.hpp. Each place of the table has a function of its own, which stops the thread there. */
+     * shuts down: see gil_wait.hpp. Each place of the table has a function of its own, which stops the thread there. */
     template <int place, class Result, class... Arguments>
     auto bfc_stopping(Result (*function)(Arguments...)) {
         static Result (*calls)(Arguments...);
@@ -334,12 +334,12 @@ cdef cbool free_for_good(Allocator pool, uint64_t address) noexcept:
     if handle == NO_CHUNK:
         return False
     try:
-        if pool.must_look:
-            pool.freeing(allocation_id)
+        if pool.recorder.keeps_free_frames:
+            pool.recorder.keep_free_frames(allocation_id)
     except BaseException as error:
         report(error)
     try:
-        interrupt = pool.undo(handle, allocation_id)
+        interrupt = pool.frees.undo(handle, allocation_id)
         if interrupt is not None:
             report(interrupt)
     except BaseException as error:

@@ -13,7 +13,7 @@ from posix.unistd cimport usleep
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
-cdef extern from "wait.hpp" namespace "bfc" nogil:
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
 cdef extern from "<pthread.h>" nogil:

@@ -1,32 +1,34 @@
 """C++ headers: structures and locks on the hottest paths, each with few functions.
 
-Only `wait.hpp` and `ints.hpp` know Python, and none knows an allocator. In order:
+Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. In order:
 
-    debug.h           assertions: none, cheap ones, or all
-    memory.hpp        hints to the system about memory that will soon be touched
-    nothrow.hpp       containers that answer False where the host has no memory
-    lock.hpp          the lock of an allocator
-    scopes.hpp        scopes of owners, for threads without the GIL
-    wait.hpp          waiting for that lock, or for the GIL
-    number_map.hpp    a map of numbers that come from a file
-    ints.hpp          plain ints, read without calling Python
-    pages.hpp         pages that a driver can register
-    forward.hpp       the names of what stands behind pointers
-    bins.hpp          free chunks by size and address
-    starts.hpp        chunks in use by address
-    torch_sizes.hpp   PyTorch's arithmetic of sizes
-    owners.hpp        bytes in use by owner
-    usage.hpp         what PyTorch counts
-    history.hpp       what PyTorch writes down
-    columns.hpp       the rows of a snapshot
-    timeline.hpp      the figures of a replay over time
-    cells.hpp         which addresses a trace used when
-    past.hpp          which part of a history PyTorch's viewer can follow
-    pickle.hpp        pickles, written without Python objects
-    window.hpp        the slots of a range whose pages may have further addresses
-    views.hpp         pages that have several addresses, and the views stitched from them
-    ranges.hpp        where a request looks in regions and in ranges at once
-    orders.hpp        orders of chunks and of lanes; numbers of threads
-    source.h          a sub-allocator's calls as C functions
-    dlpack.h          DLPack's structures
+    debug.h             assertions: none, cheap ones, or all
+    memory.hpp          hints to the system about memory that will soon be touched
+    nothrow.hpp         containers that answer False where the host has no memory
+    reasons.hpp         why a call of an allocator has more to do than ask the pool
+    pending_frees.hpp   frees that were left to a later call
+    lock.hpp            the lock of an allocator
+    owner_scopes.hpp    scopes of owners, for threads without the GIL
+    gil_wait.hpp        waiting for that lock, or for the GIL
+    number_map.hpp      a map of numbers that come from a file
+    py_int.hpp          plain ints, read without calling Python
+    pages.hpp           pages that a driver can register
+    forward.hpp         the names of what stands behind pointers
+    bins.hpp            free chunks by size and address
+    starts.hpp          chunks in use by address
+    torch_sizes.hpp     PyTorch's arithmetic of sizes
+    owners.hpp          bytes in use by owner
+    usage.hpp           what PyTorch counts
+    history.hpp         what PyTorch writes down
+    columns.hpp         the rows of a snapshot
+    timeline.hpp        the figures of a replay over time
+    cells.hpp           which addresses a trace used when
+    history_rewind.hpp  which part of a history PyTorch's viewer can follow
+    pickle.hpp          pickles, written without Python objects
+    window.hpp          the slots of a range whose pages may have further addresses
+    views.hpp           pages that have several addresses, and the views stitched from them
+    ranges.hpp          where a request looks in regions and in ranges at once
+    orders.hpp          orders of chunks and of lanes; numbers of threads
+    source.h            a sub-allocator's calls as C functions
+    dlpack.h            DLPack's structures
 """

@@ -44,7 +44,7 @@ public:
     void stop_waiting() noexcept { waiters_.fetch_sub(1); }
     bool is_wanted() const noexcept { return waiters_.load() > 0; }
 
-    // Releases the lock if others wait for it, and takes it again. Never with the GIL held: see wait.hpp.
+    // Releases the lock if others wait for it, and takes it again. Never with the GIL held: see gil_wait.hpp.
     void give_way() noexcept {
         if (!is_wanted()) return;
         release();

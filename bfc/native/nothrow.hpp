@@ -45,32 +45,4 @@ bool try_make_room(std::vector<T>& items, size_t count) noexcept {
     return count <= items.capacity() || try_reserve(items, std::max(count, 2 * items.capacity()));
 }
 
-// A list of things to do later. It remembers if it had no room for an item, so that its reader searches elsewhere too.
-template <class T>
-class PutOff {
-public:
-    bool some() const noexcept { return some_; }
-
-    // Returns whether there was room.
-    bool add(const T& item) noexcept {
-        some_ = true;
-        if (try_push_back(items_, item)) return true;
-        missed_ = true;
-        return false;
-    }
-    void miss() noexcept { some_ = missed_ = true; }
-
-    // Moves everything to an empty list. Returns whether there are more items, for which there was no room.
-    bool take(std::vector<T>& items) noexcept {
-        items.swap(items_);
-        const bool missed = missed_;
-        some_ = missed_ = false;
-        return missed;
-    }
-
-private:
-    std::vector<T> items_;
-    bool some_ = false, missed_ = false;
-};
-
 }  // namespace bfc

@@ -21,8 +21,8 @@ struct Run {        // consecutive slots
 
 struct PageRecord {
     std::vector<Slot> slots;    // where it is mapped, except in views
-    uint32_t seat = 0;          // the index of the slot that it is used through, unless a view uses it
-    uint32_t home = 0;          // the index of the slot that views rely on
+    uint32_t active = 0;        // the index of the slot that it is used through, unless a view uses it
+    uint32_t primary = 0;       // the index of the slot that views rely on
     uint32_t views = 0;         // the number of views that it is mapped in
     bool is_known = false;
 
@@ -39,8 +39,8 @@ struct PageRecord {
 
     void drop(uint32_t i) {
         slots.erase(slots.begin() + i);
-        if (seat > i) --seat;
-        if (home > i) --home;
+        if (active > i) --active;
+        if (primary > i) --primary;
     }
 
     // The index in `slots` of its slot in the range of a set of bins; kNone: it has none.
@@ -55,7 +55,7 @@ struct PageRecord {
 enum ViewState { kUnused, kKept, kLive, kRetired };
 
 struct View {
-    std::vector<Run> runs;      // the home slots of its pages, in their order
+    std::vector<Run> runs;      // the primary slots of its pages, in their order
     uint64_t address = 0;
     uint64_t made_at = 0;           // both in units of the count of uses of views
     uint64_t last_used = 0;

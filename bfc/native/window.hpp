@@ -134,7 +134,7 @@ private:
     uint64_t start_;
     int shift_;
     std::vector<uint64_t> free_;        // a bit for each slot
-    std::vector<uint32_t> chunk_at_;    // by slot: the FREE or ABSENT chunk of which it is the first whole slot
+    std::vector<uint32_t> chunk_at_;    // by slot: the FREE or MAPPED_ELSEWHERE chunk of which it is the first whole slot
     std::vector<uint32_t> page_at_;     // the page in each slot
 };
 

@@ -1,2 +1,1 @@
-class Source:
-    """Guarded by the GIL. It never calls an allocator."""
+class Source: ...

@@ -207,7 +207,7 @@ cdef class BFCAllocator(PagedAllocator):
         self.acquire()
         if frontier > self.pool.safe_frontier:
             self.pool.safe_frontier = frontier
-            self.frees.add(1)
+            self.frees.count.add(1)
         self.lock.release()
 
     cdef int check_alignment(self, uint64_t alignment) except -1:
@@ -243,7 +243,7 @@ cdef class BFCAllocator(PagedAllocator):
         if self.stitches:
             self.set_lane(&request.lane, request.stream)
             if request.tag:
-                if self.is_tag_asleep(request.tag):
+                if self.tags.is_asleep(request.tag):
                     return NO_CHUNK
                 request.lane.pool[0] = TAG_POOLS
                 request.lane.pool[1] = request.tag
@@ -260,7 +260,7 @@ cdef class BFCAllocator(PagedAllocator):
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
         behaviour, 2.2)."""
         if request.tag:
-            self.refuse_if_asleep(request.tag)
+            self.tags.refuse_if_asleep(request.tag)
         if self.stitches:
             return self.place_in_pages_after_miss(request, placed)
         self.extend(request, placed)

@@ -6,11 +6,10 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.allocators._allocator cimport Placement, Request
+from bfc.mapping._expandable cimport ExpandableSegments, Growing
 from bfc.policies._observers cimport Observers
-from bfc.policies._deferred cimport Deferred
 from bfc.policies._private_pools cimport PoolId, PrivatePools
 from bfc.policies._pool_uses cimport PoolUses
-from bfc.policies._expandable cimport ExpandableSegments, Growing
 from bfc.policies._emptying cimport Emptying
 from bfc.policies._paged cimport PagedAllocator
 
@@ -25,7 +24,6 @@ cdef class CachingAllocator(PagedAllocator):
     cdef readonly bint search_again
     cdef readonly bint collect_without_limit
     cdef readonly bint release_only_what_is_needed
-    cdef Deferred deferred
 
     # Guarded by the lock.
     cdef uint64_t allowed               # bytes; UNLIMITED: only the sub-allocator says no
@@ -64,7 +62,6 @@ cdef class CachingAllocator(PagedAllocator):
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int run_callbacks(self) except -1 with gil
     cdef int wait_for_all(self) except -1 with gil
-    cdef int record_deferred(self, bint again=*) except -1
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil
 

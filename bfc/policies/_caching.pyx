@@ -13,12 +13,14 @@ from bfc._core cimport (
     Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators._fences cimport Waiting, some_wait
-from bfc.allocators._frees cimport Frees, report_faults
+from bfc.allocators._reasons cimport FREES_DEFERRED
+from bfc.allocators._fences cimport Waiting
+from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
+from bfc.mapping._sleep cimport put_tags_to_sleep, wake_tags
+from bfc.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.policies._observers cimport Observers
-from bfc.policies._deferred cimport Deferred, some_deferred
 from bfc.policies._private_pools cimport (
     PoolId, PrivatePools, default_pool, id_of,
     is_among, is_default, is_same_pool, pool_of, put_in_pool, scope_of, this_thread,
@@ -28,8 +30,6 @@ from bfc.policies._releasing cimport (
     choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
-from bfc.policies._sleep cimport put_tags_to_sleep, wake_tags
-from bfc.policies._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.policies._emptying cimport Emptying
 from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, may_be_mapped
 
@@ -154,13 +154,11 @@ cdef class CachingAllocator(PagedAllocator):
         self.pool_uses = PoolUses()
         self.pool_uses.stand_behind(&self.lock, self.private_pools)
         self.segments = ExpandableSegments()
-        self.segments.stand_behind(&self.lock, self.pool, self.source)
-        self.segments.know_tags(self.fences, &self.tags_asleep)
+        self.segments.attach(&self.lock, self.pool, self.source, self.fences, &self.tags.asleep)
         self.observers = Observers()
         self.emptying = Emptying()
         self.emptying.stand_behind(&self.lock, self.pool, self.source, self.private_pools, self.segments)
         self.first_max_split_size = -1
-        self.deferred = Deferred()
         self.allowed = self.collects_above = self.oversize = UNLIMITED
 
     def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
@@ -191,6 +189,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.pool.use_lanes()
         self.by_stream = self.home_stream != HOST_STREAM
         self.fences.asks_later = True
+        self.fences.open_scopes = &self.private_pools.open_scopes
         self.source.joins_regions = False
         self.source.alignment = max(self.source.alignment, <uint64_t>MINIMUM_BLOCK)
         self.pool.sizes.granularity = self.source.alignment
@@ -335,7 +334,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.limit = limit
         if self.stitches:
             self.stitching.limit = limit
-        self.frees.add(1)         # so that threads that wait for memory look again
+        self.frees.count.add(1)         # so that threads that wait for memory look again
         self.resolve_collection()
         self.answer_all()
         self.lock.release()
@@ -429,7 +428,7 @@ cdef class CachingAllocator(PagedAllocator):
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         self.set_lane(&request.lane, request.stream)
         if request.tag:
-            if self.is_tag_asleep(request.tag):
+            if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
         if self.stitches and may_be_mapped(&request.lane):
@@ -438,13 +437,13 @@ cdef class CachingAllocator(PagedAllocator):
 
     cdef int check_tag(self, Request* request) except -1:
         """Also refuses a request that a private pool is to serve as well."""
-        self.refuse_if_asleep(request.tag)
+        self.tags.refuse_if_asleep(request.tag)
         self.acquire()
         self.set_lane(&request.lane, request.stream)
         cdef cbool elsewhere = not is_default(pool_of(&request.lane))
         self.lock.release()
         if elsewhere:
-            name = self.tag_of_pool(TAG_POOLS, request.tag)
+            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
             raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one")
         return 0
 
@@ -474,7 +473,7 @@ cdef class CachingAllocator(PagedAllocator):
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
         if request.tag:
-            self.refuse_if_asleep(request.tag)
+            self.tags.refuse_if_asleep(request.tag)
         if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
@@ -560,7 +559,7 @@ cdef class CachingAllocator(PagedAllocator):
             changes = self.segments.changes
             try:
                 if request.tag:
-                    self.refuse_if_asleep(request.tag)
+                    self.tags.refuse_if_asleep(request.tag)
                 self.open_ranges(request, &growing)
                 while not self.place_in_ranges(request, placed, &growing):
                     if not self.segments.map_more(&growing):
@@ -740,7 +739,7 @@ cdef class CachingAllocator(PagedAllocator):
     # -- sleep --------------------------------------------------------------------------------------------------------
 
     cdef object put_to_sleep(self, dict ways):
-        self.record_deferred(True)
+        self.frees.drain(RECORD)
         if self.stitches or not (self.expands or self.segments.are_some()):
             return PagedAllocator.put_to_sleep(self, ways)
         return put_tags_to_sleep(self, self.segments, ways)
@@ -753,7 +752,7 @@ cdef class CachingAllocator(PagedAllocator):
     cdef uint64_t bytes_asleep(self) noexcept:
         if self.stitches:
             return PagedAllocator.bytes_asleep(self)
-        return self.segments.bytes_asleep() if self.tags_asleep.size() else 0
+        return self.segments.bytes_asleep() if self.tags.asleep.size() else 0
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
         """Returns what the pool has forgotten on behalf of a request."""
@@ -792,8 +791,8 @@ cdef class CachingAllocator(PagedAllocator):
         cdef uint64_t changes = 0
         if not (self.strict and self.is_gated()):
             self.wait_for_all()
-            self.settle(again=True)
-        cdef int64_t mark = self.mark_release()
+            self.frees.drain(QUERY | AGAIN)
+        cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         cdef bint in_turn = self.segments.are_some()
         cdef uint64_t released = 0 if in_turn else self.release_whole(mark)
         self.pool.release_id = mark
@@ -822,58 +821,8 @@ cdef class CachingAllocator(PagedAllocator):
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    cdef int catch_up(self) except -1:
-        """Fences are asked at an allocation only (PyTorch's behaviour, 2.12)."""
-        if self.orphans.some() or self.strandings.get():
-            faults = []
-            self.free_put_off(faults)
-            return report_faults(faults)
-        return 0
-
-    cdef int poll(self) except -1:
-        self.catch_up()
-        if not some_deferred(self.deferred) and not some_wait(self.fences) or self.is_gated():
-            return 0
-        if some_deferred(self.deferred):
-            self.record_deferred()
-        if some_wait(self.fences):
-            self.settle()
-        return 0
-
-    cdef bint has_more_to_do(self) noexcept:
-        return PagedAllocator.has_more_to_do(self) or some_deferred(self.deferred)
-
     cdef bint plays_alone(self) except -1:
-        return not some_deferred(self.deferred) and not self.observers.has_callbacks
-
-    cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
-        if not self.is_gated():
-            return Frees.put_behind_users(self, handle, allocation_id)
-        self.deferred.put(handle, allocation_id, self.fences)
-        self.must_look = True   # not before: garbage that is collected above may look at the empty list
-        return True
-
-    cdef int record_deferred(self, bint again=False) except -1:
-        """Asks for the fences of what was freed in a scope."""
-        cdef vector[ChunkHandle] done
-        cdef ChunkHandle handle
-        cdef list faults = []
-        try:
-            self.deferred.record(self.fences, again, done, faults)
-        finally:
-            for handle in done:
-                self.finish_waiting(handle)
-            self.must_look = self.has_more_to_do()
-        return report_faults(faults)
-
-    cdef int wait_for_streams(self) except -1:
-        self.record_deferred(True)
-        return Frees.wait_for_streams(self)
-
-    cdef int forget_frees(self) except -1:
-        self.deferred.clear()
-        self.must_look = self.has_more_to_do()
-        return Frees.forget_frees(self)
+        return not self.reasons.has(FREES_DEFERRED) and not self.observers.has_callbacks
 
     cdef int run_callbacks(self) except -1 with gil:
         return self.observers.run_callbacks()
@@ -882,8 +831,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.acquire()
         self.recorder.num_sync_all_streams += 1
         self.lock.release()
-        self.record_deferred(True)
-        return self.settle(True, True)      # also what the device failed for before
+        return self.frees.drain(RECORD | QUERY | AGAIN | WAIT)      # also what the device failed for before
 
     cdef int was_refused(self, Request* request) except -1:
         if request.refused:
@@ -925,7 +873,7 @@ cdef class CachingAllocator(PagedAllocator):
         """
         if self.pool.usage == NULL:
             raise never_set_up()
-        self.catch_up()
+        self.frees.drain(0)
         return self.recorder.stats(self.pool, self.lock, self.first_max_split_size)
 
     def page_stats(self):
@@ -1154,13 +1102,13 @@ cdef class CachingAllocator(PagedAllocator):
 
     cdef int wait_for_pool(self, PoolId id) except -1:
         """Waits for the streams that still use a pool's freed memory, and for no others."""
-        self.record_deferred(True)
+        self.frees.drain(RECORD)
         cdef Waiting entry
         for stream in sorted(self.fences.queues):
             for entry in list(self.fences.queues.get(stream, ())):
                 if self.is_of_pool(entry.late.handle, id):
                     if self.fences.wait_for(stream, entry):
-                        self.finish_waiting(entry.late.handle)
+                        self.frees.finish_waiting(entry.late.handle)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:

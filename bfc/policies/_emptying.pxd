@@ -6,9 +6,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from bfc._core cimport Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
+from bfc.mapping._calls cimport Faults
+from bfc.mapping._expandable cimport ExpandableSegments
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools
-from bfc.policies._mapper cimport Faults
-from bfc.policies._expandable cimport ExpandableSegments
 
 
 @cython.final

@@ -1,2 +1,1 @@
-class Emptying:
-    """Gives back what an allocator caches. It needs no lock, and never calls the allocator."""
+class Emptying: ...

@@ -4,15 +4,30 @@ what lies in ranges, as PyTorch does (PyTorch's behaviour, 2.13)."""
 cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport LARGE, SMALL, ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source, total_size
+from bfc.mapping._calls cimport Faults, raise_faults
+from bfc.mapping._address_ranges cimport FreePart
+from bfc.mapping._expandable cimport ExpandableSegments
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool
-from bfc.policies._releasing cimport list_whole, take_out
-from bfc.policies._mapper cimport Faults, raise_faults
-from bfc.policies._expandable cimport ExpandableSegments, FreePart, list_parts
+from bfc.policies._releasing cimport list_in_ranges, list_whole, take_out
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_part "bfc::try_push_back"(vector[FreePart]& items, const FreePart& item) noexcept
+
+
+cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out) noexcept nogil:
+    """A pool's free chunks of one kind in ranges, by (stream, size, address). Needs the lock."""
+    cdef vector[ChunkHandle] free
+    cdef ChunkHandle handle
+    list_in_ranges(pool, id, kind, free)
+    for handle in free:
+        if not try_push_part(out, FreePart(handle, pool.chunks[handle].ptr, pool.chunks[handle].size)):
+            return
 
 
 @cython.final

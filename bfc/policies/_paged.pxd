@@ -1,4 +1,4 @@
-"""What both policies do beside their placement: a history, and memory that is mapped page by page."""
+"""What both policies do where memory is mapped page by page."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -6,8 +6,7 @@ from libcpp cimport bool as cbool
 from bfc._core cimport ChunkHandle, Lane
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Allocator, Placement, Request
-from bfc.policies._recorder cimport Recorder
-from bfc.policies._stitching cimport Stitching
+from bfc.mapping._stitching cimport Stitching
 
 
 cdef enum:
@@ -27,9 +26,7 @@ cdef uint64_t page_size_for(uint64_t limit, sub_allocator) except 0
 cdef class PagedAllocator(Allocator):
     cdef Stitching stitching            # None: memory is not mapped page by page
     cdef bint stitches
-    cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
 
-    cdef tuple memory_of_device(self)
     cdef int set_up_pages(self, page_size, headroom) except -1
     cdef ChunkHandle place_in_pages(self, Request* request) noexcept nogil
     cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil

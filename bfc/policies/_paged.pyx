@@ -1,5 +1,4 @@
-"""What both policies do beside their placement: a history; and where memory is mapped page by page, which range a
-request may look in, and what a miss does.
+"""What both policies do where memory is mapped page by page: which range a request may look in, and what a miss does.
 
 A request whose memory must not be mapped takes a region from the sub-allocator, as it would without pages: one that
 comes without the GIL, since mapping needs Python, and one that must be a single physical allocation. Such regions stand
@@ -9,32 +8,24 @@ in lanes of their own (IN_REGIONS). Requests that no page fits look there, too.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
-from bfc._core cimport (
-    IN_REGIONS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, History, HistoryRecord, Region,
-)
+from bfc._core cimport IN_REGIONS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Region
 from bfc.buffers._arguments cimport address_from
-from bfc.buffers._owners cimport owners_used, step_here
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer
 from bfc.allocators._extending cimport extend_chunk
-from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._invariants cimport fault_in_pages
-from bfc.allocators._frees cimport report_unraisable
+from bfc.allocators._reading cimport chunk_at, is_asleep_in
+from bfc.allocators._frees cimport AGAIN, QUERY, WAIT
 from bfc.allocators._tags cimport no_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request
-from bfc.policies._recorder cimport Recorder, new_history
-from bfc.policies._mapper cimport Faults, raise_faults
-from bfc.policies._sleep cimport put_tags_to_sleep, wake_tags
-from bfc.policies._stitching cimport Wanted
-from bfc.policies._sleeping_pages cimport SleepingPages
+from bfc.mapping._calls cimport Faults, raise_faults
+from bfc.mapping._sleep cimport put_tags_to_sleep, wake_tags
+from bfc.mapping._stitching cimport Stitching, Wanted
 
 from bfc.errors import ClosedError, InvariantError, out_of_host_memory
-from bfc.suballocators.base import SubAllocator, check_mapping_members, checked_memory_info
+from bfc.suballocators.base import SubAllocator, check_mapping_members
 from bfc.units import format_bytes, parse_bytes
 
-cdef extern from "history.hpp":
-    pass
 cdef extern from "debug.h":
     const int BFC_DEBUG
 
@@ -81,16 +72,12 @@ cdef uint64_t checked_page_size(page_size, uint64_t limit, sub_allocator) except
 
 @cython.no_gc_clear
 cdef class PagedAllocator(Allocator):
-    """What both policies have beside the placement: memory mapped page by page, and a history."""
-
-    def __cinit__(self, *args, **kwargs):
-        self.recorder = Recorder()
+    """Memory that is mapped page by page, for both policies."""
 
     cdef int set_up_pages(self, page_size, headroom) except -1:
         cdef uint64_t nbytes = checked_page_size(page_size, self.limit, self.sub_allocator)
-        self.stitching = SleepingPages()
-        self.stitching.stand_behind(&self.lock, self.pool, self.source)
-        self.stitching.know_tags(self.fences, &self.tags_asleep)
+        self.stitching = Stitching()
+        self.stitching.attach(&self.lock, self.pool, self.source, self.fences, &self.tags.asleep)
         self.stitching.set_up(self.limit, nbytes, headroom)
         self.by_stream = self.home_stream != HOST_STREAM
         self.source.joins_regions = False
@@ -134,7 +121,7 @@ cdef class PagedAllocator(Allocator):
         self.stitching.is_refused = False
         try:
             if request.tag:
-                self.refuse_if_asleep(request.tag)
+                self.tags.refuse_if_asleep(request.tag)
             while not self.place_mapped(request, placed, wanted.handle):
                 if not self.stitching.provide(self.bin_set_now(request), &wanted):
                     break
@@ -180,7 +167,6 @@ cdef class PagedAllocator(Allocator):
         return 0
 
     cdef int give_up_ranges(self) except -1:
-        self.drop_kept()
         return self.stitching.give_all_back() if self.stitches else 0
 
     cdef int add_region_for(self, Request* request, Placement* placed, uint64_t nbytes) except -1 nogil:
@@ -224,7 +210,7 @@ cdef class PagedAllocator(Allocator):
         return wake_tags(self, self.stitching, tags, fill, self.limit) if self.stitches else 0
 
     cdef uint64_t bytes_asleep(self) noexcept:
-        return self.stitching.bytes_asleep() if self.tags_asleep.size() else 0
+        return self.stitching.bytes_asleep() if self.tags.asleep.size() else 0
 
     def page_stats(self):
         """How much memory is mapped, and what was called for that, of an allocator that maps page by page.
@@ -296,7 +282,7 @@ cdef class PagedAllocator(Allocator):
         cdef uint64_t kept = parse_bytes(keep), released
         cdef Faults faults = Faults()
         self.require_pages("trim")
-        self.settle(again=True, wait=bool(wait))
+        self.frees.drain(QUERY | AGAIN | (WAIT if wait else 0))
         if not self.stitching.enter(0):
             return 0        # another thread maps: it needs memory
         try:
@@ -356,9 +342,10 @@ cdef class PagedAllocator(Allocator):
         if isinstance(buffer, Buffer):
             owned = self.own_buffer(buffer)
         address = address_from(buffer) if owned is None else owned.start
-        if size < self.chunk_at(address).requested_size:
-            raise ValueError(f"{address:#x} has {self.chunk_at(address).requested_size} bytes, and would have "
-                             f"{size}: try_extend makes nothing smaller")
+        cdef uint64_t present = chunk_at(self.pool, self.lock, address).requested_size
+        if size < present:
+            raise ValueError(f"{address:#x} has {present} bytes, and would have {size}: try_extend makes nothing "
+                             f"smaller")
         if not self.extend_now(address, rounded, size):
             if not self.stitches or not self.map_behind(address, rounded):
                 return False
@@ -378,7 +365,7 @@ cdef class PagedAllocator(Allocator):
     cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
-        cdef bint asleep = handle != NO_CHUNK and self.is_asleep_locked(handle)
+        cdef bint asleep = handle != NO_CHUNK and is_asleep_in(self.pool, handle)
         cdef bint done = handle != NO_CHUNK and not asleep and extend_chunk(self.pool, handle, rounded, nbytes)
         cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if asleep else 0
         self.lock.release()
@@ -411,134 +398,3 @@ cdef class PagedAllocator(Allocator):
         if not self.stitches:
             raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
         return 0
-
-    # -- history -------------------------------------------------------------------------------------------------------
-
-    def record_history(self, enabled="all", *, context="all", stacks="python", max_entries=None, skip_actions=()):
-        """Start to record what happens, as `torch.cuda.memory._record_memory_history()` does.
-
-        What was recorded before is dropped.
-
-        Parameters
-        ----------
-        enabled : {"all", "state", None}, optional
-            "all" records a history; "state" only keeps the Python frames of what is live; None stops.
-        context : {"all", "alloc", "state", None}, optional
-            Keep the Python frames of allocations ("alloc" or "state"), of frees too ("all"), or of
-            neither (None).
-        stacks : {"python"}, optional
-            C++ frames ("all" in PyTorch) cannot be had.
-        max_entries : int, optional
-            How many entries to keep, the newest; None keeps all.
-        skip_actions : iterable of str, optional
-            Actions that are not recorded, such as "free_requested".
-
-        Raises
-        ------
-        ValueError
-            If an argument is not one of the values above, or `max_entries` is negative.
-        ClosedError
-            If the allocator is closed.
-
-        Notes
-        -----
-        Cost: 64 bytes an entry; some microseconds for the frames of each call. In a BFCAllocator each
-        hit then takes the slow path, half a microsecond more, and a replay goes call by call. Nothing
-        while nothing is recorded. Source: PyTorch's behaviour, 3.4.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"))
-        >>> allocator.record_history()
-        >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
-        >>> [entry.action for entry in allocator.history()]
-        ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
-        """
-        cdef History* history = new_history(enabled, context, stacks, max_entries, skip_actions)
-        self.must_look = True   # before there is a history: what is allocated from now on is noted
-        self.acquire()
-        cdef bint is_closed = self.is_closed
-        if not is_closed:
-            history = self.pool.set_history(history)
-        self.lock.release()
-        del history
-        if is_closed:
-            self.must_look = self.has_more_to_do()
-            raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
-        self.recorder.restart(enabled, context)
-        self.must_look = self.has_more_to_do()
-
-    def history(self):
-        """What `record_history` has recorded, oldest first.
-
-        Returns
-        -------
-        list of HistoryEntry
-            Empty if nothing is recorded.
-
-        Notes
-        -----
-        Cost: O(n) in the entries.
-        """
-        self.catch_up()
-        return self.recorder.history(self.pool, self.lock)
-
-    def dump(self, path):
-        """Write `snapshot().to_torch()` as a pickle that PyTorch's memory viewer opens.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            The file to write. See `Snapshot.dump`.
-        """
-        self.require_set_up()
-        self.snapshot().dump(path)
-
-    cdef object columns_of(self, vector[HistoryRecord]& records):
-        return self.recorder.columns_of(records)
-
-    cdef list frames_of_chunks(self, vector[ChunkRow]& chunks):
-        return self.recorder.frames_of_chunks(chunks)
-
-    cdef list steps_of_chunks(self, vector[ChunkRow]& chunks):
-        return self.recorder.steps_of_chunks(chunks)
-
-    cdef list frames_of_regions(self, vector[RegionRow]& regions):
-        return self.recorder.frames_of_regions(regions)
-
-    cdef int allocated(self, Placement* placed, uint64_t changes_before) except -1:
-        cdef bint region_came = self.source.changes.get() != changes_before
-        if self.recorder.keeps_frames:
-            self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came,
-                                      step_here(self) if owners_used else None)
-        return 0
-
-    cdef int freeing(self, int64_t allocation_id) except -1:
-        return self.recorder.keep_free_frames(allocation_id) if self.recorder.keeps_free_frames else 0
-
-    cdef bint has_more_to_do(self) noexcept:
-        """Where the pool keeps no counts, hits must be slow ones while a history is kept: only these are noted."""
-        if Allocator.has_more_to_do(self) or self.recorder.keeps_frames or self.recorder.keeps_free_frames:
-            return True
-        return self.pool.history != NULL and self.pool.usage == NULL
-
-    cdef int64_t mark_release(self) except -1:
-        return self.recorder.mark_release(self.pool, self.lock)
-
-    cdef int was_refused(self, Request* request) except -1:
-        if self.pool.history == NULL or request.refused:
-            return 0
-        device_free, _total = self.memory_of_device()
-        request.lane.stream = request.stream
-        return self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane,
-                                          request.owner)
-
-    cdef tuple memory_of_device(self):
-        """The free bytes of the device, and all; 0 free where it does not say."""
-        try:
-            answer = self.sub_allocator.memory_info()
-        except Exception as error:      # a request is refused all the same
-            report_unraisable(error, self.sub_allocator)
-            answer = 0, self.sub_allocator.total_bytes
-        return checked_memory_info(answer, self.sub_allocator)

@@ -1,2 +1,1 @@
-class PoolUses:
-    """References to private pools, and the scopes that divert allocations into them."""
+class PoolUses: ...

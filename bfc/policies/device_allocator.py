@@ -31,7 +31,7 @@ _POLICIES: dict[str, Callable[..., Allocator]] = {"caching": CachingAllocator, "
 
 @dataclass(frozen=True, slots=True)
 class DeviceStats:
-    """The figures of one device. Bytes are those of the blocks: sizes as rounded.
+    """The figures of one device. Sizes are those of whole blocks, after rounding.
 
     Attributes
     ----------

@@ -7,15 +7,16 @@ Nothing here uses an allocator of bfc. In order:
     grammar.py             how the text of settings is read
     settings.py            the settings of the caching policy
     pinned_settings.py     those of the allocator of pinned memory
-    _entries.pyx           which entries of a history its viewer can follow, and their dicts
-    _pickled.pyx           a snapshot's pickle, written directly
+    _serialized.pyx        the dicts and the pickle of what its viewer can follow
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
-    _pickle.pyx            the machine that reads a pickle
-    plain_pickle.py        a pickle read without Python's unpickler
     _stacks.pyx            numbers for the stacks of a recording
-    owners.py              the owner of each allocation in a recording
     layout.py              requests that lay out what was live before a recording begins
     releases.py            which segments were freed because the cache was emptied
+    _events.pyx            what is kept of a recording's entries while its file is read
+    _pickle.pyx            the machine that reads a pickle
+    plain_pickle.py        a pickle read without Python's unpickler
+    owners.py              the owner of each allocation in a recording
+    conversion.py          a history as the events of a trace
     reader.py              what PyTorch recorded, as a trace
     stripped.py            a snapshot without the names of programs and persons
 """

@@ -1,13 +1,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from bfc.pytorch._events import Packer
+
 class Machine:
-    """The stack, the marks and the memo of a pickle that is being read.
-
-    The limits are those of `plain_pickle.py`. `refusal` makes the error text for an operation that is refused, and
-    `shown` makes the text for a value.
-    """
-
     def __init__(
         self,
         data: bytes,
@@ -17,10 +13,10 @@ class Machine:
         turn_length: int,
         refusal: Callable[[bytes, int, list[Any]], str],
         shown: Callable[[object], str],
+        packer: Packer | None = None,
     ) -> None: ...
     @property
     def at(self) -> int: ...
     @property
     def stack(self) -> list[Any]: ...
-    def run(self) -> Any:
-        """Returns the value. Raises TraceError, which says what is wrong and at which byte."""
+    def run(self) -> Any: ...

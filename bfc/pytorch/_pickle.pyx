@@ -5,11 +5,13 @@ import struct
 
 cimport cython
 from cpython.dict cimport PyDict_SetItem
-from cpython.list cimport PyList_GET_SIZE, PyList_GetSlice
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_GetSlice
 from cpython.ref cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+
+from bfc.pytorch._events cimport Packer
 
 from bfc.errors import TraceError
 
@@ -18,6 +20,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     NUMBER_BITS = 14
+    ITEMS_OF_A_BATCH = 1000     # of a longer list or dict, writers add the items in such batches
 
 cdef object _FLOAT = struct.Struct(">d")
 
@@ -27,7 +30,7 @@ cdef class Machine:
     """The stack, the marks and the memo of a pickle that is being read.
 
     The limits are those of `plain_pickle.py`. `refusal` makes the error text for an operation that is refused, and
-    `shown` makes the text for a value.
+    `shown` makes the text for a value. What `packer` makes of a list or a dict takes its place, here and in the memo.
     """
 
     cdef bytes data
@@ -37,6 +40,10 @@ cdef class Machine:
     cdef readonly Py_ssize_t at     # where the current operation begins
     cdef readonly list stack
     cdef list marks, memo
+    cdef list memo_at_marks         # how long the memo was at each mark
+    cdef Py_ssize_t slot            # where in the memo the dict stands to which the last items belong; so for the
+    cdef Py_ssize_t list_slot       # last list, of those that hold no other list
+    cdef Packer packer
     cdef list numbers               # objects of numbers that were read lately, and
     cdef int64_t[1 << NUMBER_BITS] made     # what they are, by a hash
     cdef Py_ssize_t containers, values, most_containers, most_values, most_waiting
@@ -45,10 +52,11 @@ cdef class Machine:
     cdef object refusal, shown
 
     def __init__(self, bytes data, Py_ssize_t most_containers, Py_ssize_t most_values, Py_ssize_t most_waiting,
-                 Py_ssize_t turn_length, refusal, shown):
+                 Py_ssize_t turn_length, refusal, shown, Packer packer=None):
         self.data, self.bytes_, self.size = data, data, len(data)
         self.next = 2
-        self.stack, self.marks, self.memo = [], [], []
+        self.stack, self.marks, self.memo, self.memo_at_marks = [], [], [], []
+        self.slot, self.list_slot, self.packer = -1, -1, packer
         self.numbers = [None] * (1 << NUMBER_BITS)
         self.most_containers, self.most_values, self.most_waiting = most_containers, most_values, most_waiting
         self.turn_length = turn_length
@@ -103,6 +111,7 @@ cdef class Machine:
                 stack.append(self.known_number(<int32_t>self.four()))
             elif code == 0x28:                                  # MARK
                 self.marks.append(len(stack))
+                self.memo_at_marks.append(PyList_GET_SIZE(memo))
             elif code == 0x65:                                  # APPENDS
                 self.extend(self.above_mark())
             elif code == 0x75:                                  # SETITEMS
@@ -111,6 +120,7 @@ cdef class Machine:
                 self.put_container({})
             elif code == 0x5D:                                  # EMPTY_LIST
                 self.put_container([])
+                self.list_slot = PyList_GET_SIZE(memo)
             else:
                 self.other(code)
                 if self.done:
@@ -234,6 +244,7 @@ cdef class Machine:
         if PyList_GET_SIZE(self.marks) == 0:
             raise IndexError
         cdef list taken = self.taken_from(self.marks.pop())
+        self.slot = <Py_ssize_t>self.memo_at_marks.pop() - 1
         self.values += PyList_GET_SIZE(taken)
         return taken
 
@@ -248,6 +259,10 @@ cdef class Machine:
         if type(target) is not list:
             raise TraceError(f"byte {self.at}: it appends to something that is not a list")
         self.values += 1
+        if self.packer is not None and PyList_GET_SIZE(target) == 0 and PyList_GET_SIZE(taken) < ITEMS_OF_A_BATCH:
+            packed = self.packer.packed_list(taken)
+            if packed is not None and self.has_replaced(<PyObject*>target, packed, self.list_slot):
+                return 0
         (<list>target).extend(taken)
         return 0
 
@@ -264,7 +279,24 @@ cdef class Machine:
             if type(key) is not str:    # others could be made to collide, or be nested without end
                 raise TraceError(f"byte {self.at}: a dict has the key {self.shown(key)}, no text")
             PyDict_SetItem(target, key, taken[i + 1])
+        if self.packer is not None and count > 2:
+            packed = self.packer.packed_dict(target)
+            if packed is not None:
+                self.has_replaced(<PyObject*>target, packed, self.slot)
         return 0
+
+    cdef bint has_replaced(self, PyObject* value, packed, Py_ssize_t slot) except -1:
+        """Puts what was made of the last value in its place. Not done, and False, where something else has the value,
+        too. (Its references: the stack's, the caller's, and perhaps the memo's.)"""
+        cdef bint is_known = value.ob_refcnt == 3
+        if value.ob_refcnt > 3 or is_known and not (
+            0 <= slot < PyList_GET_SIZE(self.memo) and PyList_GET_ITEM(self.memo, slot) == value
+        ):
+            return False
+        self.stack[PyList_GET_SIZE(self.stack) - 1] = packed
+        if is_known:
+            self.memo[slot] = packed
+        return True
 
     cdef int put(self, Py_ssize_t number) except -1:
         """Memoizes the last value under a number. Writers use 0, 1, 2, ..., so a number that skips some is refused."""

@@ -1,37 +1,29 @@
-"""Numbers for stacks of frames. In a recording a stack is a list, which many entries share."""
+"""Numbers for stacks of frames. In a file a stack is a list of dicts, in a snapshot a tuple of `Frame`. Many entries
+share one."""
 
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libcpp.vector cimport vector
 
-cdef extern from "number_map.hpp" namespace "bfc" nogil:
-    cdef cppclass NumberMap:
-        NumberMap() except +
-        int64_t find(uint64_t key) noexcept
-        void put(uint64_t key, int64_t value) except +
-    const int64_t NOT_THERE "bfc::NumberMap::kNone"
+
+cdef class Walked:
+    """Stands for a list of frames that was walked as soon as it was read, and then dropped."""
 
 
 cdef class Stacks:
     """A tree of stacks. Each is a frame and the stack that called it, so that stacks share their common part.
 
-    Number 0 is the empty stack. No object is made for each frame of a stack: a list is walked once, and a frame,
-    which is a dict in the file, becomes a row at its first use.
+    Number 0 is the empty stack. No object is made for each frame of a stack: a list or a tuple is walked once, and a
+    frame becomes a row at its first use.
+
+    `content` holds the lists or tuples, and `source` is the table that walked those of a file while it was read. Stacks
+    get their numbers here in the order in which they are asked for.
     """
 
-    cdef vector[uint32_t] parents, frames
-    cdef NumberMap children         # parent and frame -> stack
-    cdef NumberMap lists            # which list -> stack
-    cdef NumberMap dicts            # which dict -> frame; -1 if it is not a frame
-    cdef dict numbers               # row -> frame
-    cdef object kept                # keeps the lists and dicts alive, so that no other object gets their address
-    cdef readonly list rows         # (file, line, function) of each frame
-
-    def __init__(self, content):
-        if self.kept is not None:
+    def __init__(self, content, Stacks source=None):
+        if self.rows is not None:
             raise RuntimeError("a table is set up once: make another")
-        self.kept = content
-        self.rows, self.numbers = [], {}
+        self.content, self.source = content, source
+        self.rows, self.numbers, self.kept, self.walked = [], {}, [], [None]
         self.parents.push_back(0)
         self.frames.push_back(0)
 
@@ -42,47 +34,124 @@ cdef class Stacks:
         """The number of the stack for a list of frames, innermost first; 0 if it is not a list."""
         cdef uint64_t key = <uint64_t><PyObject*>frames
         cdef int64_t stack
-        if self.kept is None:
+        if self.rows is None:
             raise RuntimeError("this table was never set up: its __init__ did not run, or failed")
+        if type(frames) is Walked:
+            return self.from_source((<Walked>frames).number)
         if type(frames) is not list:
             return 0
         stack = self.lists.find(key)
         if stack == NOT_THERE:
-            stack = self.walk(frames)
+            stack = self.walk(frames, False)
             self.lists.put(key, stack)
         return stack
 
-    cdef int64_t walk(self, list frames) except -1:
-        cdef int64_t stack = 0, frame, child
-        cdef uint64_t key
+    def number_of_frames(self, tuple frames not None):
+        """The number of the stack for a tuple of frames, each a tuple (file, line, function), innermost first."""
+        cdef uint64_t key = <uint64_t><PyObject*>frames
+        cdef int64_t stack
+        if self.rows is None:
+            raise RuntimeError("this table was never set up: its __init__ did not run, or failed")
+        stack = self.lists.find(key)
+        if stack == NOT_THERE:
+            stack = self.walk(list(frames), True)
+            self.lists.put(key, stack)
+        return stack
+
+    def number_walked(self, int64_t number):
+        """The number of the stack that has this number in the table that walked the lists of the file."""
+        return self.from_source(number)
+
+    def frames_walked(self, int64_t number):
+        """The frames of a stack, innermost first, as dicts with a "filename", a "line" and a "name"."""
+        cdef list found = []
+        if not 0 <= number < <int64_t>self.parents.size():
+            raise IndexError(f"there is no stack {number}")
+        while number:
+            filename, line, name = self.rows[self.frames[number]]
+            found.append({"filename": filename, "line": line, "name": name})
+            number = self.parents[number]
+        return found
+
+    cdef Walked walked_at_once(self, list frames):
+        """What stands for a list of frames; None if something in it is no frame."""
+        cdef int64_t stack = 0, frame
+        cdef Py_ssize_t i = PyList_GET_SIZE(frames)
+        cdef PyObject* item
+        while i > 0:
+            i -= 1
+            item = PyList_GET_ITEM(frames, i)
+            frame = self.dicts.find(<uint64_t>item)
+            if frame == NOT_THERE:
+                row = row_of(<object>item)
+                if row is None:
+                    return None
+                frame = self.row_number(row)
+                if item.ob_refcnt > 1:      # something else can name it again
+                    self.kept.append(<object>item)
+                    self.dicts.put(<uint64_t>item, frame)
+            stack = self.child(stack, frame)
+        while PyList_GET_SIZE(self.walked) <= stack:
+            self.walked.append(None)
+        made = self.walked[stack]
+        if made is None:
+            made = self.walked[stack] = Walked()
+            (<Walked>made).number = <uint32_t>stack
+        return made
+
+    cdef int64_t walk(self, list frames, bint are_rows) except -1:
+        cdef int64_t stack = 0, frame
         cdef Py_ssize_t i = len(frames)
         while i > 0:
             i -= 1
-            frame = self.frame(frames[i])
-            if frame < 0:
-                continue
-            key = <uint64_t>stack << 32 | <uint64_t>frame
-            child = self.children.find(key)
-            if child == NOT_THERE:
-                self.parents.push_back(<uint32_t>stack)
-                self.frames.push_back(<uint32_t>frame)
-                child = <int64_t>(self.parents.size() - 1)
-                self.children.put(key, child)
-            stack = child
+            frame = self.row_number(frames[i]) if are_rows else self.frame(frames[i])
+            if frame >= 0:
+                stack = self.child(stack, frame)
         return stack
+
+    cdef int64_t from_source(self, int64_t number) except -1:
+        cdef vector[int64_t] path
+        cdef int64_t stack = 0, found
+        if self.source is None or not 0 <= number < <int64_t>self.source.parents.size():
+            raise IndexError(f"no stack {number} was walked")
+        while number:
+            found = self.of_source.find(number)
+            if found != NOT_THERE:
+                stack = found
+                break
+            path.push_back(number)
+            number = self.source.parents[number]
+        while path.size():
+            number = path.back()
+            path.pop_back()
+            stack = self.child(stack, self.row_number(self.source.rows[self.source.frames[number]]))
+            self.of_source.put(number, stack)
+        return stack
+
+    cdef int64_t child(self, int64_t parent, int64_t frame) except -1:
+        cdef uint64_t key = <uint64_t>parent << 32 | <uint64_t>frame
+        cdef int64_t child = self.children.find(key)
+        if child == NOT_THERE:
+            self.parents.push_back(<uint32_t>parent)
+            self.frames.push_back(<uint32_t>frame)
+            child = <int64_t>(self.parents.size() - 1)
+            self.children.put(key, child)
+        return child
 
     cdef int64_t frame(self, item) except -3:
         cdef uint64_t key = <uint64_t><PyObject*>item
         cdef int64_t number = self.dicts.find(key)
         if number != NOT_THERE:
             return number
-        number = -1
         row = row_of(item)
-        if row is not None:
-            number = self.numbers.setdefault(row, len(self.rows))
-            if number == len(self.rows):
-                self.rows.append(row)
+        number = -1 if row is None else self.row_number(row)
         self.dicts.put(key, number)
+        return number
+
+    cdef int64_t row_number(self, row) except -1:
+        cdef int64_t number = self.numbers.setdefault(row, PyList_GET_SIZE(self.rows))
+        if number == PyList_GET_SIZE(self.rows):
+            self.rows.append(row)
         return number
 
     def fill(self, uint32_t[:, ::1] out):

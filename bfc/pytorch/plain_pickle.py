@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from bfc.errors import TraceError
+from bfc.pytorch._events import Packer
 from bfc.pytorch._pickle import Machine
 
 #: The most lists, tuples and dicts that a file may make, and the most values in all of them.
@@ -50,8 +51,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def loads(data: bytes) -> Any:
-    """The value of a pickle. Raises TraceError, with the fault and its byte. Time: O(n)."""
+def loads(data: bytes, packer: Packer | None = None) -> Any:
+    """The value of a pickle, with what `packer` makes of its entries and lists of frames in their
+    places. Raises TraceError, with the fault and its byte. Time: O(n)."""
     if data[:2] == b"\x1f\x8b":
         raise TraceError("it is compressed (gzip): unpack it first")
     if data[:2] == b"PK":
@@ -59,8 +61,8 @@ def loads(data: bytes) -> Any:
     if len(data) < 2 or data[0] != 0x80 or not 2 <= data[1] <= 5:
         raise TraceError("it is not a pickle of protocol 2 to 5")
     most_containers = min(FIRST_CONTAINERS + len(data) // BYTES_A_CONTAINER, MOST_CONTAINERS)
-    machine = Machine(data, most_containers, MOST_VALUES, MOST_WAITING, TURN, _refusal, shown)
-    return machine.run()
+    limits = most_containers, MOST_VALUES, MOST_WAITING, TURN
+    return Machine(data, *limits, _refusal, shown, packer).run()
 
 
 def _refusal(data: bytes, at: int, stack: list[Any]) -> str:

@@ -1,44 +1,26 @@
 """PyTorch's memory snapshots as traces: what `torch.cuda.memory._dump_snapshot` writes.
 
-Such a file holds the segments as they were at its end, and a history that may have lost its
-beginning (section 3.6 of the description). A block was live before the history if the
-history frees it without allocating it first, or if it is live at the end and never mentioned.
+Such a file holds the segments as they were at its end, and a history. It may come from strangers:
+everything in it is checked.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import IO, Any
 
 from bfc.errors import TraceError
 from bfc.files import open_regular
+from bfc.pytorch._events import Event, Packer
 from bfc.pytorch._stacks import Stacks
-from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
+from bfc.pytorch.conversion import Recording, converted, in_order
+from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.plain_pickle import loads, shown
-from bfc.pytorch.releases import GOES, NO_FRAMES, Releases, what_frames_say
-from bfc.pytorch.sizes import SMALL_SEGMENT
-from bfc.pytorch.words import (
-    ALLOC,
-    ANNOTATE,
-    BLOCK_ACTIONS,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    INACTIVE,
-    OOM,
-    PENDING,
-    SEGMENT_ACTIONS,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    SNAPSHOT,
-    STATES,
-)
+from bfc.pytorch.releases import GOES, NO_FRAMES
+from bfc.pytorch.words import BLOCK_ACTIONS, INACTIVE, OOM, PENDING, SEGMENT_ACTIONS, STATES
 
 #: The largest file, the longest history, and the most blocks that are read.
 MOST_BYTES = 1 << 30
@@ -48,13 +30,11 @@ MOST_BLOCKS = 1 << 24
 #: the first ones. Only a file whose lists share them has more: PyTorch writes each in more bytes.
 BYTES_A_PART = 12
 FIRST_PARTS = 1 << 12
-MOST_STREAMS = 1 << 16
 #: The most settings, including the rows of their tables.
 MOST_SETTINGS = 256
 LONGEST_TEXT = 4096
 TOP = 1 << 64
 
-_WITHOUT_EFFECT = (SNAPSHOT, ANNOTATE)
 _CHECKED = frozenset((*BLOCK_ACTIONS, *SEGMENT_ACTIONS, OOM))
 _NO_POOL = (0, 0)
 
@@ -69,11 +49,16 @@ def read(
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the snapshot"
     try:
         data = _content(source)
-        content, parts = loads(data), Parts(len(data))
+        packer, parts = Packer(), Parts(len(data))
+        content = loads(data, packer)
         del data
-        stacks = Stacks(content) if frames else None
-        recording = _recording(content, device, parts, stacks)
-        return _converted(recording, rules or {})
+        stacks = Stacks(content, packer.stacks) if frames else None
+        recording, entries = _recording(content, device, parts, stacks)
+        del content
+        owners = Owners()
+        events = _consumed(_Entries(stacks, owners, packer), entries, recording.device)
+        del entries
+        return converted(recording, events, owners, rules or {})
     except TraceError as error:
         raise TraceError(f"{name}: {error}", devices=error.devices) from None
 
@@ -94,25 +79,6 @@ def _content(source: str | os.PathLike[str] | IO[bytes]) -> bytes:
 # What the file says --------------------------------------------------------------------------
 
 
-@dataclass
-class _Recording:
-    """One device's part of a file, checked."""
-
-    device: int
-    spans: list[Span]
-    blocks: dict[int, Block]
-    entries: Sequence[Any]
-    settings: dict[str, Any]
-    #: None where frames are left out.
-    stacks: Stacks | None
-    #: The address, the bytes and the two numbers of the pool of each segment of a private pool.
-    pools: list[list[int]]
-
-    @property
-    def where(self) -> str:
-        return f"device_traces[{self.device}]"
-
-
 class Parts:
     """Limits how many entries, segments and blocks are read. Shared ones count each time."""
 
@@ -130,7 +96,10 @@ class Parts:
             )
 
 
-def _recording(content: Any, device: int | None, parts: Parts, stacks: Stacks | None) -> _Recording:
+def _recording(
+    content: Any, device: int | None, parts: Parts, stacks: Stacks | None
+) -> tuple[Recording, Sequence[Any]]:
+    """One device's part of a file, checked, and the entries of its history, which are not."""
     if isinstance(content, list):  # what memory_snapshot() returns: only the segments
         content = {"segments": content}
     if not isinstance(content, dict) or not {"segments", "device_traces"} & set(content):
@@ -151,7 +120,7 @@ def _recording(content: Any, device: int | None, parts: Parts, stacks: Stacks | 
         raise TraceError(f"device_traces[{device}] has {len(entries)} entries: too many")
     spans, blocks, pools = _segments(segments, device, parts, stacks)
     settings = _settings(content.get("allocator_settings"))
-    return _Recording(device, spans, blocks, entries, settings, stacks, pools)
+    return Recording(device, spans, blocks, settings, stacks, pools), entries
 
 
 def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) -> int:
@@ -206,11 +175,7 @@ def _segments(
         spans.append(span)
         if span.is_private:
             pools.append([span.start, span.end - span.start, *pool_id])
-    spans.sort(key=lambda span: span.start)
-    for before, after in itertools.pairwise(spans):
-        if after.start < before.end:
-            raise TraceError(f"the segments at {before.start:#x} and {after.start:#x} overlap")
-    return spans, live, pools
+    return in_order(spans), live, pools
 
 
 def _segment(
@@ -317,317 +282,60 @@ def _dict(value: Any, where: str) -> dict[str, Any]:
 # The history ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Event:
-    """An entry of the history, checked."""
-
-    action: str
-    address: int
-    size: int
-    stream: int
-    is_private: bool
-    #: What the frames say (see `releases.py`), if the entry frees a segment.
-    named: int = NO_FRAMES
-    time_us: int = 0
-    stack: int = 0
-    owner: int = 0
-
-
 class _Entries:
     """Checks the entries of a history, and numbers what many of them share."""
 
-    def __init__(self, stacks: Stacks | None, owners: Owners) -> None:
-        self._stacks, self._owners = stacks, owners
+    def __init__(self, stacks: Stacks | None, owners: Owners, packer: Packer) -> None:
+        self._stacks, self._owners, self._packer = stacks, owners, packer
         #: What each list of frames says, for the lists that were looked at.
         self._said: dict[int, int] = {}
 
-    def event(self, entry: Any, where: str, number: int) -> _Event:
+    def event(self, entry: Any, where: str, number: int) -> Event:
         """`where` names the history, and `number` is the index of the entry in it."""
-        if not isinstance(entry, dict):
+        stack = 0
+        if isinstance(entry, Event):
+            event, note = entry, entry.note
+            if self._stacks is not None:
+                stack = self._stacks.number_walked(entry.walked)
+        else:
             _dict(entry, f"{where}[{number}]")
-        action = entry.get("action")
-        if type(action) is not str:
-            raise TraceError(f"{where}[{number}]['action'] is {shown(action)}: a text is expected")
-        event = _Event(action, 0, 0, 0, False)
-        if action in _CHECKED:
-            self._check(event, entry, where, number)
-        time_us = entry.get("time_us", 0)
-        event.time_us = time_us if type(time_us) is int and 0 <= time_us < TOP else 0
-        if self._stacks is not None:
-            event.stack = self._stacks.number_of(entry.get("frames"))
-        event.owner = self._owners.number_of(entry.get("user_metadata"))
+            event, note = self._checked(entry, f"{where}[{number}]"), entry.get("user_metadata")
+            if self._stacks is not None:
+                stack = self._stacks.number_of(entry.get("frames"))
+        event.number(stack, self._owners.number_of(note))
         return event
 
-    def _check(self, event: _Event, entry: dict[str, Any], where: str, number: int) -> None:
-        name = "device_free" if event.action == OOM else "addr"
-        address: Any = entry.get(name)
-        size: Any = entry.get("size")
-        stream: Any = entry.get("stream", 0)
-        if not (
-            type(address) is type(size) is type(stream) is int
-            and 0 <= address < TOP
-            and 0 <= size < TOP
-            and -TOP <= stream < TOP
-        ):
-            where = f"{where}[{number}]"
-            _number(address, f"{where}['{name}']")
-            _number(size, f"{where}['size']")
-            _number(stream, f"{where}['stream']", low=-TOP)
-        if address + size > TOP and event.action != OOM:
-            raise TraceError(f"{where}[{number}] ends beyond all addresses")
-        event.address, event.size, event.stream = address, size, stream
-        pool_id = entry.get("pool_id", _NO_POOL)
-        if pool_id is not _NO_POOL:
-            event.is_private = _pool(pool_id, f"{where}[{number}]['pool_id']") != _NO_POOL
-        if event.action in GOES:
+    def _checked(self, entry: dict[str, Any], where: str) -> Event:
+        action = entry.get("action")
+        if type(action) is not str:
+            raise TraceError(f"{where}['action'] is {shown(action)}: a text is expected")
+        time_us = entry.get("time_us", 0)
+        time_us = time_us if type(time_us) is int and 0 <= time_us < TOP else 0
+        if action not in _CHECKED:
+            return Event(action, time_us=time_us)
+        name = "device_free" if action == OOM else "addr"
+        address = _number(entry.get(name), f"{where}['{name}']")
+        size = _number(entry.get("size"), f"{where}['size']")
+        stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
+        if address + size > TOP and action != OOM:
+            raise TraceError(f"{where} ends beyond all addresses")
+        is_private = _pool(entry.get("pool_id", _NO_POOL), f"{where}['pool_id']") != _NO_POOL
+        named = NO_FRAMES
+        if action in GOES:
             frames = entry.get("frames")
             if id(frames) not in self._said:
-                self._said[id(frames)] = what_frames_say(frames)
-            event.named = self._said[id(frames)]
+                self._said[id(frames)] = self._packer.said_by(frames)
+            named = self._said[id(frames)]
+        return Event(action, address, size, stream, is_private, named, time_us)
 
 
-def _consumed(entries: _Entries, recording: _Recording) -> list[_Event]:
+def _consumed(checked: _Entries, entries: Sequence[Any], device: int) -> list[Event]:
     """The history, checked. Each entry of the file is dropped as soon as it is read, so that both
     are never in memory as a whole."""
-    read = recording.entries
-    events: list[_Event] = []
-    for number, entry in enumerate(read):
-        events.append(entries.event(entry, recording.where, number))
-        if type(read) is list:
-            read[number] = None
-    recording.entries = ()
+    where = f"device_traces[{device}]"
+    events: list[Event] = []
+    for number, entry in enumerate(entries):
+        events.append(checked.event(entry, where, number))
+        if type(entries) is list:
+            entries[number] = None
     return events
-
-
-def _before(events: list[_Event], final: list[Span]) -> tuple[list[Span], int]:
-    """The segments before the history, and how many entries about segments contradict it."""
-    spans = Spans(final)
-    wrong = 0
-    for event in reversed(events):
-        if event.action in (SEGMENT_ALLOC, SEGMENT_MAP):
-            wrong += not spans.cut(event.address, event.size, event.action == SEGMENT_MAP)
-        elif event.action in (SEGMENT_FREE, SEGMENT_UNMAP) and event.size:
-            wrong += not spans.add(
-                Span(
-                    event.address,
-                    event.address + event.size,
-                    event.stream,
-                    event.size <= SMALL_SEGMENT,
-                    event.action == SEGMENT_UNMAP,
-                    event.is_private,
-                )
-            )
-    return spans.all(), wrong
-
-
-def _live_before(events: list[_Event], final: dict[int, Block]) -> dict[int, Block]:
-    """The blocks that the history frees without allocating them first, and those that are live at
-    the end and never mentioned. The file contains the block's size only for the latter."""
-    found: dict[int, Block] = {}
-    mentioned = set()
-    for event in events:
-        if event.action in (ALLOC, FREE_COMPLETED) and event.address not in mentioned:
-            mentioned.add(event.address)
-            if event.action == FREE_COMPLETED:
-                found[event.address] = Block(event.address, event.size, event.stream)
-    for address, block in final.items():
-        if address not in mentioned:
-            found[address] = block
-    return found
-
-
-def _converted(
-    recording: _Recording, rules: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    owners = Owners()
-    entries = _Entries(recording.stacks, owners)
-    events = _consumed(entries, recording)
-    spans, wrong = _before(events, recording.spans)
-    before = _live_before(events, recording.blocks)
-    sizes = Sizes(recording.settings)
-    columns = Columns()
-    history = ((event.action, event.address, event.size) for event in events)
-    layout = lay_out(spans, before, history, sizes, columns)
-    first = len(columns)
-    releases = Releases(
-        events,
-        spans,
-        columns.live_between,
-        lambda address: address + sizes.rounded(columns.live[address].size),
-        sizes.large_page,
-        recording.settings.get("release_lock_on_cudamalloc") is True,
-    )
-    player = _Player(columns, recording, layout.segments, releases)
-    for event in events:
-        player.play(event)
-    player.finish()
-    streams = columns.streams
-    if len(streams) > MOST_STREAMS:
-        raise TraceError(f"it has {len(streams)} streams: at most {MOST_STREAMS} are read")
-    repairs = player.repairs
-    repairs["segment_events_contradicting"] += wrong
-    repairs["allocations_before_outside_segments"] += layout.outside
-    repairs["allocations_before_left_out"] += layout.left_out
-    meta = {
-        "source": "PyTorch memory snapshot",
-        "torch": {
-            "device": recording.device,
-            "streams": list(streams),
-            "settings": recording.settings,
-            "first_recorded_event": first,
-            "addresses": columns.addresses.tolist(),
-            "segments": player.segments,
-            "segment_events": player.segment_events,
-            "oom": player.refused,
-            "pools": recording.pools,
-            "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
-            "frees_completed_later": player.later,
-            "private_pool_allocations": player.private
-            + sum(span.is_private for span in layout.filled),
-            "segments_not_exact": layout.inexact,
-            "blocks_of_unsure_size": layout.unsure,
-            "repairs": {name: count for name, count in sorted(repairs.items()) if count},
-            "releases_unsure": releases.unsure,
-            "unknown_actions": dict(player.unknown.most_common(16)),
-        },
-    }
-    return _arrays(columns, events, before, recording.stacks, owners, rules), meta
-
-
-def _arrays(
-    columns: Columns,
-    events: list[_Event],
-    before: dict[int, Block],
-    stacks: Stacks | None,
-    owners: Owners,
-    rules: Mapping[str, str],
-) -> dict[str, Any]:
-    """The arguments of the constructor of a trace. An event without an entry has the time of the
-    first entry if it is before the history, or of the entry before it if it is a repair."""
-    import numpy as np
-
-    entry = np.array(columns.entries, np.int64)
-    op, number = np.array(columns.op, np.uint8), np.array(columns.id, np.int64)
-    # The additional last element is for events without an entry: index -1 finds it.
-    times = np.array([*(event.time_us for event in events), 0], np.uint64)
-    times[-1] = times[0]
-    stack = np.array([*(event.stack for event in events), 0], np.uint32)[entry]
-    owner = np.array([*(event.owner for event in events), 0], np.uint16)[entry]
-    for at, address in enumerate(columns.addresses):
-        if entry[at] >= 0:
-            break
-        block = before.get(address) if op[at] == 0 else None
-        if block is not None:
-            stack[at] = block.stack
-    made = op == 0
-    if stacks is not None:
-        used = set(np.unique(stack[made & (owner == 0)]).tolist())
-        by_stack = owners.of_stacks(stacks, used, rules)
-        owner = np.where(owner == 0, by_stack[stack], owner)
-    of_allocation = np.zeros(int(number.max(initial=-1)) + 1, np.uint16)
-    of_allocation[number[made]] = owner[made]
-    arrays = {
-        "op": op,
-        "id": number,
-        "size": np.array(columns.size, np.uint64),
-        "stream": np.array(columns.stream, np.int64),
-        "time_us": times[entry] if times.any() else None,
-    }
-    if len(owners.numbers) > 1:
-        arrays["owner"] = np.where(op == 2, 0, of_allocation[number]) if len(op) else number
-        arrays["owners"] = list(owners.numbers)
-    if stacks is not None and len(stacks) > 1:
-        table = np.empty((len(stacks), 2), np.uint32)
-        stacks.fill(table)
-        arrays |= {"stack": stack, "stacks": table, "frames": stacks.rows}
-    return arrays
-
-
-@dataclass
-class _Player:
-    """Turns the history into events. Contradictions in it are repaired, and each repair is
-    counted."""
-
-    columns: Columns
-    recording: _Recording
-    #: [event, address, size] of each segment that was taken, with the event that follows.
-    segments: list[list[int]]
-    releases: Releases
-    segment_events: list[list[Any]] = field(default_factory=list)
-    refused: list[list[int]] = field(default_factory=list)
-    repairs: Counter[str] = field(default_factory=Counter)
-    unknown: Counter[str] = field(default_factory=Counter)
-    #: The number of blocks whose free_completed does not follow free_requested at once: other
-    #: streams used them.
-    later: int = 0
-    private: int = 0
-    at: int = 0
-    asked: dict[int, int] = field(default_factory=dict)
-
-    def play(self, event: _Event) -> None:
-        self.columns.entry = self.at
-        self.at += 1
-        action = event.action
-        if action == ALLOC:
-            self._allocate(event)
-        elif action == FREE_REQUESTED:
-            if event.address in self.columns.live:
-                self.asked[event.address] = self.at
-            else:
-                self.repairs["frees_requested_of_unknown"] += 1
-        elif action == FREE_COMPLETED:
-            self._free(event)
-        elif action in SEGMENT_ACTIONS:
-            self._segment(event)
-        elif action == OOM:
-            self.refused.append([len(self.columns), event.size, event.address])
-        elif action not in _WITHOUT_EFFECT:
-            self.unknown[action[:40].encode("ascii", "backslashreplace").decode()] += 1
-
-    def _allocate(self, event: _Event) -> None:
-        end = event.address + max(event.size, 1)
-        for address in self.columns.live_between(event.address, end):
-            self._free_unseen(address)
-        self.columns.allocate(event.address, event.size, event.stream)
-        self.private += event.is_private
-
-    def _free(self, event: _Event) -> None:
-        if event.address not in self.columns.live:
-            self.repairs["frees_of_unknown"] += 1
-            return
-        self.columns.free(event.address)
-        self.later += self.asked.pop(event.address, self.at - 1) != self.at - 1
-
-    def _free_unseen(self, address: int) -> None:
-        """A free that is missing from the history."""
-        self.columns.free(address)
-        self.asked.pop(address, None)
-        self.repairs["frees_added"] += 1
-
-    def _segment(self, event: _Event) -> None:
-        now = [event.action, len(self.columns), event.address, event.size, event.stream]
-        if event.action in (SEGMENT_FREE, SEGMENT_UNMAP):
-            for address in self.columns.live_between(event.address, event.address + event.size):
-                self._free_unseen(address)
-            now[1] = len(self.columns)
-        elif event.action == SEGMENT_ALLOC:
-            self.segments.append([len(self.columns), event.address, event.size])
-        self.segment_events.append(now)
-        if self.releases.follow(self.at - 1, event):
-            self.columns.release()
-
-    def finish(self) -> None:
-        """Adds frees and allocations, so that exactly the blocks that the file shows are live."""
-        final, spans = self.recording.blocks, Spans(self.recording.spans)
-        for address in sorted(self.columns.live):
-            block = final.get(address)
-            if block is not None and block.requested == self.columns.live[address].size:
-                continue
-            end = address + max(self.columns.live[address].size, 1)
-            if block is None and not spans.overlap(address, end):
-                self.repairs["live_outside_segments"] += 1
-            else:
-                self._free_unseen(address)
-        for address in sorted(final.keys() - self.columns.live.keys()):
-            self.columns.allocate(address, final[address].requested, final[address].stream)
-            self.repairs["allocations_added"] += 1

@@ -36,13 +36,19 @@ _TAKES = (SEGMENT_ALLOC, SEGMENT_MAP, OOM)
 class Entry(Protocol):
     """What is needed from an entry of the history."""
 
-    action: str
-    address: int
-    size: int
-    stream: int
-    is_private: bool
-    #: What its frames say, if it frees a segment.
-    named: int
+    @property
+    def action(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+    @property
+    def is_private(self) -> bool: ...
+    @property
+    def named(self) -> int:
+        """What its frames say, if it frees a segment."""
 
 
 def what_frames_say(frames: Any) -> int:

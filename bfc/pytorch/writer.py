@@ -11,8 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bfc.files import replacing
-from bfc.pytorch._entries import Columns, SharedFrames
-from bfc.pytorch._pickled import pickled
+from bfc.pytorch._serialized import Columns, SharedFrames, pickled
 
 if TYPE_CHECKING:
     from bfc.pytorch.settings import CachingSettings
@@ -29,12 +28,12 @@ def as_torch(
     settings: CachingSettings | None,
 ) -> dict[str, Any]:
     """The dict of `Snapshot.to_torch`."""
-    number, shared = _ordinal(device), SharedFrames()
+    number, shared = ordinal_of(device), SharedFrames()
     columns = Columns(regions, history)
     return {
         "segments": columns.segments(number, shared),
         "device_traces": [*([] for _ in range(number)), columns.entries(shared)],
-        "allocator_settings": _settings(settings),
+        "allocator_settings": settings_as_torch(settings),
         "external_annotations": [],
     }
 
@@ -59,17 +58,18 @@ def content(
     settings: CachingSettings | None,
 ) -> bytes:
     """What `dump` writes."""
-    return pickled(Columns(regions, history), _ordinal(device), _settings(settings))
+    return pickled(Columns(regions, history), ordinal_of(device), settings_as_torch(settings))
 
 
-def _ordinal(device: str) -> int:
+def ordinal_of(device: str) -> int:
     """The number after the last colon of a device's name; 0 if there is none."""
     found = re.search(r":(\d{1,4})$", device)
     number = int(found[1]) if found else 0
     return number if number <= HIGHEST_DEVICE else 0
 
 
-def _settings(settings: CachingSettings | None) -> dict[str, Any]:
+def settings_as_torch(settings: CachingSettings | None) -> dict[str, Any]:
+    """The settings as PyTorch writes them; its defaults for None, another policy."""
     if settings is None:
         from bfc.pytorch.settings import CachingSettings
 

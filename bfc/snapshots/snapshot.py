@@ -449,7 +449,13 @@ class Snapshot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Rows are those of this machine and of this version; objects can be read anywhere.
-        return type(self), (self.device, self.stats, self.regions, self.history, self.settings)
+        columns = self.device, self.stats, self.regions, self.history, self.settings
+        return type(self), columns, {"_pool_id": self._pool_id} if self._pool_id else None
+
+    @property
+    def _pool_id(self) -> tuple[int, int] | None:
+        """The pool whose regions it has (`of_pool`); None for all."""
+        return self.__dict__.get("_pool_id")
 
     def _region_columns(self) -> RegionColumns:
         return self.__dict__.get("_regions") or columns_of_regions(self.regions)
@@ -510,7 +516,9 @@ class Snapshot:
         Snapshot
             Without regions if there is no such pool.
         """
-        return self._with_regions(tuple(r for r in self.regions if r.pool_id == pool_id))
+        made = self._with_regions(tuple(r for r in self.regions if r.pool_id == pool_id))
+        made.__dict__["_pool_id"] = pool_id
+        return made
 
     @cached_property
     def bins(self) -> tuple[BinInfo, ...]:

@@ -1,23 +1,22 @@
 """Experiments with recorded runs: what one run needs under several policies. `bfc replay` prints
 such figures, and a program that looks for the best settings compares them. In order:
 
-    counted.py       sub-allocators that count the calls made to them
-    ground.py        what a policy written in Python has taken and handed out
-    python_policy.py  a policy written in Python
-    figure.py        one run under several policies, drawn
-    experiment.py    one trace under several policies
-    points.py        allocators to try, as text, and one replay
-    recorded.py      what a recording says of its own run
-    recordings.py    files of recorded runs, told by their content
-    living.py        what a snapshot of an allocator knows, as a trace
-    cluster.py       workers of Dask
-    workers.py       replays in other processes
-    search.py        the settings that fit on least
-    advice.py        rows, and how they are written
-    advise.py        `bfc.advise`
-    growth.py        what grew, and how it is written
-    lines.py         the line that a stack counts for
-    diff.py          `bfc.diff`
+    counting.py           sub-allocators that count the calls made to them
+    ground.py             what a policy written in Python has taken and handed out
+    python_policy.py      a policy written in Python
+    figure.py             one run under several policies, drawn
+    experiment.py         one trace under several policies
+    candidates.py         allocators to try, as text, and one replay
+    recorded_settings.py  what a recording says of its own run
+    file_formats.py       files of recorded runs, told by their content
+    cluster.py            workers of Dask
+    workers.py            replays in other processes
+    search.py             the settings that fit on least
+    advice.py             rows, and how they are written
+    advise.py             `bfc.advise`
+    growth.py             what grew, and how it is written
+    source_lines.py       the line that a stack counts for
+    diff.py               `bfc.diff`
 """
 
 from bfc.study.experiment import Comparison, Policy, Row, compare

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import frame_of_rows
-from bfc.study.points import BFC, CACHING, PAGES, STITCHED
-from bfc.study.recorded import Recorded, shown
+from bfc.study.candidates import BFC, CACHING, PAGES, STITCHED
+from bfc.study.recorded_settings import Recorded, shown
 from bfc.trace.beginning import AS_RECORDED, VARIABLE
 from bfc.units import format_bytes
 

@@ -8,18 +8,18 @@ from dataclasses import astuple
 from dataclasses import replace as with_
 from typing import TYPE_CHECKING, SupportsIndex
 
-from bfc.study import points, recorded
+from bfc.study import candidates, recorded_settings
 from bfc.study.advice import Advice, AdviceRow
-from bfc.study.points import Point
-from bfc.study.recorded import Recorded
-from bfc.study.recordings import read
+from bfc.study.candidates import Point
+from bfc.study.file_formats import read
+from bfc.study.recorded_settings import Recorded
 from bfc.trace import Trace
 from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from bfc.study.points import Outcome
+    from bfc.study.candidates import Outcome
     from bfc.study.search import Candidate, Search
 
 #: One that refuses nothing of a recorded run, and on which expandable segments find addresses.
@@ -111,7 +111,7 @@ def advise(
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is at least 1, not {jobs}")
     run = trace if isinstance(trace, Trace) else read(trace)
-    whole, refused = recorded.with_the_last_refusal(run)
+    whole, refused = recorded_settings.with_the_last_refusal(run)
     say = progress or (lambda text, done: None)
     text = ""
 
@@ -121,8 +121,8 @@ def advise(
         say(text, 0)
 
     stage("the recorded settings")
-    proof = prove(run, recorded.read(run))
-    known = recorded.known_to(proof)
+    proof = prove(run, recorded_settings.read(run))
+    known = recorded_settings.known_to(proof)
     with Replays(whole, executor, jobs, lambda done: say(text, done)) as replays:
         in_force = known[0] if known else DEFAULT
         live = whole.peak_bytes_live()
@@ -131,7 +131,7 @@ def advise(
         stage("; ".join(map(_first_answer, compared, first)))
         (with_room,) = replays.run([(in_force, max(LARGE, 4 * live))], here=True)
         search = Search(replays, nbytes, live, stage)
-        search.search(points.ours(), points.grid() if thorough else (), known)
+        search.search(candidates.ours(), candidates.grid() if thorough else (), known)
         rows, best = _rows(search)
         at = [(row.policy, row.settings) for row in rows].index(astuple(in_force))
         calls = with_room.driver_calls
@@ -157,12 +157,12 @@ def prove(trace: Trace, said: Recorded) -> Recorded:
     Recorded
         With `replayed`, if there is anything to compare.
     """
-    point = recorded.point_of(said)
+    point = recorded_settings.point_of(said)
     if point is None or said.peak_reserved is None:
         return said
-    free = points.replay(trace, point, max(LARGE, 4 * said.peak_reserved))
+    free = candidates.replay(trace, point, max(LARGE, 4 * said.peak_reserved))
     if free.peak_reserved != said.peak_reserved:
-        full = points.replay(trace, point, said.peak_reserved)
+        full = candidates.replay(trace, point, said.peak_reserved)
         if full.completes and full.peak_reserved == said.peak_reserved:
             return with_(said, replayed=full.peak_reserved, capacity=said.peak_reserved)
     return with_(said, replayed=free.peak_reserved)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.snapshots.snapshot import Snapshot
-from bfc.study import recorded
+from bfc.study import recorded_settings
+from bfc.study.file_formats import has_devices, read
 from bfc.study.growth import Diff, Growth, MomentGrowth, ordered
-from bfc.study.lines import Lines, common_names, users_files
-from bfc.study.living import trace_of
-from bfc.study.recordings import has_devices, read
+from bfc.study.source_lines import Lines, common_names, users_files
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
         name_b,
         _moment(first, second, first.peak, second.peak),
         _moment(first, second, len(trace_a) - 1, len(trace_b) - 1),
-        recorded.read(trace_a).peak_reserved,
-        recorded.read(trace_b).peak_reserved,
+        recorded_settings.read(trace_a).peak_reserved,
+        recorded_settings.read(trace_b).peak_reserved,
         tuple(remarks),
     )
 
@@ -146,7 +145,7 @@ def _run_of(source: Run, device: int | None, default: str) -> tuple[str, Trace]:
     if isinstance(source, Allocator):
         source = source.snapshot()
     if isinstance(source, Snapshot):
-        return default, trace_of(source)
+        return default, Trace.from_snapshot(source)
     if isinstance(source, str | os.PathLike):
         return os.fspath(source), read(source, device, frames=True)
     raise TypeError(

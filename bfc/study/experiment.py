@@ -14,7 +14,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.libraries import frame_of_rows
 from bfc.snapshots.snapshot import Snapshot
 from bfc.study import figure
-from bfc.study.counted import Counted, CountedSimulated
+from bfc.study.counting import Counted, CountedSimulated
 from bfc.study.python_policy import PythonPolicy
 from bfc.suballocators import SubAllocator
 from bfc.trace import Timeline, Trace

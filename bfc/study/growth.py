@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import frame_of_rows
-from bfc.study.recorded import shown
+from bfc.study.recorded_settings import shown
 from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bfc.study.points import (
+from bfc.study.candidates import (
     CACHING,
     NEEDS,
     VALUES,

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from bfc.study.candidates import Outcome, Point, replay
 from bfc.study.cluster import Cluster
-from bfc.study.points import Outcome, Point, replay
 from bfc.trace import Trace
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ True
 
 In order:
 
-    torch_words.py, tape.py, leaks.py, sources.py, mapping_contract.py
+    torch_words.py, recorded_source.py, leaks.py, sources.py, mapping_contract.py
     contract.py, strategies.py, cuda_emulator/
     tensorflow_model.py, torch_device.py, torch_records.py
     torch_ranges.py         expandable segments in the model of PyTorch's policy
     torch_model.py          the slow models of both policies
-    beside.py               a model beside an allocator of ours
-    twins.py                each step on both
+    model_runner.py         a model beside an allocator of ours
+    differential.py         each step on both
     machine.py              Hypothesis's state machine
 """
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bfc.snapshots.leaks import Leak as Leak
     from bfc.testing import cuda_emulator as cuda_emulator
     from bfc.testing.contract import SubAllocatorContract as SubAllocatorContract
+    from bfc.testing.differential import Twins as Twins
     from bfc.testing.leaks import LeakError as LeakError
     from bfc.testing.leaks import leak_check as leak_check
     from bfc.testing.machine import AllocatorMachine as AllocatorMachine
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from bfc.testing.strategies import sizes as sizes
     from bfc.testing.strategies import stream_events as stream_events
     from bfc.testing.strategies import traces as traces
-    from bfc.testing.twins import Twins as Twins
 
 #: The module of each public name. One is loaded when its name is first asked for.
 _HOMES = {
@@ -53,7 +53,7 @@ _HOMES = {
     "LeakError": "leaks",
     "Misbehaving": "sources",
     "SubAllocatorContract": "contract",
-    "Twins": "twins",
+    "Twins": "differential",
     "cuda_emulator": "cuda_emulator",
     "leak_check": "leaks",
     "requests": "strategies",

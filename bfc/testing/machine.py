@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bfc.policies._caching import CachingAllocator
+from bfc.testing.differential import Errors, Twins
 from bfc.testing.strategies import Finish, Hold, Use, sizes, stream_events
-from bfc.testing.twins import Errors, Twins
 
 #: A strategy that is an attribute of the machine.
 _sizes = st.runner().flatmap(lambda machine: machine.sizes)

@@ -52,7 +52,7 @@ class Ground:
         return self.address + slot * self.size
 
     def create(self, slots: int = 1) -> int:
-        """A page, which must be had."""
+        """Creates a page, and fails the test if there is no room for it."""
         page = self.source.create(slots * self.size)
         assert page is not None, f"{self.source!r} has no room for a page of {slots * self.size}"
         assert isinstance(page, int)

@@ -3,6 +3,7 @@
 tables.py             frames, owners and stacks
 rmm_log.py            RMM's log in CSV
 anonymous.py          the parts of a recording that name no person or program
+from_snapshot.py      a snapshot of an allocator: its history, or what it holds
 beginning.py          what was live when a recording began
 _occupancy.pyx        which addresses a trace used at which time
 timeline.py           a replay over time: figures, and a map of addresses

@@ -9,7 +9,4 @@ def fill_cells(
     places: NDArray[np.uint64],
     ends: NDArray[np.uint64],
     cells: NDArray[np.float32],
-) -> tuple[list[tuple[int, int]], int]:
-    """Writes the fraction of each cell that is in use. `places` has room for the start and the end of each allocation;
-    `ends` says after which event each column ends. Returns the ranges that the rows cover, and the bytes of a row.
-    """
+) -> tuple[list[tuple[int, int]], int]: ...

@@ -473,6 +473,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ENDINGS)
 def test_the_interpreter_ends_in_silence_with(name: str) -> None:
     status, printed = run_python(SETUP + textwrap.dedent(ENDINGS[name]))
@@ -518,12 +519,14 @@ for use in (
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNFINISHED)
 def test_nothing_crashes_on(name: str) -> None:
     status, printed = run_python(f"import bfc\n{UNFINISHED[name]}\n{USES}")
     assert status == 0, printed
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "code",
     [

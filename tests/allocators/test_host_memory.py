@@ -48,6 +48,7 @@ def test_nothing_is_lost_where_python_has_no_memory() -> None:
     run("python")
 
 
+@pytest.mark.long
 def test_nothing_is_lost_where_c_has_no_memory(tmp_path: Path) -> None:
     if os.environ.get("BFC_DEBUG") == "2":
         pytest.skip("the build checks after each change, for which it needs memory")

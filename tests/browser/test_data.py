@@ -23,8 +23,8 @@ from report_recounts import (
 import bfc
 from bfc.browser import data, tables
 from bfc.browser.data import LISTED, OTHERS, data_of
+from bfc.browser.encoding import packed
 from bfc.browser.kinds import TEMPORARY_WITHIN as TEMPORARY
-from bfc.browser.packed import packed
 from bfc.browser.render import render
 from bfc.study.experiment import Policy
 
@@ -86,6 +86,7 @@ def test_blocks_of_random_traces_equal_a_recount(seed: int) -> None:
     check_blocks(opened(data_of([("random", trace)])), trace, addresses_of(trace))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_blocks_of_recorded_traces_equal_a_recount(file: Path) -> None:
     trace = bfc.Trace.load(file)
@@ -142,6 +143,7 @@ def line_of(trace: bfc.Trace, life: Life) -> Any:
     return next((tuple(frame) for frame in trace.frames_of(life.born)), None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_lines_hold_equals_a_recount(seed: int) -> None:
     print("seed", seed)
@@ -210,9 +212,9 @@ def test_owners_over_time_equal_a_recount(seed: int) -> None:
 
 
 def test_small_pieces_of_a_tree_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bfc.browser import views
+    from bfc.browser import aggregates
 
-    monkeypatch.setattr(views, "MOST_NODES", 5)
+    monkeypatch.setattr(aggregates, "MOST_NODES", 5)
     trace = random_trace(2)
     whole = recount(trace)
     tree = data_of([("random", trace)])["views"]["peak"]["tree"]
@@ -248,6 +250,7 @@ def test_more_than_fifty_thousand_blocks_at_the_peak() -> None:
     assert found["views"]["peak"]["by_owner"] == [[0, int(trace.size.sum()), count]]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("filler", ["x", "<", "\N{SNOWMAN}"])
 def test_long_names_make_no_long_page(filler: str) -> None:
     count = 60_000
@@ -262,6 +265,7 @@ def test_long_names_make_no_long_page(filler: str) -> None:
     assert found["blocks"]["at_peak"] == listed
 
 
+@pytest.mark.long
 def test_many_owners_make_no_long_page() -> None:
     """Nor does the process learn their names, of which it can hold no more (that would warn)."""
     count = 1 << 16

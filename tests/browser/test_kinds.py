@@ -10,7 +10,7 @@ import pytest
 import bfc
 from bfc.browser.data import data_of
 from bfc.browser.kinds import KINDS, kinds_of
-from bfc.browser.lives import lives_of
+from bfc.browser.lifetimes import lives_of
 from bfc.cli.miniature import record
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))
@@ -32,11 +32,18 @@ STACKS: dict[str, list[tuple[tuple[str, int, str], ...]]] = {
         (("", 0, "torch::autograd::AccumulateGrad::apply"), ("", 0, "torch::autograd::Engine::f")),
         (BACKWARD, MAIN),
         (("/home/me/model.py", 40, "Scale.backward"), MAIN),
+        (("/home/me/model.py", 50, "grad_of_attention"), BACKWARD, MAIN),
     ],
     "optimizer state": [((f"{TORCH}/optim/adamw.py", 120, "_init_group"), STEP, MAIN)],
     "activations": [
         (FORWARD, CALL, MAIN),
         ((f"{TORCH}/nn/functional.py", 20, "gelu"), FORWARD, CALL, MAIN),
+        # Functions of one's own outside of every module, as in recordings of course work.
+        (
+            ("/home/me/nn_utils.py", 13, "log_softmax"),
+            ("/home/me/nn_utils.py", 17, "cross_entropy"),
+        ),
+        (("/home/me/peak.py", 12, "custom_scaled_dot_product_attention"), MAIN),
         (FORWARD, CALL, (f"{TORCH}/utils/checkpoint.py", 70, "unpack_hook"), BACKWARD, MAIN),
     ],
     "inputs": [

@@ -131,6 +131,7 @@ def test_what_is_left_out_is_said(tmp_path, monkeypatch):
     assert fact == about
 
 
+@pytest.mark.long
 def test_a_long_recorded_run(tmp_path):
     trace = bfc.Trace.load(TRACES / "unet_buckets.npz")
     path = tmp_path / "run.json"
@@ -205,6 +206,7 @@ def test_a_file_that_cannot_be_written_is_left_alone(tmp_path):
         written(tmp_path / "missing" / "run.json", ("a", a_trace()))
 
 
+@pytest.mark.long
 def test_a_deep_stack_is_cut(tmp_path):
     deep = 100_000
     frames = [(f"/home/me/f{at}.py", at + 1, "call") for at in range(50)]

@@ -212,8 +212,8 @@ def test_names_from_strangers_are_text(page: Path) -> None:
 
 
 @pytest.mark.parametrize("stitch", [False, True])
-def test_it_says_what_the_history_cannot_tell(stitch: bool) -> None:
-    """Entries about pages that were used at other addresses later do not fit PyTorch's format."""
+def test_it_shows_all_of_a_history_and_says_that_blocks_were_stitched(stitch: bool) -> None:
+    """PyTorch's format holds no block whose pages were used at other addresses before."""
     device = bfc.SimulatedSubAllocator("256 MiB")
     with bfc.CachingAllocator(device, stitch=stitch) as allocator:
         allocator.record_history(context=None)
@@ -222,5 +222,7 @@ def test_it_says_what_the_history_cannot_tell(stitch: bool) -> None:
             allocator.deallocate_raw(block)
         allocator.allocate_raw(24 << 20)
         (run,) = shown(allocator)["runs"]
-        said = [remark for remark in run["remarks"] if "left out: PyTorch's format" in remark]
-        assert len(said) == stitch
+        assert run["peak_live"] == 60 * MIB
+        assert run["peak_reserved"] == allocator.stats().peak_pool_bytes
+        said = [remark for remark in run["remarks"] if "were stitched" in remark]
+        assert len(said) == len(run["remarks"]) == stitch

@@ -15,7 +15,7 @@ import bfc
 from bfc.browser.data import MOST_SEGMENTS, data_of
 from bfc.browser.runs import COLUMNS, ROWS, SAMPLES
 from bfc.browser.segments import Pieces
-from bfc.study.counted import CountedSimulated
+from bfc.study.counting import CountedSimulated
 from bfc.study.experiment import Policy
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))

@@ -13,7 +13,7 @@ from bfc.cli import demo, main
 
 @pytest.fixture
 def printed(capsys, monkeypatch, tmp_path) -> str:
-    """What it prints, without the advice: tests/house runs all of it, as the README has it."""
+    """What it prints, without the advice: tests/documents runs all of it, as the README has it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo.advise, "run", lambda arguments: True)
     assert main(["demo", "a folder"]) == 0

@@ -23,6 +23,7 @@ def found(machine) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.long
 def test_nvrtc_compiles_every_kernel_for_an_old_device():
     """Each as it is launched: a program for every pair of dtypes, here a destination's in one."""
 

@@ -183,6 +183,7 @@ def test_a_forked_child_is_told_and_can_end_and_the_parent_goes_on() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_child_can_free_whatever_other_threads_did_at_the_fork() -> None:
     """A lock that another thread held is held by nobody in the child."""
     script = """
@@ -227,6 +228,7 @@ def test_a_child_that_was_forked_before_cuda_was_used_is_free_to() -> None:
 # -- exit ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["device", "managed", "pinned", "async"])
 @pytest.mark.parametrize(
     "left",

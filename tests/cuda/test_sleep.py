@@ -82,6 +82,7 @@ def test_contents_and_addresses_come_back(pool: bfc.Allocator, way: str) -> None
     del weights, cache, block
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_cycles(pool: bfc.Allocator, streams: tuple[int, int], seed: int) -> None:
     rng = random.Random(seed)
@@ -155,6 +156,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("op", "call"), [(op, call) for op in CALLS for call in CALLS[op]])
 def test_each_driver_call_fails_once(pool: bfc.Allocator, emulated, op: str, call: str) -> None:
     failed = 0

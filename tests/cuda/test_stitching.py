@@ -140,6 +140,7 @@ def patience(machine) -> Iterator[None]:
         machine.clear()
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
 def test_no_memory_is_used_again_too_early(make, streams, machine, seed) -> None:

@@ -271,6 +271,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sampled(64)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("error", ["CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_UNKNOWN"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from typing import Any
 import bfc
 from bench.peers.server import Operation
 from bench.peers.torch import TorchPeer
-from bfc.testing.beside import segment_from
+from bfc.testing.model_runner import segment_from
 from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
 

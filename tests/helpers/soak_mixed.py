@@ -1,5 +1,5 @@
 """All of it together in one process: native threads and Python's threads on shared pools, scrapes
-of Prometheus, forks, snapshots, and pools that come and go.
+of Prometheus, forks, snapshots, pinned memory, and pools that come and go.
 
 Subinterpreters are not among it: Python 3.11 itself loses its thread state where some are made and
 ended beside threads."""
@@ -17,7 +17,8 @@ from typing import Any
 
 import soak_native
 from soak_native import MAPPED, POLICIES, Game, habits, in_a_child
-from waiting import run_all
+from soak_pinned import pinned
+from waiting import DEADLINE, run_all
 
 import bfc
 from bfc.integrations.prometheus import Collector
@@ -89,6 +90,9 @@ class Mixed:
         self.collector.remove("guest")
         return calls
 
+    def pin(self, dice: random.Random) -> int:
+        return pinned(dice.getrandbits(32))
+
     def look(self, dice: random.Random) -> int:
         pool = self.pool
         looks = [pool.check, pool.stats, pool.snapshot, pool.release_free_regions, gc.collect]
@@ -109,12 +113,14 @@ class Mixed:
 
     def play(self) -> int:
         works = [self.buffers, self.buffers, self.scrape, self.come_and_go, self.look, self.fork]
+        works.append(self.pin)
         wanted = habits(self.policy, self.dice)
         game = Game("marks", self.pool, self.dice.getrandbits(32), 2, ctypes.byref(wanted))
         seeds = [self.dice.getrandbits(32) for _ in works]
         pairs = zip(works, seeds, strict=True)
         with game.going_on():
-            errors = run_all([functools.partial(self.repeat, *pair) for pair in pairs])
+            repeated = [functools.partial(self.repeat, *pair) for pair in pairs]
+            errors = run_all(repeated, self.until - time.monotonic() + DEADLINE)
         if errors:
             raise errors[0]
         gc.collect()

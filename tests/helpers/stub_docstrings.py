@@ -1,6 +1,9 @@
 """The docstrings of the compiled modules, put into their stubs, where editors look for them.
 
-Run it after a docstring in a .pyx has changed: `make stubs`.
+The checkout's stubs have none: the docstrings stand in the .pyx. A wheel's stubs have them, since
+setup.py runs this with the folder that the package was built into.
+
+    python tests/helpers/stub_docstrings.py build/lib.linux-x86_64-cpython-311
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ import ast
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
 
 import bfc
 
@@ -24,7 +29,7 @@ STUBS = sorted(ROOT.rglob("*.pyi"))
 SLOTS = (types.WrapperDescriptorType, types.BuiltinMethodType)
 #: What Cython gives every class, so that none can be pickled.
 UNPICKLABLE = ("__reduce__", "__setstate__", "__reduce_cython__", "__setstate_cython__")
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef
+Documented = ast.ClassDef | ast.FunctionDef
 
 
 def module_of(path: Path) -> types.ModuleType:
@@ -59,40 +64,26 @@ def docstring(name: str, compiled: object) -> str | None:
 
 
 def with_docstrings(path: Path) -> str:
-    """The stub's text, of which the formatter has yet to make a neat one."""
-    tree = ast.parse(path.read_text())
-    if not tree.body:
-        return path.read_text()
-    for node, text in documented(path, tree):
-        if ast.get_docstring(node) is not None:
-            del node.body[0]
-        if text is not None:
-            margin = " " * (node.col_offset + 4)
-            lines = textwrap.indent(text, margin).lstrip() + ("\n" + margin) * ("\n" in text)
-            node.body = [
-                ast.Expr(ast.Constant(lines)),
-                *(item for item in node.body if not is_ellipsis(item)),
-            ]
-        if not node.body:
-            node.body = [ast.Expr(ast.Constant(...))]
-    return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def is_ellipsis(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and node.value.value is ...
-    )
-
-
-def main() -> None:
-    for path in STUBS:
-        path.write_text(with_docstrings(path))
-    ruff = [sys.executable, "-m", "ruff"]
-    for command in (["check", "--fix", "--quiet"], ["format", "--quiet"]):
-        subprocess.run([*ruff, *command, *map(str, STUBS)], check=True)
+    """The text of a stub, with the docstrings of its module."""
+    stub = path.read_text()
+    lines = stub.splitlines()
+    found = list(documented(path, ast.parse(stub)))
+    for node, text in sorted(found, key=lambda pair: -pair[0].lineno):
+        if text is None:
+            continue
+        first, margin = node.body[0], " " * (node.col_offset + 4)
+        written = textwrap.indent(text.replace("\\", "\\\\"), margin).strip()
+        end = f"\n{margin}" if "\n" in written else ""
+        added = [f'{margin}"""{written}{end}"""']
+        if isinstance(first, ast.Expr):  # the three dots
+            before = lines[first.lineno - 1][: first.col_offset].rstrip()
+            lines[first.lineno - 1 : first.lineno] = [*filter(None, [before]), *added]
+        else:
+            decorated = getattr(first, "decorator_list", None) or [first]
+            lines[decorated[0].lineno - 1 : decorated[0].lineno - 1] = [*added, ""]
+    return "\n".join(lines) + "\n" * bool(lines)
 
 
 if __name__ == "__main__":
-    main()
+    for stub in STUBS:
+        stub.write_text(with_docstrings(stub))

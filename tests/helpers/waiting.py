@@ -20,10 +20,10 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.0005)
 
 
-def joined(thread: threading.Thread) -> None:
+def joined(thread: threading.Thread, seconds: float = DEADLINE) -> None:
     """Waits for the end of a thread, which must come."""
-    thread.join(DEADLINE)
-    assert not thread.is_alive(), f"it is not at its end after {DEADLINE} s"
+    thread.join(seconds)
+    assert not thread.is_alive(), f"it is not at its end after {seconds} s"
 
 
 def run_all(
@@ -44,7 +44,7 @@ def run_all(
     for thread in threads:
         thread.start()
     for thread in threads:
-        joined(thread)
+        joined(thread, seconds)
     return faults
 
 

@@ -532,6 +532,7 @@ used.free(used.allocate(1000))
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["bfc", "caching"])
 @pytest.mark.parametrize("most", [1 << 12, 1 << 22])
 def test_threads_may_go_on_as_the_interpreter_ends(harness: Path, policy: str, most: int) -> None:

@@ -68,6 +68,7 @@ def run(script: str) -> None:
 # -- several at once -------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("forkers", [2, 5])
 def test_threads_that_fork_while_allocators_come_and_go_do_not_wait_for_each_other(
     forkers: int,
@@ -110,6 +111,7 @@ def test_threads_that_fork_while_allocators_come_and_go_do_not_wait_for_each_oth
     """)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_child_gets_memory_whatever_other_threads_asked_the_source_for(allocator: str) -> None:
     """The child waited for the source's lock, which a thread of the parent had held."""
@@ -195,6 +197,7 @@ USE = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("when", ["before", "after_in_parent", "after_in_child"])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_hooks_of_a_fork_may_use_allocators(when: str, earlier: bool) -> None:
@@ -214,6 +217,7 @@ def test_hooks_of_a_fork_may_use_allocators(when: str, earlier: bool) -> None:
     """)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_finaliser_that_a_hook_of_a_fork_calls_may_allocate_and_free(allocator: str) -> None:
     run(f"""
@@ -312,6 +316,7 @@ def test_a_hook_in_the_child_waits_for_no_call_of_a_thread_that_it_has_not(polic
     """)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["BFCAllocator", "CachingAllocator"])
 @pytest.mark.parametrize("call", ["alloc", "free"])
 def test_a_source_may_fork_inside_its_calls(policy: str, call: str) -> None:
@@ -395,6 +400,7 @@ def test_a_hook_in_the_child_waits_for_no_fence_that_another_thread_asks(allocat
     """)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_forkers_amid_everything() -> None:
     """Forkers, makers, replays, finalisers, hooks that use allocators, threads on every source."""

@@ -444,6 +444,7 @@ def test_a_child_of_another_thread_has_the_handlers_that_were_put_aside(make) ->
 # -- at any moment ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [bfc.SimulatedSubAllocator, bfc.HostSubAllocator])
 def test_signals_at_random_moments_lose_nothing(make, kind) -> None:
     source = kind("4 GiB")

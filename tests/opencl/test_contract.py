@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from plain_contract import PlainContract
 
 import bfc
-from bfc.testing import SubAllocatorContract
 
 CAPACITY = 64 << 20
 
 
-class TestOpenCL(SubAllocatorContract):
+class TestOpenCL(PlainContract):
     @pytest.fixture(autouse=True, params=["buffers", "svm"])
     def _chosen(self, request: pytest.FixtureRequest, context: Any) -> None:
         self.context, self.svm = context, request.param == "svm"

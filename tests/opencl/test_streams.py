@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 import bfc
+from bfc.copying import opencl_stream
 
 
 def test_memory_of_one_ordered_queue_is_used_again_at_once(make, queue, hold) -> None:
@@ -162,3 +165,24 @@ def test_no_block_is_handed_out_before_the_kernels_that_use_it(
     again = allocator.allocate(4000)
     assert again.ptr == place
     assert (again.view("i4").to_host() == 2).all(), "something wrote there meanwhile"
+
+
+def test_a_program_that_is_refused_keeps_nothing_alive(cl, context, monkeypatch) -> None:
+    place = opencl_stream.Context(context, context.devices[0])
+
+    class Held:
+        pass
+
+    def fails(*_: object) -> None:
+        raise cl.RuntimeError("clBuildProgram failed: BUILD_PROGRAM_FAILURE")
+
+    def build() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(opencl_stream.CompilerRefusedError):
+            place.program("key", lambda: "text")
+        return weakref.ref(held)
+
+    monkeypatch.setattr(cl, "Program", fails)
+    kept = build()
+    gc.collect()
+    assert kept() is None

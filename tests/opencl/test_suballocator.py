@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pocl
 import pytest
-from strikes import struck
+from interrupts import struck
 
 import bfc
 from bfc.cli import main
@@ -748,15 +748,15 @@ def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
 
 def test_every_device_is_counted_and_has_memory_of_its_own(cl) -> None:
     run = run_python(
-        "import pocl; pocl.devices()\n"
+        "import pocl; n = len(pocl.devices())  # two of each driver that is installed\n"
         "import bfc\n"
-        "assert bfc.opencl.device_count() == 2, bfc.opencl.is_available()\n"
-        "sources = [bfc.OpenCLSubAllocator(index=i, capacity='64 MiB') for i in range(2)]\n"
-        "assert [s.device.ordinal for s in sources] == [0, 1]\n"
+        "assert bfc.opencl.device_count() == n >= 2, bfc.opencl.is_available()\n"
+        "sources = [bfc.OpenCLSubAllocator(index=i, capacity='64 MiB') for i in range(n)]\n"
+        "assert [s.device.ordinal for s in sources] == list(range(n))\n"
         "assert sources[0].context != sources[1].context\n"
         "m = bfc.opencl.DeviceAllocator(memory_limit='64 MiB')\n"
-        "handles = [m.allocate(1000, i) for i in range(2)]\n"
-        "assert [m.device_of(h) for h in handles] == [0, 1]\n"
+        "handles = [m.allocate(1000, i) for i in range(n)]\n"
+        "assert [m.device_of(h) for h in handles] == list(range(n))\n"
         "m.close()\n"
         "print('end')",
         POCL_DEVICES="pthread pthread",

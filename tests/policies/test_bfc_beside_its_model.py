@@ -128,6 +128,7 @@ def seeds() -> list[int]:
     return [secrets.randbits(32) for _ in range(int(os.environ.get("BFC_HISTORIES", HISTORIES)))]
 
 
+@pytest.mark.long
 def test_random_histories_agree_with_the_model() -> None:
     for seed in seeds():
         try:

@@ -32,6 +32,7 @@ MIB = 1 << 20
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 
+@pytest.mark.sampled(5)
 @profiles
 def test_ours_is_the_model(profile: str) -> None:
     assert_they_agree(profile, range(12), TorchModel, Ours)
@@ -123,6 +124,7 @@ def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
     return seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("profile", "things"),
     [

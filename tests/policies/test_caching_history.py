@@ -60,6 +60,7 @@ def be_refused(allocator: bfc.CachingAllocator) -> None:
     raise AssertionError("there is no such memory")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("enabled", "work"),
     [("all", cycle), ("state", drop), ("all", fill_and_empty), ("all", be_refused)],
@@ -157,6 +158,7 @@ def test_the_frames_are_those_of_the_thread_that_allocated() -> None:
     allocator.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("depth", range(4))
 def test_frames_that_find_no_room_lose_no_allocation(depth):
     """The block was handed out, then RecursionError raised: nobody had its address. The depth at

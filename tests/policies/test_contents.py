@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from late_host import LateFence, LateHost, LateProgram
+from delayed_host import LateFence, LateHost, LateProgram
 
 import bfc
 
@@ -47,6 +47,7 @@ def capacity_of(policy: str, seed: int) -> int:
     return mebibytes * (4 << 20 if policy == "expandable" else 1 << 20)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("policy", MAKE)
 @pytest.mark.parametrize("seed", range(SEED, SEED + PROGRAMS))
 def test_every_block_has_what_was_written_to_it(seed: int, policy: str) -> None:
@@ -57,6 +58,7 @@ def test_every_block_has_what_was_written_to_it(seed: int, policy: str) -> None:
     assert source.live_bytes == 0
 
 
+@pytest.mark.long
 def test_the_programs_stitch_and_pass_pages_between_streams() -> None:
     """Else the test above would say little."""
     total: Counter[str] = Counter()
@@ -85,6 +87,7 @@ class WithoutWait(LateHost):
         pass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("policy", "broken"),
     [

@@ -54,6 +54,7 @@ def test_ours_is_the_peer(profile: str) -> None:
     assert_they_agree(profile, range(20), CommonPeer, Ours)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("profile", EXPANDABLE | BROKEN)
 def test_ours_is_the_model(profile: str) -> None:
     assert_they_agree(profile, range(20), RollsBack, Ours)
@@ -121,6 +122,7 @@ def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
     return seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("profile", "things"),
     [

@@ -34,6 +34,7 @@ from torch_dumps import (
 from torch_recorder import Recorder, random_size, replayed
 
 import bfc
+import bfc.pytorch.conversion as conversion
 import bfc.pytorch.plain_pickle as plain_pickle
 import bfc.pytorch.reader as torch_pickle
 from bfc.pytorch.settings import CachingSettings
@@ -665,7 +666,7 @@ def test_the_limits_hold(monkeypatch):
     monkeypatch.setattr(plain_pickle, "MOST_WAITING", 1000)
     assert "too many values belong to no list" in refused(HEAD + b"N" * 50_000)
     assert "too many values belong to no list" in refused(HEAD + b"(" * 50_000)
-    monkeypatch.setattr(torch_pickle, "MOST_STREAMS", 3)
+    monkeypatch.setattr(conversion, "MOST_STREAMS", 3)
     events = [event("alloc", 1024 * n, stream=n) for n in range(4)]
     assert "4 streams: at most 3" in refused(pickle.dumps(recording([], events), 4))
 

@@ -169,6 +169,7 @@ def test_pages_of_an_expandable_segment_go(left, expected):
     assert outcome(read(recording(segments, events))) == expected
 
 
+@pytest.mark.long
 def test_many_runs_over_many_segments_end_soon():
     """A file could ask for a look at each segment after each run."""
     count = 20_000
@@ -339,6 +340,7 @@ def numbered(operations: list[Any], answers: list[Any]) -> set[int]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [pytest.param(CommonPeer, marks=pytest.mark.peers), Ours])
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_no_release_is_made_up_in_recordings_without_frames(kind: Any, settings: str):

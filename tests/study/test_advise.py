@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.study import recorded, workers
+from bfc.study import recorded_settings, workers
 from bfc.study.advise import prove
-from bfc.study.counted import CountedSimulated
-from bfc.study.recordings import read
+from bfc.study.counting import CountedSimulated
+from bfc.study.file_formats import read
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOT = Path(__file__).parents[2]
@@ -217,7 +217,7 @@ def test_jobs_are_at_least_one():
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_recorded_settings_give_the_recorded_peak(path: Path):
     trace = read(path)
-    proof = prove(trace, recorded.read(trace))
+    proof = prove(trace, recorded_settings.read(trace))
     assert proof.is_exact, str(proof)
     assert str(proof).startswith("replayed under ")
     assert f"it reserves {proof.peak_reserved} bytes, as recorded" in str(proof)
@@ -243,7 +243,7 @@ def recording(settings: str, run: bfc.Trace, capacity: int) -> tuple[bfc.Trace, 
 )
 def test_a_recording_of_ours_is_repeated(settings: str, capacity: int):
     trace, peak = recording(settings, DECOMFL, capacity)
-    proof = prove(trace, recorded.read(trace))
+    proof = prove(trace, recorded_settings.read(trace))
     assert (proof.settings, proof.peak_reserved) == (settings, peak)
     assert proof.is_exact, str(proof)
 
@@ -253,7 +253,7 @@ def test_a_run_that_met_a_limit_is_repeated_on_a_device_of_that_size():
     run = bfc.Trace([0, 1, 0], [0, 0, 1], [40 * MIB, 0, 42 * MIB])
     trace, peak = recording("", run, 50 * MIB)
     assert peak == 42 * MIB
-    proof = prove(trace, recorded.read(trace))
+    proof = prove(trace, recorded_settings.read(trace))
     assert (proof.is_exact, proof.capacity) == (True, 42 * MIB)
     assert "on a device of 42.00 MiB, it reserves" in str(proof)
 
@@ -262,7 +262,7 @@ def test_a_difference_is_said_with_its_causes():
     trace, peak = recording("", DECOMFL, 80 * GIB)
     trace.meta["torch"]["segments"].insert(0, [0, 1 << 50, 20 * MIB])
     trace.meta["torch"]["private_pool_allocations"] = 3
-    proof = prove(trace, recorded.read(trace))
+    proof = prove(trace, recorded_settings.read(trace))
     assert not proof.is_exact
     assert f"reserves {peak} bytes, but {peak + 20 * MIB} were recorded (-" in str(proof)
     assert str(proof).endswith("; 3 allocations were in private pools")
@@ -287,7 +287,7 @@ def test_a_difference_is_said_with_its_causes():
 def test_what_cannot_be_compared_is_said(change, why: str):
     trace, _ = recording("", DECOMFL[:200], 80 * GIB)
     change(trace.meta["torch"])
-    proof = prove(trace, recorded.read(trace))
+    proof = prove(trace, recorded_settings.read(trace))
     assert not proof.is_exact
     assert str(proof).startswith(f"not compared with the recorded run: {why}")
 
@@ -309,7 +309,7 @@ def test_a_line_shows_no_control_characters():
     advice = bfc.advise(trace, SIZE, jobs=1)
     assert advice.proof.startswith(r"replayed under '\n max_split_size_mb:64 \n'")
     assert "\n" not in advice.proof
-    said = recorded.Recorded("\x1b[2J" * 100, 1, 1)
+    said = recorded_settings.Recorded("\x1b[2J" * 100, 1, 1)
     assert str(said).isprintable()
     assert len(str(said)) < 400
 
@@ -317,7 +317,7 @@ def test_a_line_shows_no_control_characters():
 @pytest.mark.parametrize("oom", [[], [[]], [["x", 1, 2]], [[0, float("nan"), 0]], [[-1, 5, 0]], 3])
 def test_refusals_that_make_no_sense_are_left_out(oom):
     trace = bfc.Trace([0], [0], [5], meta={"torch": {"oom": oom}})
-    assert recorded.with_the_last_refusal(trace) == (trace, 0)
+    assert recorded_settings.with_the_last_refusal(trace) == (trace, 0)
 
 
 def test_the_request_that_ended_a_run_must_fit_too():
@@ -335,7 +335,7 @@ def test_a_refusal_that_the_run_survived_is_left_out():
     run = bfc.Trace([0, 0, 0], [0, 1, 2], [24 * MIB, 400 * MIB, 8 * MIB])
     trace, _ = recording("", run, 64 * MIB)
     assert trace.meta["torch"]["oom"]
-    whole, refused = recorded.with_the_last_refusal(trace)
+    whole, refused = recorded_settings.with_the_last_refusal(trace)
     assert (whole is trace, refused) == (True, 0)
 
 
@@ -364,6 +364,7 @@ def test_progress_counts_the_replays(advice: bfc.Advice):
     assert list(dict.fromkeys(text for text, _ in told))[-1] == "the smallest devices"
 
 
+@pytest.mark.long
 def test_the_full_grid_is_no_worse(advice: bfc.Advice):
     trace = bfc.Trace.load(TRACES / "gpu_lm_small.npz")
     device = 3249143816 * 103 // 100
@@ -445,6 +446,7 @@ def all_end(pids: list[int]) -> bool:
 pytestmark_linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
 
 
+@pytest.mark.sampled(1)
 @pytestmark_linux
 @pytest.mark.parametrize("pause", [0.0, 0.3, 1.5])
 def test_an_interrupt_ends_it_with_its_workers(pause: float):

@@ -14,8 +14,8 @@ from hypothesis import given
 import bfc
 import bfc.testing
 from bfc.pytorch.owners import is_the_users
+from bfc.study.file_formats import read
 from bfc.study.growth import KINDS, signed
-from bfc.study.recordings import read
 
 MIB = 1 << 20
 RUNS = Path(__file__).parents[2] / "bench" / "traces"

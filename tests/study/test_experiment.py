@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import bfc
-from bfc.study.counted import CountedSimulated
+from bfc.study.counting import CountedSimulated
 from bfc.study.experiment import Policy, at_its_fullest, compare, measure
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from hypothesis import given
 import bfc
 from bfc.browser.data import data_of
 from bfc.study import Policy, PythonPolicy, compare
-from bfc.study.counted import CountedSimulated
+from bfc.study.counting import CountedSimulated
 from bfc.study.experiment import at_its_fullest
 from bfc.suballocators import SubAllocator
 from bfc.testing import traces

@@ -9,8 +9,8 @@ import pytest
 
 import bfc
 from bfc.pytorch.settings import CachingSettings
-from bfc.study import points, search
-from bfc.study.points import CACHING, PAGES, Outcome, Point, caching, grid, one_key_at_a_time
+from bfc.study import candidates, search
+from bfc.study.candidates import CACHING, PAGES, Outcome, Point, caching, grid, one_key_at_a_time
 from bfc.study.search import DEFAULT, GRAIN, Candidate, Search, choose
 from bfc.study.workers import Task
 
@@ -173,20 +173,20 @@ def test_a_threshold_is_tried_with_a_limit_without_which_pytorch_collects_nothin
     assert point.settings == "garbage_collection_threshold:0.6,per_process_memory_fraction:0.99"
     # 80 of 130 MiB are reserved when 41 are asked for, and 40 of them are free.
     trace = bfc.Trace([0, 0, 1, 0], [0, 1, 0, 2], [40 * MIB, 40 * MIB, 0, 41 * MIB])
-    alone = points.replay(trace, Point(CACHING, "garbage_collection_threshold:0.6"), 130 * MIB)
-    assert alone == points.replay(trace, DEFAULT, 130 * MIB)
+    alone = candidates.replay(trace, Point(CACHING, "garbage_collection_threshold:0.6"), 130 * MIB)
+    assert alone == candidates.replay(trace, DEFAULT, 130 * MIB)
     assert (alone.peak_reserved, alone.driver_calls) == (122 * MIB, 3)
-    collected = points.replay(trace, point, 130 * MIB)
+    collected = candidates.replay(trace, point, 130 * MIB)
     assert (collected.peak_reserved, collected.driver_calls) == (82 * MIB, 4)
 
 
 def test_every_policy_of_ours_can_be_replayed():
     trace = bfc.Trace([0], [0], [5 * MIB])
-    for point in points.ours():
-        outcome = points.replay(trace, point, 64 * MIB)
+    for point in candidates.ours():
+        outcome = candidates.replay(trace, point, 64 * MIB)
         assert (outcome.completes, outcome.peak_live) == (True, 5 * MIB)
         assert outcome.driver_calls >= 1
-    assert len({point.policy for point in points.ours()}) >= 2
+    assert len({point.policy for point in candidates.ours()}) >= 2
 
 
 def test_where_a_run_reserves_less_the_search_goes_there_at_once():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from plain_contract import PlainContract
 
 import bfc
 from bfc.testing import IntegerSource, Misbehaving, SubAllocatorContract
@@ -72,12 +73,12 @@ class Counted(bfc.SubAllocator):
             del self._blocks[address]
 
 
-class TestMinimalOfPages(SubAllocatorContract):
+class TestMinimalOfPages(PlainContract):
     def make(self) -> bfc.SubAllocator:
         return Mapped()
 
 
-class TestMinimalOfIntegers(SubAllocatorContract):
+class TestMinimalOfIntegers(PlainContract):
     def make(self) -> bfc.SubAllocator:
         return Counted()
 
@@ -106,7 +107,7 @@ class TestSources(SubAllocatorContract):
         return self.factory()
 
 
-class TestIntegers(SubAllocatorContract):
+class TestIntegers(PlainContract):
     threads = False
 
     @pytest.fixture(autouse=True, params=["rising", "reusing", "generous", "joining"])

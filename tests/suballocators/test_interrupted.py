@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import struck
 from memory_hooks import call_without_memory
-from strikes import struck
 
 import bfc
 from bfc.suballocators.virtual import MappingBooks
@@ -158,6 +158,7 @@ def sizes(state: Any) -> list[object]:
     return [len(part) if isinstance(part, dict | list) else part for part in state]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("verb", VERBS)
 def test_mapping_without_host_memory_is_done_or_not(source, verb: str) -> None:
     before, after = (sizes(state) for state in outcomes(source, verb))

@@ -52,6 +52,7 @@ def test_the_library_is_kept_where_the_system_keeps_caches(monkeypatch) -> None:
     assert library.cache() == Path("/home/somebody/.cache/bfc")
 
 
+@pytest.mark.long
 def test_it_is_made_once_by_many_processes_at_a_time(home: Path) -> None:
     started = [start(ASK + "; print('loaded')") for _ in range(4)]
     assert [process.communicate(timeout=120) for process in started] == [("loaded\n", "")] * 4

@@ -22,6 +22,7 @@ def block(words: str) -> str:
     return found if found.startswith("import bfc\n") else f"import bfc\n{found}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", ["class Mine(", "class TestMySource", "def test_nothing_is_left"])
 def test_a_piece_passes(words: str, tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(block(words))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import bfc
 from bfc.testing import AllocatorMachine, IntegerSource, Misbehaving, Twins, sizes
-from bfc.testing.tape import Differs
+from bfc.testing.recorded_source import Differs
 
 MIB = 1 << 20
 FEW = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)
@@ -85,6 +85,7 @@ class OfTheirOwn(AllocatorMachine):
         return Bump(8 * MIB)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "machine", [OverPages, GenerousSource, OnStreams, Caching, StrictCaching, OfTheirOwn]
 )
@@ -143,6 +144,7 @@ class FindsTwice(AllocatorMachine):
         return Twice()
 
 
+@pytest.mark.long
 def test_a_policy_that_hands_out_twice_is_found_in_few_steps() -> None:
     steps = shrunk(FindsTwice, AssertionError, "overlap")
     assert len(steps) <= 7, steps  # start, three requests, a free, teardown, and one more
@@ -241,6 +243,7 @@ def test_the_history_is_a_trace() -> None:
     twins.close()
 
 
+@pytest.mark.long
 def test_a_failing_history_is_saved(tmp_path) -> None:
     class Saved(FindsTwice):
         save_failure = tmp_path / "failing.npz"

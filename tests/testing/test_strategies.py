@@ -68,6 +68,7 @@ def test_odd_traces_are_value_errors() -> None:
             testing.traces(**wrong)
 
 
+@pytest.mark.long
 def test_histories_are_long_enough_to_matter() -> None:
     trace = reached(testing.traces(max_events=100), lambda trace: peak_count(trace) >= 12)
     assert len(trace) == 12
@@ -98,6 +99,7 @@ def test_a_hole_shrinks_to_three_events() -> None:
     assert trace.size.tolist() == [1, 1, 0]
 
 
+@pytest.mark.long
 def test_a_history_that_frees_the_newest_first_shrinks_too() -> None:
     def is_nested(trace: bfc.Trace) -> bool:
         freed = trace.id[trace.op == 1].tolist()

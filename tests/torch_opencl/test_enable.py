@@ -270,6 +270,16 @@ def test_a_child_of_spawn_has_a_device_of_its_own() -> None:
         threading.Thread(target=work, daemon=True).start()
         done.wait()
         """,
+        """
+        torch.set_num_threads(1)
+        def work():
+            while True:
+                kept = torch.ones(100, device=device, requires_grad=True)
+                (kept * kept).softmax(0).sum().backward()
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.3)
+        """,
         "kept = torch.ones(3, device=device); kept.itself = [kept, torch.Generator(device)]",
         "sys.modules['kept'] = torch.ones(3, device=device)",
         "import atexit; atexit.register(lambda: torch.ones(3, device=device).sum().item())",

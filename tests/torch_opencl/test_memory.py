@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pyopencl as cl
 import pytest
@@ -108,6 +109,28 @@ def test_pinned_memory_is_bfcs(opencl: torch.device) -> None:
     assert found is not None
     there = pinned.to(opencl, non_blocking=True)
     assert there.cpu().tolist() == pinned.tolist()
+
+
+def test_pinned_memory_and_events_are_freed_while_an_exception_propagates(
+    opencl: torch.device,
+) -> None:
+    """Python has the exception at hand while it drops what an expression has made so far."""
+
+    def pinned() -> object:
+        return torch.ones(1000).pin_memory(), 1 / 0
+
+    def event() -> object:
+        return torch.Event(opencl).record(torch.opencl.current_stream()), 1 / 0
+
+    torch.opencl.synchronize()
+    before = torch.opencl.host_memory_stats()["active_bytes.current"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fails in (pinned, event):
+            with pytest.raises(ZeroDivisionError):
+                fails()
+    # Less where a copy of another test has ended meanwhile.
+    assert torch.opencl.host_memory_stats()["active_bytes.current"] <= before
 
 
 def test_a_tensor_is_made_where_the_default_is(opencl: torch.device, nothing_left: None) -> None:

@@ -575,7 +575,7 @@ def test_several_devices() -> None:
         import torch
         from bfc.integrations import torch_opencl
         torch_opencl.enable("1 GiB")
-        assert torch.opencl.device_count() == torch.accelerator.device_count() == 2
+        assert torch.opencl.device_count() == torch.accelerator.device_count() >= 2
         first = torch.arange(6.0, device="opencl:0")
         second = first.to("opencl:1")
         assert second.device == torch.device("opencl:1")

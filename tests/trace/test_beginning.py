@@ -15,7 +15,7 @@ from report_recounts import gaps_of, recount
 
 import bfc
 from bfc.browser.data import data_of
-from bfc.study.points import BFC, CACHING, PAGES, Point, replay
+from bfc.study.candidates import BFC, CACHING, PAGES, Point, replay
 
 MIB = 1 << 20
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))

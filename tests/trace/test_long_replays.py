@@ -12,6 +12,7 @@ HELD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", HELD)
 def test_a_free_does_not_wait_for_the_end_of_a_replay(what: str) -> None:
     take, drop, count = HELD[what]

@@ -58,6 +58,7 @@ def call_one_by_one(trace: bfc.Trace, allocator: bfc.Allocator) -> list[int]:
     return addresses
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MAKERS)
 @given(data=st.data())
 def test_a_replay_with_releases_equals_the_same_calls(name: str, data: st.DataObject):
@@ -72,6 +73,7 @@ def test_a_replay_with_releases_equals_the_same_calls(name: str, data: st.DataOb
         played.check()
 
 
+@pytest.mark.long
 def test_releases_are_drawn_when_asked_for_and_not_otherwise():
     assert find(testing.traces(releases=True), lambda trace: 2 in trace.op).op.tolist() == [2]
     with pytest.raises(NoSuchExample):

@@ -1,5 +1,5 @@
 // The data of the report, unpacked: columns as typed arrays, texts by their indices. The keys are
-// described in bfc/browser/data.py, packed columns in bfc/browser/packed.py.
+// described in bfc/browser/data.py, packed columns in bfc/browser/encoding.py.
 
 const BYTES_OF = { u8: 1, u16: 2, u32: 4, i32: 4, u64: 8 };
 const ARRAY_OF = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32Array, u64: Float64Array };

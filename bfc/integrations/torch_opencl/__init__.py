@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["enable", "fallbacks"]
 
 NAME = "opencl"
-#: How long a thread of PyTorch's needs to finish what it is doing.
-A_MOMENT_SECONDS = 0.05
+#: How long a thread of PyTorch's needs to finish what it is doing, and how long a kernel may take.
+A_MOMENT_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 _lock = ForkSafeLock()
 _extension: ModuleType | None = None
 _enabled_with: tuple[Any, ...] = ()
@@ -167,12 +167,17 @@ def _start(
     torch._register_device_module(NAME, device_module.make(runtime, extension))
     torch.utils.generate_methods_for_privateuse1_backend()
     device_module.refuse_dlpack()
-    atexit.register(_let_autograd_end)
+    atexit.register(_let_threads_end, extension)
     return extension
 
 
-def _let_autograd_end() -> None:
+def _let_threads_end(extension: ModuleType) -> None:
     """Lets go of the GIL for a moment. PyTorch's thread for the device may still drop what
-    `backward()` has used. If it asks for the GIL while the interpreter shuts down, Python unwinds
-    it, up to 3.13, and that aborts the process."""
+    `backward()` has used, and daemon threads may still work. If one asks for the GIL while the
+    interpreter shuts down, Python unwinds it, up to 3.13, and that aborts the process. So they rest
+    before they ask (`runtime.hpp`)."""
+    extension.end()
     time.sleep(A_MOMENT_SECONDS)
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while extension.threads_inside() and time.monotonic() < deadline:
+        time.sleep(A_MOMENT_SECONDS / 50)

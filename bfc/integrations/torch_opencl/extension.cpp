@@ -20,6 +20,7 @@ void start(py::object given_runtime, py::object capsule, int devices) {
     runtime = given_runtime.release().ptr();
     device_count = static_cast<c10::DeviceIndex>(devices);
     follow_forks();
+    let_threads_wait_for_the_end();
     at::RegisterPrivateUse1HooksInterface(new Hooks);
 }
 
@@ -48,6 +49,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("current_stream", [](int device) { return current_streams.at(static_cast<size_t>(device)); });
     m.def("default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
     m.def("fallbacks", &counted_fallbacks);
+    m.def("end", [] { is_ending = true; });
+    m.def("threads_inside", [] { return threads_inside.load(); });
     m.def("allocate", &allocate_raw);
     m.def("free", &free_raw);
 }

@@ -72,7 +72,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     // An event is a `Mark` of the runtime: a new one each time that it is recorded.
 
     void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
-        py::gil_scoped_acquire gil;
+        const Gil gil;
         py::object mark = ask("record", index_of(stream.device()), stream.id());
         Py_XDECREF(static_cast<PyObject*>(*event));
         *event = mark.release().ptr();
@@ -96,7 +96,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
     void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
         if (event == nullptr || python_is_gone()) return;
-        py::gil_scoped_acquire gil;
+        const Gil gil;
+        const py::error_scope aside;
         Py_DECREF(static_cast<PyObject*>(event));
     }
 

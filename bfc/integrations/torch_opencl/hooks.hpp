@@ -64,10 +64,17 @@ struct PinnedMemory final : c10::Allocator {
 
     void copy_data(void* to, const void* from, size_t nbytes) const override { default_copy_data(to, from, nbytes); }
 
+    // An exception may be propagating, such as a Ctrl-C: it is put aside, or Python would lose it. No Python code runs,
+    // in which another Ctrl-C could come.
     static void free_memory(void* ptr) noexcept {
         if (ptr == nullptr || python_is_gone() || is_child) return;
+        const Gil gil;
+        const py::error_scope aside;
         try {
-            tell("free_pinned", reinterpret_cast<uintptr_t>(ptr));
+            ask("free_pinned", reinterpret_cast<uintptr_t>(ptr));
+        } catch (const python_error& error) {
+            if (PyErr_GivenExceptionMatches(error.type, PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+            else TORCH_WARN_ONCE("bfc: pinned memory could not be freed: ", error.what());
         } catch (const std::exception& error) {
             TORCH_WARN_ONCE("bfc: pinned memory could not be freed: ", error.what());
         }

@@ -130,7 +130,7 @@ def _is_served(*tensors: torch.Tensor) -> bool:
 
 
 def _number(given: object) -> float | None:
-    """A number that becomes a float as PyTorch makes it one, else None."""
+    """Rounds a number to float32. None for other types, and for ints that it may not hold."""
     if isinstance(given, torch.Tensor):
         given = given.item()
     if isinstance(given, int) and not -EXACT <= given <= EXACT:

@@ -4,6 +4,7 @@ where copies and kernels find a device."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,8 @@ class Runtime:
         self._memory = memory
         self._places: dict[int, DevicePlace] = {}
         self._pinned: PinnedAllocator | None = None
+        #: A method of the pool: a Ctrl-C comes before it or behind it, but not in it.
+        self.free_pinned: Callable[[int], None]
         self._lock = ForkSafeLock()
 
     def place(self, device: int) -> DevicePlace:
@@ -217,6 +220,7 @@ class Runtime:
         with self._lock:
             if self._pinned is None:
                 self._pinned = PinnedAllocator(HostSubAllocator())
+                self.free_pinned = self._pinned.deallocate_raw
             return self._pinned
 
     def allocate_pinned(self, nbytes: int) -> int:
@@ -226,9 +230,6 @@ class Runtime:
             return self.pinned().allocate_raw(nbytes)
         except OutOfMemoryError as error:
             raise torch.OutOfMemoryError(str(error)) from error
-
-    def free_pinned(self, address: int) -> None:
-        self.pinned().deallocate_raw(address)
 
     def is_pinned(self, address: int) -> bool:
         return self._pinned is not None and find(address) is not None

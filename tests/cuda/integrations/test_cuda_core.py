@@ -296,6 +296,7 @@ def test_an_old_cuda_core_is_refused(core, make_cuda, monkeypatch) -> None:
         bfc.use(make_cuda(), "cuda_core")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("last", ["", "del x", "a.close()"])
 def test_the_end_of_the_process_is_quiet(core, run_alone, last: str) -> None:
     run_alone(

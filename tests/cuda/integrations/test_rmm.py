@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from cuda_machine import ON_GPU
+from plain_contract import PlainContract
 
 import bfc
-from bfc.testing import SubAllocatorContract
 
 from .conftest import account_for, library
 
@@ -189,7 +189,7 @@ def source(rmm) -> Iterator[bfc.SubAllocator]:
     assert made.live_bytes == 0
 
 
-class TestContract(SubAllocatorContract):
+class TestContract(PlainContract):
     @pytest.fixture(autouse=True)
     def _library(self, rmm) -> None:
         self.rmm = rmm

@@ -1,0 +1,10 @@
+"""Memory that is mapped to addresses: how it is made, mapped, unmapped and given back. An allocator
+of `policies/` asks for it; this layer never calls an allocator. In order:
+
+_calls.pyx             what is asked of a sub-allocator that maps memory, and what it fails with
+host_copy.py           what sleeping memory held
+_address_ranges.pyx    ranges of addresses, and the transactions of all memory that is mapped
+_sleep.pyx             sleep and wake: memory that goes and comes back while its addresses stay
+_expandable.pyx        PyTorch's expandable segments: which addresses of a range get memory
+_stitching.pyx         pages that may have several addresses, mapped end to end for one request
+"""

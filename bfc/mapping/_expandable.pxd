@@ -1,0 +1,54 @@
+"""PyTorch's expandable segments: a part of `CachingAllocator`."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport ChunkHandle
+from bfc.mapping._calls cimport Faults, Page
+from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart
+
+
+cdef struct Growing:                # a request that memory is mapped for
+    uint64_t size                   # rounded
+    uint32_t bin_set                # of ranges
+    ChunkHandle start               # the chunk that becomes large enough; NO_CHUNK: none is chosen
+    uint64_t ptr                    # where it begins
+    cbool has_reserved              # addresses for it
+
+
+cdef struct Span:                   # whole slots
+    uint64_t ptr
+    uint64_t nbytes
+
+
+@cython.final
+cdef class ExpandableSegments(AddressRanges):
+    cdef bint strict                    # each slot is unmapped by a call of its own, and has PyTorch's size
+
+    cdef Page page_at(self, AddressRange range, uint64_t ptr)
+    cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
+    cdef ChunkHandle ready(self, Growing* growing) noexcept nogil
+    cdef bint map_more(self, Growing* growing) except -1
+    cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes)
+    cdef bint is_on_its_way(self, Growing* growing) noexcept
+    cdef int choose_start(self, Growing* growing)
+    cdef int reserve_for(self, Growing* growing) except -1
+    cdef void sort_last(self) noexcept
+    cdef AddressRange range_of(self, uint64_t ptr)
+    cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1
+    cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept
+    cdef uint64_t unmap_part(self, AddressRange range, FreePart* part, Faults faults) noexcept
+    cdef ChunkHandle begin_to_unmap(self, AddressRange range, FreePart* part) noexcept
+    cdef bint make_room(self, AddressRange range) noexcept
+    cdef uint64_t try_stuck_again(self, Faults faults) noexcept
+    cdef void drop_unused(self, Faults faults) noexcept
+    cdef void drop_if_unused(self, AddressRange range, Faults faults) noexcept
+    cdef cbool list_slots(self, AddressRange range, cbool live_only, vector[Span]& out) noexcept nogil
+    cdef bint is_asleep(self, AddressRange range) noexcept
+    cdef dict figures(self)
+    cdef uint64_t lost_in(self, AddressRange range) noexcept
+
+
+cdef int check_mapping(sub_allocator) except -1

@@ -1,0 +1,540 @@
+"""PyTorch's expandable segments: which addresses of a range get memory, and which memory goes back.
+
+The transactions are those of _address_ranges.pyx. Numbers after "PyTorch's behaviour" are sections of
+docs/behaviour/pytorch.md.
+"""
+
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
+from bfc.allocators._ranges cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
+from bfc.allocators._lock cimport acquire_lock
+from bfc.mapping._calls cimport Faults, Page, round_up_to
+from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart, MappedRun, TagTransition
+from bfc.mapping._sleep cimport add_run, take_over_transitions
+
+from bfc.errors import SettingsError, out_of_host_memory
+from bfc.suballocators.base import check_mapping_members, checked_memory_info
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
+    cbool try_push_part "bfc::try_push_back"(vector[FreePart]& items, const FreePart& item) noexcept
+    cbool try_push_span "bfc::try_push_back"(vector[Span]& items, const Span& item) noexcept
+
+cdef enum:
+    SMALL_SLOT = 2 << 20
+
+
+cdef cbool is_start(Pool pool, const Growing* growing, uint32_t state) noexcept nogil:
+    """Whether the chosen chunk is there still, in this state. Its record may be another chunk's by now."""
+    cdef Chunk* chunk = &pool.chunks[growing.start]
+    return chunk.state == state and chunk.ptr == growing.ptr and chunk.bin_set == growing.bin_set
+
+
+cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil:
+    """Whether free and unmapped chunks, from this one on, have so many bytes together."""
+    cdef ChunkHandle handle = first
+    cdef uint64_t found = 0
+    while found < size and handle != NO_CHUNK and pool.chunks[handle].state in (FREE, UNMAPPED):
+        found += pool.chunks[handle].size
+        handle = pool.chunks[handle].next
+    return found >= size
+
+
+cdef int check_mapping(sub_allocator) except -1:
+    possible = sub_allocator.supports_virtual_memory
+    if not possible:
+        raise SettingsError(f"expandable segments need a sub-allocator that maps memory: {possible}",
+                            key="expandable_segments", given="True", allowed="False with this sub-allocator",
+                            hint="max_split_size_mb or garbage_collection_threshold, against fragmentation")
+    check_mapping_members(sub_allocator)
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class ExpandableSegments(AddressRanges):
+    """Which ranges grow and shrink, as PyTorch does. It never calls the allocator."""
+
+    # -- which page is in which slot ----------------------------------------------------------------------------------
+
+    cdef Page page_at(self, AddressRange range, uint64_t ptr):
+        cdef size_t slot = (ptr - range.ptr) // range.slot
+        return <Page>range.pages[slot] if slot < <size_t>len(range.pages) else None
+
+    cdef bint has_page(self, AddressRange range, uint64_t ptr) noexcept:
+        return self.page_at(range, ptr) is not None
+
+    cdef int enter_pages(self, AddressRange range, uint64_t ptr, list pages) except -1:
+        cdef Py_ssize_t i, first = (ptr - range.ptr) // range.slot, count = len(pages), known = len(range.pages)
+        if known < first + count:
+            range.pages.extend([None] * (first + count - known))
+        i = 0
+        while i < count:        # there is room: nothing can fail any more
+            range.pages[first + i] = pages[i]
+            i += 1
+        return 0
+
+    cdef void drop_slot(self, AddressRange range, uint64_t ptr, Faults faults) noexcept:
+        cdef Page page = self.page_at(range, ptr)
+        if page is None:
+            return
+        page.is_mapped = False
+        range.pages[(ptr - range.ptr) // range.slot] = None
+        if page.number is not None:
+            self.calls.releases += 1
+            self.release_page(page, faults)
+
+    cdef void note_unmapped(self, AddressRange range, ChunkHandle added) noexcept nogil:
+        """Needs room in the list of holes."""
+        cdef size_t kept = 0, i
+        cdef ChunkHandle handle
+        cdef bint is_new = added != NO_CHUNK and self.pool.chunks[added].state == UNMAPPED
+        for handle in range.holes:
+            if self.pool.chunks[handle].state == UNMAPPED:
+                range.holes[kept] = handle
+                kept += 1
+                is_new = is_new and handle != added
+        range.holes.resize(kept)
+        if is_new and try_push_handle(range.holes, added):
+            i = kept
+            while i > 0 and self.pool.chunks[range.holes[i - 1]].ptr > self.pool.chunks[added].ptr:
+                range.holes[i] = range.holes[i - 1]
+                i -= 1
+            range.holes[i] = added
+
+    cdef bint make_room(self, AddressRange range) noexcept:
+        """Makes room in the list of holes."""
+        try:
+            range.holes.reserve(range.holes.size() + 2)
+            return True
+        except MemoryError:
+            return False
+
+    cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept:
+        return self.range_of(ptr).slot
+
+    cdef void take_over(self) noexcept:
+        AddressRanges.take_over(self)
+        take_over_transitions(self)
+
+    cdef uint64_t slot_of(self, Growing* growing) noexcept nogil:
+        """The bytes of a page in a range of that kind."""
+        cdef uint64_t slot = SMALL_SLOT
+        acquire_lock(self.lock[0])
+        if self.pool.bin_sets[growing.bin_set].kind != SMALL:
+            slot = self.pool.sizes.large_segment
+        self.lock.release()
+        return slot
+
+    # -- growing ------------------------------------------------------------------------------------------------------
+
+    cdef ChunkHandle ready(self, Growing* growing) noexcept nogil:
+        """The chunk that has become large enough, or NO_CHUNK. Needs the lock."""
+        cdef ChunkHandle handle = growing.start
+        if handle != NO_CHUNK and is_start(self.pool, growing, FREE) and self.pool.chunks[handle].size >= growing.size:
+            return handle
+        return NO_CHUNK
+
+    cdef bint map_more(self, Growing* growing) except -1:
+        """Reserves addresses or maps memory, so that a chunk comes nearer to the size that is wanted. False: there is
+        no memory."""
+        cdef uint64_t nbytes = 0
+        cdef ChunkHandle handle
+        cdef bint is_ready
+        acquire_lock(self.lock[0])
+        handle = self.next_to_map(growing, &nbytes)
+        is_ready = self.ready(growing) != NO_CHUNK
+        self.lock.release()     # the free chunk before `handle` may be taken now; `handle` stays unmapped
+        if is_ready:
+            return True         # cached memory that a search passes over, for max_split_size (EX-24)
+        if handle != NO_CHUNK:
+            return self.map_front(handle, nbytes)
+        if growing.has_reserved:
+            return False    # the device says that it has less memory than it has given
+        self.reserve_for(growing)
+        growing.has_reserved = True
+        return True
+
+    cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes):
+        """The unmapped chunk whose first `nbytes` come next, or NO_CHUNK. Needs the lock."""
+        cdef ChunkHandle handle
+        cdef Chunk* chunk
+        if not self.is_on_its_way(growing):
+            self.choose_start(growing)
+        if growing.start == NO_CHUNK:
+            return NO_CHUNK
+        handle = growing.start
+        chunk = &self.pool.chunks[handle]
+        nbytes[0] = growing.size
+        if chunk.state == FREE and chunk.size >= growing.size:
+            return NO_CHUNK
+        if chunk.state == FREE:
+            nbytes[0] -= chunk.size
+            handle = chunk.next
+        nbytes[0] = min(nbytes[0], self.pool.chunks[handle].size)
+        return handle
+
+    cdef bint is_on_its_way(self, Growing* growing) noexcept:
+        """Whether the chosen chunk is there still and large enough, or has unmapped memory behind it. Needs the lock.
+        """
+        cdef Chunk* chunk
+        if growing.start == NO_CHUNK or is_start(self.pool, growing, UNMAPPED):
+            return growing.start != NO_CHUNK
+        if not is_start(self.pool, growing, FREE):
+            return False
+        chunk = &self.pool.chunks[growing.start]
+        return chunk.size >= growing.size or (chunk.next != NO_CHUNK
+                                              and self.pool.chunks[chunk.next].state == UNMAPPED)
+
+    cdef int choose_start(self, Growing* growing):
+        """Chooses the first run of free and unmapped chunks, by address, that is large enough (PyTorch's behaviour,
+        11.5). Needs the lock."""
+        cdef AddressRange range
+        cdef ChunkHandle hole, start
+        growing.start = NO_CHUNK
+        for range in self.ranges:
+            if range.bin_set != growing.bin_set or not range.is_known:
+                continue
+            for hole in range.holes:
+                start = self.pool.chunks[hole].prev
+                if start == NO_CHUNK or self.pool.chunks[start].state != FREE:
+                    start = hole
+                if is_run_of(self.pool, start, growing.size):
+                    growing.start = start
+                    growing.ptr = self.pool.chunks[start].ptr
+                    return 0
+        return 0
+
+    cdef int reserve_for(self, Growing* growing) except -1:
+        """Reserves addresses for all of the device's memory, and an eighth more (PyTorch's behaviour, 11.2)."""
+        cdef object sub_allocator = self.source.sub_allocator
+        cdef AddressRange range = AddressRange()
+        _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
+        range.slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
+        acquire_lock(self.lock[0])
+        range.stream = range.asked_of = self.pool.bin_sets[growing.bin_set].lane.stream
+        self.lock.release()
+        range.nbytes = round_up_to(total + total // 8, range.slot)
+        range.bin_set = growing.bin_set
+        range.holes.reserve(2)
+        self.reserve(range)
+        growing.start = range.holes[0]      # unmapped: only this thread touches it
+        growing.ptr = range.ptr
+        return 0
+
+    cdef int take_in(self, AddressRange range) except -1:
+        self.sort_last()
+        return AddressRanges.take_in(self, range)
+
+    cdef void sort_last(self) noexcept:
+        """Puts the last range where it belongs by address."""
+        cdef Py_ssize_t i = len(self.ranges) - 1
+        cdef AddressRange last = self.ranges[i]
+        while i > 0 and (<AddressRange>self.ranges[i - 1]).ptr > last.ptr:
+            self.ranges[i] = self.ranges[i - 1]
+            i -= 1
+        self.ranges[i] = last
+
+    cdef AddressRange range_of(self, uint64_t ptr):
+        """The range that an address lies in."""
+        cdef Py_ssize_t low = 0, high = len(self.ranges), middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (<AddressRange>self.ranges[middle]).ptr <= ptr:
+                low = middle
+            else:
+                high = middle
+        return <AddressRange>self.ranges[low]
+
+    cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1:
+        """Maps memory to the first bytes of an unmapped chunk, rounded up to whole slots. False: there is none."""
+        cdef AddressRange range = self.range_of(self.part_of(handle).ptr)
+        cdef uint64_t slots
+        cdef cbool begun
+        nbytes = round_up_to(nbytes, range.slot)
+        slots = nbytes // range.slot
+        range.holes.reserve(range.holes.size() + 2)
+        try:
+            if self.create(slots, range.slot) < slots:
+                return False
+            acquire_lock(self.lock[0])
+            begun = begin_mapping(self.pool, handle, nbytes)    # unmapped still: nobody else maps
+            if begun:
+                self.note_unmapped(range, self.pool.chunks[handle].next)
+            self.lock.release()
+            if not begun:
+                raise out_of_host_memory()
+            self.map_fresh(range, handle)
+        finally:
+            self.release_fresh()
+        return True
+
+    # -- giving back --------------------------------------------------------------------------------------------------
+
+    cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept:
+        """Unmaps the whole slots inside of free chunks (PyTorch's behaviour, 11.7). Returns the bytes; what the
+        sub-allocator fails with goes to `faults`."""
+        cdef uint64_t released = 0
+        cdef FreePart part
+        for part in parts:
+            released += self.unmap_part(self.range_of(part.ptr), &part, faults)
+        return released
+
+    cdef uint64_t unmap_part(self, AddressRange range, FreePart* part, Faults faults) noexcept:
+        cdef uint64_t gone
+        cdef ChunkHandle handle = self.begin_to_unmap(range, part)
+        if handle >= NO_HOST_MEMORY:
+            return 0
+        if not self.wait_for(range, faults):
+            acquire_lock(self.lock[0])
+            range.must_wait = not cancel_unmapping(self.pool, handle)
+            range.some_stuck = range.some_stuck or range.must_wait
+            self.lock.release()
+            return 0
+        gone = self.unmap_leaving(range, handle, self.strict, faults)
+        self.drop_if_unused(range, faults)
+        return gone
+
+    cdef ChunkHandle begin_to_unmap(self, AddressRange range, FreePart* part) noexcept:
+        """Lets the whole slots inside of a free chunk leave. NO_CHUNK: there are none, or another thread has taken it.
+        NO_HOST_MEMORY: there is none for the records."""
+        cdef uint64_t start = range.ptr + round_up_to(part.ptr - range.ptr, range.slot)
+        cdef uint64_t end = range.ptr + (part.ptr + part.size - range.ptr) // range.slot * range.slot
+        cdef Chunk* chunk
+        cdef ChunkHandle handle = NO_CHUNK
+        if start >= end or not self.make_room(range):
+            return NO_CHUNK
+        acquire_lock(self.lock[0])
+        chunk = &self.pool.chunks[part.handle]      # free when it was listed, under an earlier lock
+        if chunk.state == FREE and chunk.ptr == part.ptr and chunk.size == part.size:
+            handle = begin_unmapping(self.pool, part.handle, start, end)
+        self.lock.release()
+        return handle
+
+    cdef uint64_t try_stuck_again(self, Faults faults) noexcept:
+        """Tries again to unmap, to release and to unreserve what the sub-allocator failed with. Returns the bytes that
+        went."""
+        cdef AddressRange range
+        cdef Py_ssize_t i = len(self.ranges)
+        cdef uint64_t released = 0
+        cdef bint was_stuck
+        self.try_unreleased_again(faults)
+        while i > 0:
+            i -= 1
+            range = self.ranges[i]
+            was_stuck = range.some_stuck
+            if was_stuck and range.is_known and self.make_room(range):
+                if not range.must_wait or self.wait_for(range, faults):
+                    range.must_wait = False
+                    released += self.unmap_again(range, self.strict, faults)
+            if was_stuck or not range.is_known:
+                self.drop_if_unused(range, faults)
+        return released
+
+    cdef void drop_unused(self, Faults faults) noexcept:
+        """Gives the addresses of ranges back that have never held memory, which PyTorch keeps."""
+        cdef Py_ssize_t i = len(self.ranges)
+        while i > 0:
+            i -= 1
+            self.drop_if_unused(self.ranges[i], faults)
+
+    cdef void drop_if_unused(self, AddressRange range, Faults faults) noexcept:
+        """Gives the addresses of a range back if it is one unmapped chunk, or the pool has forgotten it."""
+        acquire_lock(self.lock[0])      # the pool forgets it under the lock: nobody finds it when its addresses go
+        if range.is_known and range.holes.size() == 1 and self.pool.chunks[range.holes[0]].size == range.nbytes:
+            remove_range(self.pool, range.ptr, range.nbytes)
+            range.is_known = False
+        self.lock.release()
+        if not range.is_known:
+            self.unreserve(range, faults)
+
+    cdef void close(self, Faults faults) noexcept:
+        cdef AddressRange range
+        cdef Py_ssize_t i = 0, before
+        acquire_lock(self.lock[0])
+        self.forget_ranges()
+        self.lock.release()
+        self.try_unreleased_again(faults)
+        while i < len(self.ranges):
+            before = len(self.ranges)
+            range = self.ranges[i]
+            if self.count_mapped(range):
+                self.wait_for(range, faults)    # even if the device fails, its memory is given back
+                self.empty(range, faults)
+            self.unreserve(range, faults)
+            i += len(self.ranges) == before
+
+    # -- sleep --------------------------------------------------------------------------------------------------------
+
+    cdef bint is_asleep(self, AddressRange range) noexcept:
+        return range.is_known and self.is_set_asleep(range.bin_set)
+
+    cdef int list_mapped(self, TagTransition transition) except -1:
+        cdef AddressRange range
+        cdef uint64_t start, end, last
+        cdef list pages
+        for range in self.ranges_of(transition.tag.number):
+            start = range.ptr
+            last = range.ptr + <uint64_t>len(range.pages) * range.slot
+            while start < last:
+                pages = []
+                end = start
+                while end < last and self.page_at(range, end) is not None:
+                    pages.append(self.page_at(range, end))
+                    end += range.slot
+                if pages:
+                    add_run(transition, start, end - start, pages, True)
+                start = max(end, start + range.slot)
+        return 0
+
+    cdef int list_needed(self, TagTransition transition) except -1:
+        cdef AddressRange range
+        cdef Page page
+        cdef Span span
+        cdef vector[Span] spans
+        cdef cbool listed
+        cdef uint64_t done
+        cdef list pages
+        for range in self.ranges_of(transition.tag.number):
+            spans.clear()
+            acquire_lock(self.lock[0])
+            listed = self.list_slots(range, False, spans)
+            self.lock.release()
+            if not listed:
+                raise out_of_host_memory()
+            for span in spans:
+                pages = []
+                done = 0
+                while done < span.nbytes:
+                    page = Page()
+                    page.nbytes = range.slot
+                    pages.append(page)
+                    done += range.slot
+                add_run(transition, span.ptr, span.nbytes, pages, False)
+        return 0
+
+    cdef cbool list_slots(self, AddressRange range, cbool live_only, vector[Span]& out) noexcept nogil:
+        """The slots of a range that chunks lie in, or live ones, where they lie end to end together. False: the host
+        has no memory for the list. Needs the lock."""
+        cdef ChunkHandle handle = self.pool.regions[range.ptr + range.nbytes].first
+        cdef Chunk* chunk
+        cdef uint64_t start, end
+        while handle != NO_CHUNK:
+            chunk = &self.pool.chunks[handle]
+            handle = chunk.next
+            if chunk.state in (UNMAPPED, LEAVING) or (live_only and chunk.state == FREE):
+                continue
+            start = range.ptr + (chunk.ptr - range.ptr) // range.slot * range.slot
+            end = range.ptr + round_up_to(chunk.ptr + chunk.size - range.ptr, range.slot)
+            if out.size() and out.back().ptr + out.back().nbytes >= start:
+                out.back().nbytes = max(out.back().ptr + out.back().nbytes, end) - out.back().ptr
+            elif not try_push_span(out, Span(start, end - start)):
+                return False
+        return True
+
+    cdef void note_runs(self, TagTransition transition) noexcept:
+        cdef MappedRun run
+        cdef AddressRange range
+        cdef Page page
+        cdef uint64_t ptr
+        for run in transition.runs:
+            range = self.range_of(run.ptr)
+            ptr = run.ptr
+            for page in run.pages:
+                range.pages[(ptr - range.ptr) // range.slot] = page if page.is_mapped else None
+                ptr += range.slot
+
+    cdef void shrink(self, uint64_t tag) noexcept:
+        cdef AddressRange range
+        cdef ChunkHandle handle
+        cdef FreePart part
+        cdef vector[FreePart] parts
+        for range in self.ranges_of(tag):
+            parts.clear()
+            acquire_lock(self.lock[0])
+            handle = self.pool.regions[range.ptr + range.nbytes].first
+            while handle != NO_CHUNK:
+                part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
+                if self.pool.chunks[handle].state == FREE and not try_push_part(parts, part):
+                    break
+                handle = self.pool.chunks[handle].next
+            self.lock.release()
+            for part in parts:
+                handle = self.begin_to_unmap(range, &part)
+                if handle < NO_HOST_MEMORY:
+                    self.settle(range, handle)      # its slots have no pages any more
+            handle = self.leaving_from(range, range.ptr)
+            while handle != NO_CHUNK and self.make_room(range):
+                part = self.part_of(handle)
+                self.settle(range, handle)
+                handle = self.leaving_from(range, part.ptr + part.size)
+
+    cdef uint64_t bytes_held(self) noexcept:
+        cdef AddressRange range
+        cdef uint64_t held = 0
+        for range in self.ranges:
+            if self.is_asleep(range):
+                held += self.count_mapped(range) * range.slot
+        return held
+
+    cdef uint64_t bytes_asleep(self) noexcept:
+        cdef AddressRange range
+        cdef Span span
+        cdef vector[Span] spans
+        cdef uint64_t found = 0
+        for range in list(self.ranges):
+            spans.clear()
+            acquire_lock(self.lock[0])
+            if self.is_asleep(range):
+                self.list_slots(range, True, spans)
+            self.lock.release()
+            for span in spans:
+                found += span.nbytes
+        return found
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef dict figures(self):
+        """How much there is of everything, for `page_stats`."""
+        cdef AddressRange range
+        cdef Page page
+        cdef uint64_t reservations = 0, reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
+        for range in list(self.ranges):
+            reservations += not range.is_gone
+            reserved += 0 if range.is_gone else range.nbytes
+            pages += self.count_mapped(range)
+            bytes += self.count_mapped(range) * range.slot
+            leaving = self.lost_in(range)
+            lost += leaving
+            lost_bytes += leaving * range.slot
+        page = self.unreleased
+        while page is not None:
+            pages += 1
+            bytes += page.nbytes
+            lost_bytes += page.nbytes
+            page = page.next
+        return {"reservations": reservations, "reserved_address_bytes": reserved, "pages": pages,
+                "page_bytes": bytes, "lost_slots": lost, "lost_bytes": lost_bytes}
+
+    cdef uint64_t lost_in(self, AddressRange range) noexcept:
+        """The slots of a range that could not be unmapped; while a thread maps or unmaps, 0."""
+        cdef uint64_t lost = 0
+        cdef ChunkHandle handle
+        cdef FreePart part
+        if self.mapper:
+            return 0
+        if not range.is_known:
+            return self.count_mapped(range)
+        if self.is_asleep(range):
+            return self.count_mapped(range)
+        handle = self.leaving_from(range, range.ptr)
+        while handle != NO_CHUNK:
+            part = self.part_of(handle)
+            lost += part.size // range.slot
+            handle = self.leaving_from(range, part.ptr + part.size)
+        return lost

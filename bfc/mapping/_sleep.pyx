@@ -1,0 +1,635 @@
+"""Sleep and wake: memory goes and comes back while its addresses stay.
+
+Either all of the tags of one call sleep afterwards, or none of them; a wake likewise. What fails in between is undone.
+All runs are unmapped before the first page is released: until then the contents are there still, and mapping the pages
+again undoes it. Only the thread between `enter` and `leave` does any of this.
+
+A set of bins of a tag that sleeps is marked `asleep`. Its chunks stay as they are, so that a free needs to know
+nothing; nobody looks for memory in it, and what it holds does not count as reserved.
+"""
+
+import gc
+import time
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport EXPORTED, IN_USE, STATE, WAITING, Chunk, ChunkHandle
+from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._ranges cimport count_asleep
+from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._source cimport Call
+from bfc.allocators._frees cimport AGAIN, QUERY, WAIT
+from bfc.allocators._tags cimport Tag, some_sleep
+from bfc.allocators._allocator cimport Allocator
+from bfc.mapping._calls cimport Page, call_create, lies_in
+from bfc.mapping._address_ranges cimport AddressRanges, Live, MappedRun, TagTransition
+
+from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory
+from bfc.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
+from bfc.snapshots.asleep import SleepReport
+from bfc.snapshots.refusal import out_of_memory
+from bfc.units import format_bytes
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_live "bfc::try_push_back"(vector[Live]& items, const Live& item) noexcept
+    cbool try_push_tag "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
+
+_POLL_SECONDS = 0.001
+
+
+cdef void add_run(TagTransition transition, uint64_t ptr, uint64_t nbytes, list pages, bint is_mapped):
+    """Adds pages that lie end to end. They must be new to the transition."""
+    cdef MappedRun run = MappedRun()
+    run.ptr = ptr
+    run.nbytes = nbytes
+    run.pages = pages
+    run.is_mapped = is_mapped
+    transition.runs.append(run)
+    transition.pages.extend(pages)
+
+
+def by_number(Tag tag):
+    return tag.number
+
+
+cdef list transitions_of(ways, bint are_asleep):
+    """A new TagTransition for each of the tags that sleep, or (`are_asleep` is False) that do not."""
+    cdef list transitions = []
+    cdef TagTransition transition
+    cdef Tag tag
+    for tag in sorted(ways, key=by_number):
+        if tag.is_asleep == are_asleep:
+            transition = TagTransition()
+            transition.tag = tag
+            transition.way = None if are_asleep else ways[tag]
+            transition.kept = tag.kept if are_asleep else None
+            transition.runs = []
+            transition.pages = []
+            transition.is_waking = are_asleep
+            transitions.append(transition)
+    return transitions
+
+
+cdef int enter_or_wait(AddressRanges memory) except -1:
+    while not memory.enter(0):
+        if memory.source.is_called_here():
+            raise RuntimeError("a sub-allocator called sleep() or wake() of the allocator that was calling it")
+        time.sleep(_POLL_SECONDS)
+    memory.try_unreleased_again(None)
+    return 0
+
+
+# -- sleep --------------------------------------------------------------------------------------------------------
+
+cdef object put_to_sleep(AddressRanges memory, dict ways):
+    """Puts tags to sleep, all of them or none. Their contents go where `ways` says."""
+    cdef list transitions
+    cdef TagTransition transition
+    cdef Page page
+    cdef list names = []
+    cdef uint64_t released = 0, kept = 0
+    begun = time.monotonic()
+    enter_or_wait(memory)
+    try:
+        transitions = memory.moving = transitions_of(ways, False)
+        sleep_all(memory, transitions)
+        for transition in transitions:
+            names.append(transition.tag.name)
+            kept += transition.kept.nbytes if transition.kept is not None else 0
+            for page in transition.pages:
+                released += page.nbytes
+        return SleepReport(tuple(names), released, kept, time.monotonic() - begun)
+    finally:
+        memory.moving = None
+        memory.leave()
+
+
+cdef int sleep_all(AddressRanges memory, list transitions) except -1:
+    cdef TagTransition transition
+    try:
+        # First nothing new can be allocated, and then what lives is marked and listed, so the list is complete. Frees
+        # may come at any time: they need no memory.
+        for transition in transitions:
+            block(memory, transition.tag.number)
+        for transition in transitions:
+            mark(memory, transition)
+        wait_for_users(memory, transitions)
+        for transition in transitions:
+            if transition.way is not None:
+                transition.kept = HostCopy(maker(transition.way, memory.source.sub_allocator),
+                                           memory.source.sub_allocator, saved_allocations(transition))
+        for transition in transitions:
+            memory.list_mapped(transition)
+        take_down(memory, transitions)
+    except BaseException as error:
+        if not bring_back(memory, transitions):
+            fall_asleep(memory, transitions)
+            error.add_note("undoing it failed, too: the tags sleep all the same, and wake() can be tried")
+        raise
+    fall_asleep(memory, transitions)
+    return 0
+
+
+cdef int block(AddressRanges memory, uint64_t number) except -1:
+    """Forbids allocations in a tag."""
+    acquire_lock(memory.lock[0])
+    cdef cbool added = try_push_tag(memory.asleep[0], number)
+    memory.lock.release()
+    if not added:
+        raise out_of_host_memory()
+    return 0
+
+
+cdef void unblock(AddressRanges memory, uint64_t number) noexcept:
+    cdef size_t i
+    acquire_lock(memory.lock[0])
+    for i in range(memory.asleep.size()):
+        if memory.asleep[0][i] == number:
+            memory.asleep.erase(memory.asleep.begin() + i)
+            break
+    memory.lock.release()
+
+
+cdef int mark(AddressRanges memory, TagTransition transition) except -1:
+    """Forbids reading and exporting what lives in a tag, and lists it. It counts against the limit until the memory
+    has gone."""
+    cdef cbool exported = False, listed
+    cdef uint64_t unmapped = 0, marked = 0
+    cdef uint32_t i
+    acquire_lock(memory.lock[0])
+    listed = list_live(memory, transition, &exported, &unmapped)
+    if listed and not exported and not unmapped:
+        for i in range(<uint32_t>memory.pool.bin_sets.size()):
+            if memory.pool.bin_sets[i].is_range and memory.is_of_tag(i, transition.tag.number):
+                marked += count_asleep(memory.pool, i, True)
+        set_aside(memory, transition, marked)
+    memory.lock.release()
+    if not listed:
+        raise out_of_host_memory()
+    if exported:
+        raise BufferError(f"another object holds a view of memory of tag {transition.tag.name!r} (an array, a "
+                          f"memoryview): delete it first")
+    if unmapped:
+        raise SettingsError(f"{format_bytes(unmapped)} of tag {transition.tag.name!r} lie in ordinary segments, "
+                            f"which cannot sleep", key="expandable_segments", allowed="True", where="sleep()",
+                            hint="expandable_segments:True before the first allocation in the tag")
+    return 0
+
+
+cdef int list_live(AddressRanges memory, TagTransition transition, cbool* exported, uint64_t* unmapped) except -1 nogil:
+    """Lists what lives in a tag. Whether the host has memory for the list. Needs the lock."""
+    cdef ChunkHandle handle
+    cdef Chunk* chunk
+    transition.live.clear()
+    for handle in range(<ChunkHandle>memory.pool.chunk_count):
+        chunk = &memory.pool.chunks[handle]
+        if chunk.state & STATE not in (IN_USE, WAITING) or not memory.is_of_tag(chunk.bin_set, transition.tag.number):
+            continue
+        exported[0] = exported[0] or chunk.state & EXPORTED
+        if not memory.pool.bin_sets[chunk.bin_set].is_range:
+            unmapped[0] += chunk.size
+        elif chunk.state & STATE == IN_USE and not try_push_live(
+                transition.live, Live(chunk.ptr, chunk.requested_size, chunk.stream, chunk.allocation_id, handle)):
+            return False
+    return True
+
+
+cdef void set_aside(AddressRanges memory, TagTransition transition, int64_t nbytes) noexcept nogil:
+    """Counts bytes against the limit, or no longer, also for a fork in a call. Needs the lock."""
+    cdef Call* call = memory.source.newest_call()
+    transition.aside += nbytes
+    memory.source.set_aside += nbytes
+    if call != NULL:
+        call.nbytes += nbytes
+
+
+cdef void unmark(AddressRanges memory, TagTransition transition) noexcept:
+    """Restores the state from before `block` and `mark`, or from before the tag fell asleep."""
+    cdef uint32_t i
+    acquire_lock(memory.lock[0])
+    set_aside(memory, transition, -<int64_t>transition.aside)
+    for i in range(<uint32_t>memory.pool.bin_sets.size()):
+        if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
+            count_asleep(memory.pool, i, False)
+    memory.pool.counters.peak_pool_bytes = max(memory.pool.counters.peak_pool_bytes, memory.pool.counters.pool_bytes)
+    memory.lock.release()
+    unblock(memory, transition.tag.number)
+
+
+cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
+    """Waits for the streams that use what lives in the tags, and for those of their ranges."""
+    cdef set streams = set()
+    cdef TagTransition transition
+    cdef Live live
+    cdef uint32_t i
+    cdef int result
+    sub_allocator = memory.source.sub_allocator
+    for transition in transitions:
+        for live in transition.live:
+            streams.add(live.stream)
+            streams.update(memory.fences.users.get(live.allocation_id, ()))
+        for i in range(<uint32_t>memory.pool.bin_sets.size()):
+            if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
+                streams.add(memory.pool.bin_sets[i].lane.stream)
+    streams.discard(<uint64_t>HOST_STREAM)
+    for stream in sorted(streams):
+        sub_allocator.wait(stream)
+    if not streams.isdisjoint(sub_allocator.thread_streams) and memory.source.native != NULL:
+        with nogil:     # its handle names another stream in each thread
+            result = memory.source.native.synchronize(memory.source.native.self)
+        if result != 0:
+            raise SubAllocatorError(f"{sub_allocator!r} failed with {result} while sleep() waited for the device")
+    return 0
+
+
+cdef int take_down(AddressRanges memory, list transitions) except -1:
+    """Unmaps all runs, and then releases their pages. It needs no lock: nobody is handed memory of a tag that is
+    blocked, what lives there may not be read, and only the mapper looks at pages."""
+    cdef TagTransition transition
+    cdef MappedRun run
+    cdef Page page
+    sub_allocator = memory.source.sub_allocator
+    for transition in transitions:
+        for run in transition.runs:
+            sub_allocator.unmap(run.ptr, run.nbytes)
+            run.note_unmapped()
+    for transition in transitions:
+        for page in transition.pages:
+            sub_allocator.release(page.number)
+            page.number = None
+    return 0
+
+
+cdef bint bring_back(AddressRanges memory, list transitions) noexcept:
+    """Undoes a sleep that failed. False: undoing it failed, too, and everything that could be unmapped is unmapped.
+    """
+    cdef TagTransition transition
+    cdef list emptied = []
+    try:
+        for transition in transitions:
+            if transition.kept is not None and transition.misses_pages():
+                emptied.append(transition)
+        put_up(memory, transitions)
+        for transition in emptied:
+            transition.kept.bring_back(alive(memory, transition.kept))
+    except BaseException:
+        go_down(memory, transitions)
+        return False
+    for transition in transitions:
+        transition.is_up = True
+        memory.note_runs(transition)
+        unmark(memory, transition)
+        close_kept(transition.kept)
+    return True
+
+
+cdef list alive(AddressRanges memory, kept):
+    """Which of the saved allocations are live still."""
+    cdef vector[Live] saved
+    cdef list found = []
+    cdef size_t i
+    for allocation in kept.allocations:
+        saved.push_back(Live(0, 0, 0, allocation.allocation_id, allocation.handle))
+    acquire_lock(memory.lock[0])
+    for i in range(saved.size()):
+        saved[i].nbytes = memory.pool.chunks[saved[i].handle].allocation_id == saved[i].allocation_id
+    memory.lock.release()
+    for i in range(saved.size()):
+        found.append(saved[i].nbytes != 0)
+    return found
+
+
+cdef void fall_asleep(AddressRanges memory, list transitions) noexcept:
+    """Records that the tags are asleep: their memory has gone."""
+    cdef TagTransition transition
+    for transition in transitions:
+        memory.note_runs(transition)
+        acquire_lock(memory.lock[0])
+        set_aside(memory, transition, -<int64_t>transition.aside)
+        memory.lock.release()
+        transition.tag.is_asleep = True
+        transition.tag.kept = transition.kept
+        memory.shrink(transition.tag.number)
+    note_held(memory)
+    memory.note_change()
+
+
+cdef void note_held(AddressRanges memory) noexcept:
+    """Counts against the limit what is mapped where tags sleep."""
+    cdef uint64_t held = memory.bytes_held()
+    if held != memory.held:
+        memory.source.keep_bytes(<int64_t>held - <int64_t>memory.held)
+        memory.held = held
+
+
+# -- mapping ------------------------------------------------------------------------------------------------------
+
+cdef int put_up(AddressRanges memory, list transitions) except -1:
+    """Makes the pages that are not there, and maps the runs that are not mapped: all, or none."""
+    cdef TagTransition transition
+    cdef MappedRun run
+    cdef Page page, spare
+    cdef list mapped = [], made = []
+    try:
+        for transition in transitions:
+            for page in transition.pages:
+                if page.number is None:
+                    made.append((page, Page()))
+                    page.number = call_create(memory.source.sub_allocator, page.nbytes)
+                    if page.number is None:
+                        memory.source.refused_bytes.set(page.nbytes)
+                        raise NoRoomError
+        for transition in transitions:
+            for run in transition.runs:
+                if not run.is_mapped:
+                    map_run(memory, run, mapped)
+    except BaseException:
+        for run in mapped:
+            unmap_quietly(memory, run)
+        for transition in transitions:
+            transition.settle_pages()
+        for page, spare in made:
+            if page.number is not None and not page.is_mapped:
+                spare.number, spare.nbytes, page.number = page.number, page.nbytes, None
+                memory.release_page(spare, None)
+        raise
+    for transition in transitions:
+        for page in transition.pages:
+            page.is_mapped = True
+    return 0
+
+
+cdef int map_run(AddressRanges memory, MappedRun run, list mapped) except -1:
+    cdef Page page
+    cdef uint64_t ptr = run.ptr
+    cdef list numbers = []
+    for page in run.pages:
+        numbers.append(page.number)
+    sub_allocator = memory.source.sub_allocator
+    mapped.append(run)
+    try:
+        sub_allocator.map(run.ptr, numbers)
+    except BaseException as error:
+        lost = getattr(error, "lost", ())
+        run.lost = list(lost)
+        for page in run.pages:
+            page.is_mapped = page.is_mapped or (len(lost) > 0 and lies_in(ptr, lost))
+            ptr += page.nbytes
+        raise
+    run.is_mapped = True
+    sub_allocator.set_access(run.ptr, run.nbytes)
+    return 0
+
+
+cdef void unmap_quietly(AddressRanges memory, MappedRun run) noexcept:
+    if run.is_mapped:
+        try:
+            memory.source.sub_allocator.unmap(run.ptr, run.nbytes)
+            run.note_unmapped()
+        except BaseException:
+            pass    # it is tried again when the tag wakes
+
+
+cdef void go_down(AddressRanges memory, list transitions) noexcept:
+    """Unmaps and releases what can be, after something has failed."""
+    cdef TagTransition transition
+    cdef MappedRun run
+    cdef Page page
+    for transition in transitions:
+        for run in transition.runs:
+            unmap_quietly(memory, run)
+    for transition in transitions:
+        transition.settle_pages()
+    for transition in transitions:
+        for page in transition.pages:
+            if page.number is not None and not page.is_mapped:
+                give_page_up(memory, page)
+        memory.note_runs(transition)
+
+
+# -- wake ---------------------------------------------------------------------------------------------------------
+
+cdef uint64_t wake_up(AddressRanges memory, list tags, object fill, uint64_t allowed) except? 0xFFFFFFFFFFFFFFFF:
+    """Wakes those of the tags that sleep: all, or none. Returns 0, or the bytes that there is no room for.
+    `allowed`: the limit."""
+    cdef list transitions
+    cdef TagTransition transition
+    cdef uint64_t needed = 0
+    enter_or_wait(memory)
+    try:
+        transitions = memory.moving = transitions_of(tags, True)
+        for transition in transitions:
+            if transition.tag.is_broken:
+                raise AsleepError(f"the contents of tag {transition.tag.name!r} were lost: the process was forked "
+                                  f"while they were copied. Free its allocations, or close the allocator")
+        for transition in transitions:
+            give_up_held(memory, transition)
+            memory.shrink(transition.tag.number)
+            memory.list_needed(transition)
+        note_held(memory)
+        if not take_room(memory, transitions, allowed, &needed):
+            return needed
+        try:
+            put_up(memory, transitions)
+            for transition in transitions:
+                fill_in(memory, transition, fill)
+        except BaseException as error:
+            go_down(memory, transitions)
+            for transition in transitions:
+                acquire_lock(memory.lock[0])
+                set_aside(memory, transition, -<int64_t>transition.aside)
+                memory.lock.release()
+            note_held(memory)
+            if isinstance(error, NoRoomError):
+                return needed
+            raise
+        rise(memory, transitions)
+        return 0
+    finally:
+        memory.moving = None
+        memory.leave()
+
+
+cdef int give_up_held(AddressRanges memory, TagTransition transition) except -1:
+    """Unmaps what is still mapped in a tag that sleeps, and releases it."""
+    cdef TagTransition before = TagTransition()
+    cdef MappedRun run
+    cdef Page page
+    before.tag = transition.tag
+    before.runs = []
+    before.pages = []
+    memory.list_mapped(before)
+    try:
+        for run in before.runs:
+            memory.source.sub_allocator.unmap(run.ptr, run.nbytes)
+            run.note_unmapped()
+    finally:
+        before.settle_pages()
+        for page in before.pages:
+            if page.number is not None and not page.is_mapped:
+                give_page_up(memory, page)
+        memory.note_runs(before)
+    return 0
+
+
+cdef void give_page_up(AddressRanges memory, Page page) noexcept:
+    """Releases a page that a subclass has in its books, and that is to be made anew."""
+    cdef Page spare
+    try:
+        spare = Page()
+    except MemoryError:
+        return      # it stays held
+    spare.number, spare.nbytes, page.number = page.number, page.nbytes, None
+    memory.release_page(spare, None)
+
+
+cdef bint take_room(AddressRanges memory, list transitions, uint64_t allowed, uint64_t* needed) except -1:
+    """Sets what is to be mapped aside from the limit. Whether there is room."""
+    cdef TagTransition transition
+    cdef Page page
+    cdef uint64_t nbytes, taken
+    cdef cbool fits
+    for transition in transitions:
+        for page in transition.pages:
+            needed[0] += page.nbytes
+    acquire_lock(memory.lock[0])
+    taken = memory.source.taken()
+    fits = needed[0] == 0 or (needed[0] <= allowed and taken <= allowed - needed[0])
+    if not fits:
+        memory.source.refused_bytes.set(0)
+    memory.lock.release()
+    for transition in transitions if fits else ():
+        nbytes = 0
+        for page in transition.pages:
+            nbytes += page.nbytes
+        acquire_lock(memory.lock[0])
+        set_aside(memory, transition, nbytes)
+        memory.lock.release()
+    return fits
+
+
+cdef int fill_in(AddressRanges memory, TagTransition transition, object fill) except -1:
+    """Copies back what was kept, or fills memory that was dropped."""
+    cdef cbool exported = False
+    cdef uint64_t unmapped = 0
+    cdef bint listed
+    if transition.kept is not None:
+        transition.kept.bring_back(alive(memory, transition.kept))
+    elif fill is not None:
+        acquire_lock(memory.lock[0])
+        listed = list_live(memory, transition, &exported, &unmapped)
+        memory.lock.release()
+        if not listed:
+            raise out_of_host_memory()
+        fill_with(memory.source.sub_allocator, saved_allocations(transition), fill)
+    return 0
+
+
+cdef void rise(AddressRanges memory, list transitions) noexcept:
+    """Records that the tags are awake."""
+    cdef TagTransition transition
+    for transition in transitions:
+        transition.is_up = True
+        memory.note_runs(transition)
+        transition.tag.is_asleep = False
+        transition.tag.kept = None
+        unmark(memory, transition)
+        close_kept(transition.kept)
+    note_held(memory)
+    memory.note_change()
+
+
+# -- forks --------------------------------------------------------------------------------------------------------
+
+cdef void take_over_transitions(AddressRanges memory) noexcept:
+    """In a forked child, ends the sleep or wake that another thread was in the middle of, as that thread does not
+    exist here: its tags sleep. It is not known how much of their memory is mapped, so each page is tried."""
+    cdef list transitions = memory.moving
+    cdef TagTransition transition
+    cdef MappedRun run
+    cdef Page page
+    cdef uint64_t ptr
+    memory.moving = None
+    for transition in transitions or ():
+        try:
+            if not transition.runs:
+                memory.list_mapped(transition)   # that thread had not got so far
+        except BaseException:
+            pass
+        for run in transition.runs:
+            ptr = run.ptr
+            for page in run.pages:
+                try:
+                    memory.source.sub_allocator.unmap(ptr, page.nbytes)
+                except BaseException:
+                    pass
+                ptr += page.nbytes
+            run.note_unmapped()
+        for page in transition.pages:
+            page.is_mapped = False
+            try:
+                if page.number is not None:
+                    memory.source.sub_allocator.release(page.number)
+            except BaseException:
+                pass
+            page.number = None
+        transition.tag.is_broken = not transition.is_waking and transition.way is not None
+        transition.kept = transition.tag.kept if transition.is_waking else None
+        transition.aside = 0       # what was set aside for that thread's calls is forgotten with them
+    if transitions:
+        fall_asleep(memory, transitions)
+
+
+class NoRoomError(Exception):
+    """The device has no memory for all pages of a tag."""
+
+
+cdef list saved_allocations(TagTransition transition):
+    cdef list found = []
+    cdef Live live
+    for live in transition.live:
+        found.append(SavedAllocation(live.ptr, live.nbytes, live.handle, live.allocation_id))
+    return found
+
+
+cdef void close_kept(kept) noexcept:
+    if kept is not None:
+        try:
+            kept.close()
+        except BaseException:
+            pass        # memory of the user's, or of a driver that fails: nobody could do anything about it
+
+
+cdef object put_tags_to_sleep(Allocator allocator, AddressRanges memory, dict ways):
+    """What `sleep` does, where memory is mapped."""
+    if allocator.device.kind == "simulated" and any(map(is_something, ways.values())):
+        raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
+                            hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
+    allocator.frees.drain(QUERY | AGAIN | WAIT)    # what was freed and waits for other streams
+    return put_to_sleep(memory, ways)
+
+
+cdef int wake_tags(Allocator allocator, AddressRanges memory, list tags, object fill, uint64_t allowed) except -1:
+    """What `wake` does, where memory is mapped."""
+    cdef uint64_t needed
+    if not some_sleep(tags):
+        return 0
+    if fill is not None and allocator.device.kind == "simulated":
+        raise SettingsError("a simulated device has no contents to fill", key="fill", where="wake()")
+    needed = wake_up(memory, tags, fill, allowed)
+    if needed:
+        gc.collect()    # buffers in reference cycles
+        allocator.release_free_regions()
+        needed = wake_up(memory, tags, fill, allowed)
+    if needed:
+        refused_by = repr(allocator.sub_allocator) if allocator.source.refused_bytes.get() else ""
+        raise out_of_memory(needed, allocator.stats(), allocator.sub_allocator.total_bytes, refused_by,
+                            look=allocator._look)
+    return 0
+
+
+def is_something(way):
+    return way is not None

@@ -1,0 +1,110 @@
+"""Stitching: pages that may have several addresses, a part of allocators that map page by page."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport ChunkHandle
+from bfc.allocators._pages cimport Pages, Run, Slot
+from bfc.mapping._calls cimport Faults
+from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, MappedRun, Place, TagTransition
+
+
+cdef struct Wanted:                 # a request that nothing fits
+    uint64_t rounded
+    uint64_t requested
+    uint64_t stream
+    cbool indexed
+    ChunkHandle handle              # what it was served with, or NO_CHUNK
+
+
+@cython.final
+cdef class Retired:
+    cdef uint64_t ptr
+    cdef uint64_t nbytes                # 0: addresses of a range, which are not given back
+    cdef uint64_t stream
+    cdef list pages                     # by number
+    cdef list mapped                    # what of it is still mapped: (address, bytes)
+    cdef object fence                   # of the stream that used it; None: nothing was queued
+    cdef bint is_stuck                  # the sub-allocator failed to unmap it
+
+
+@cython.final
+cdef class Stitching(AddressRanges):
+    cdef Pages pages
+    cdef uint64_t page_size
+    cdef uint64_t limit
+    cdef uint64_t highest_limit         # that `limit` may be raised to: there are addresses for it
+    cdef double headroom
+    cdef list made                      # of Page, by number; None: no page has this number
+    cdef list retired                   # of Retired
+    cdef list left                      # of MappedRun: what is mapped where tags sleep, since it could not be unmapped
+    cdef vector[Run] held               # what the thread that maps has taken
+    cdef bint is_unmapping              # whether what is held is being unmapped
+    cdef bint without_calls             # no calls: what is unmapped and released now went when its tag fell asleep
+
+    cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1
+    cdef uint64_t count_calls(self) noexcept
+    cdef void note_request(self, uint64_t calls_before) noexcept
+    cdef uint32_t page_in(self, AddressRange addresses, uint64_t ptr) noexcept
+    cdef list pages_of(self, list numbers)
+    cdef void drop_page(self, uint32_t number, Faults faults) noexcept
+    cdef bint unmap_further_slots(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept
+    cdef bint unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept
+    cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept
+    cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1
+    cdef bint has_failed(self) noexcept
+    cdef int try_again(self) except -1
+    cdef void unreserve_again(self, Faults faults) noexcept
+    cdef bint provide_small(self, AddressRange addresses) except -1
+    cdef bint provide_large(self, AddressRange addresses, Wanted* wanted) except -1
+    cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1
+    cdef uint64_t missing_at_end(self, AddressRange addresses, uint64_t rounded) noexcept
+    cdef uint64_t room(self) noexcept
+    cdef uint64_t free_of_others(self, AddressRange addresses) noexcept
+    cdef bint has_same_tag(self, AddressRange other, AddressRange addresses) noexcept
+    cdef bint has_other_tag(self, AddressRange other, AddressRange addresses) noexcept
+    cdef bint trim_other_tags(self, AddressRange addresses, uint64_t wanted) except -1
+    cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept
+    cdef AddressRange range_for(self, uint32_t bin_set)
+    cdef AddressRange open_range(self, uint32_t bin_set)
+    cdef uint64_t grow(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
+    cdef ChunkHandle begin(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFE
+    cdef ChunkHandle first_hole(self, AddressRange addresses) noexcept
+    cdef uint64_t move_pages_to(self, AddressRange addresses, uint64_t wanted,
+                                bint from_others) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept
+    cdef int order_after(self, AddressRange addresses) except -1
+    cdef int map_held(self, AddressRange addresses) except -1
+    cdef int map_again(self, AddressRange addresses, list pages) except -1
+    cdef cbool add_slots(self, AddressRange addresses, ChunkHandle handle, list pages)
+    cdef int activate_held(self, AddressRange addresses, bint for_good) except -1
+    cdef void let_held_go(self) noexcept
+    cdef bint stitch(self, AddressRange addresses, uint64_t pages, Wanted* wanted) except -1
+    cdef bint hold_for_view(self, AddressRange addresses, uint64_t pages, uint32_t* number) except -1
+    cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1
+    cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) except -1
+    cdef int retire_for(self, uint64_t pages) except -1
+    cdef void keep_stuck(self, list pages, uint64_t ptr, uint64_t nbytes) noexcept
+    cdef void keep_addresses(self, uint64_t ptr, uint64_t nbytes) noexcept
+    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept
+    cdef bint retire(self, uint32_t number) except -1
+    cdef int list_pages(self, uint32_t number, list pages) except -1
+    cdef int sweep(self, Faults faults, bint wait, bint again) except -1
+    cdef int unmap_retired(self, Retired retired) except -1
+    cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF
+    cdef int retire_all(self) except -1
+    cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept
+    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, Faults faults) except -1
+    cdef void forget_chunks(self) noexcept
+    cdef void close_views(self, Faults faults) noexcept
+    cdef int retire_views_of(self, uint64_t tag) except -1
+    cdef int list_runs(self, TagTransition transition, bint is_mapped) except -1
+    cdef int add_view(self, TagTransition transition, uint32_t number, bint is_mapped, set seen) except -1
+    cdef void keep_left(self, TagTransition transition, MappedRun run) noexcept
+    cdef void give_up_left(self, Faults faults) noexcept
+    cdef void forget_views_of(self, uint64_t tag) noexcept
+    cdef void shrink_range(self, AddressRange addresses, Faults faults) noexcept
+    cdef void forget_retired(self, Place touched, Place gone) noexcept
+    cdef dict stats(self)

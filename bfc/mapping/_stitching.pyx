@@ -1,0 +1,1361 @@
+"""Stitching: where no free chunk is large enough, free pages that lie apart get a row of addresses of their own.
+
+Each stream has two ranges of addresses, one for small chunks and one for large ones, which are filled with pages from
+the front. A large request that no chunk fits takes pages of its stream that are free, and more of the device where they
+are too few: it is served at the end of the range if that needs no more of them, or else through a *view* (_pages.pyx).
+At the limit it takes free pages of other streams, and waits for what these have queued.
+
+The transactions are those of _address_ranges.pyx. What the mapper has taken is `held`, as chunks that are LEAVING:
+nobody else uses it meanwhile. While a tag sleeps, the records of its pages stay: which slots and views name which page.
+Only the device's memory for them is gone. Views that nothing lives in are forgotten beforehand; pages that become free
+meanwhile are forgotten before their tag wakes.
+"""
+
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc._core cimport (
+    FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane, Window,
+)
+from bfc.allocators._extending cimport bytes_behind
+from bfc.allocators._ranges cimport (
+    begin_mapping, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range,
+)
+from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, View
+from bfc.allocators._lock cimport acquire_lock
+from bfc.mapping._calls cimport Faults, Page, call_reserve, lies_in
+from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, Calls, MappedRun, Place, TagTransition
+from bfc.mapping._sleep cimport give_page_up, take_over_transitions
+
+from bfc.errors import SubAllocatorError, out_of_host_memory
+
+cdef extern from "window.hpp":
+    pass
+
+cdef extern from "nothrow.hpp" namespace "bfc" nogil:
+    cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
+
+cdef enum:
+    ANY_LENGTH = 0xFFFFFFFF             # of a run
+
+
+cdef uint64_t stream_to_ask(const Lane* lane) noexcept nogil:
+    """The stream to ask whether work in a lane is done. A handle that names another stream in each thread cannot be
+    asked from other threads; then it is stream 0, which runs after all of these streams."""
+    return 0 if lane.thread else lane.stream
+
+
+cdef int add_pages(TagTransition transition, MappedRun run, set seen) except -1:
+    """Adds a run to a transition, and those of its pages that are new to it."""
+    cdef Page page
+    transition.runs.append(run)
+    for page in run.pages:
+        if id(page) not in seen:
+            seen.add(id(page))
+            transition.pages.append(page)
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Retired:
+    """A view that is to be unmapped once its stream has finished with it."""
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Stitching(AddressRanges):
+    """What is done for a request that no free chunk fits. It never calls the allocator."""
+
+    def __cinit__(self):
+        self.pages = Pages()
+        self.made = []
+        self.retired = []
+        self.left = []
+
+    cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
+        self.limit = self.highest_limit = limit
+        self.page_size = page_size
+        self.headroom = headroom
+        self.pages.watch(self.pool, page_size)
+        return 0
+
+    cdef uint64_t count_calls(self) noexcept:
+        """The calls made so far, without waits."""
+        cdef Calls* calls = &self.calls
+        return calls.creates + calls.maps + calls.set_accesses + calls.unmaps + calls.releases
+
+    cdef void note_request(self, uint64_t calls_before) noexcept:
+        self.calls.most = max(self.calls.most, self.count_calls() - calls_before)
+
+    # -- which page is in which slot ----------------------------------------------------------------------------------
+
+    cdef cbool open_table(self, AddressRange addresses) noexcept nogil:
+        return self.pages.open_window(addresses.bin_set, addresses.ptr)
+
+    cdef void close_table(self, AddressRange addresses) noexcept:
+        self.pages.close_window(addresses.bin_set)
+
+    cdef uint64_t slots_of(self, AddressRange addresses) noexcept:
+        return self.pool.bin_sets[addresses.bin_set].window.slots()
+
+    cdef uint32_t page_in(self, AddressRange addresses, uint64_t ptr) noexcept:
+        """The page in a slot, or NO_PAGE. It needs no lock: only the mapper changes the table."""
+        return self.pool.bin_sets[addresses.bin_set].window.page_at((ptr - addresses.ptr) // self.page_size)
+
+    cdef bint has_page(self, AddressRange addresses, uint64_t ptr) noexcept:
+        return self.page_in(addresses, ptr) != NO_PAGE
+
+    cdef bint may_be_unmapped(self, AddressRange addresses, uint64_t ptr) noexcept:
+        """Pages that views still have must stay."""
+        cdef uint32_t page = self.page_in(addresses, ptr)
+        return page != NO_PAGE and self.pages.records[page].views == 0
+
+    cdef void note_unmapped(self, AddressRange addresses, ChunkHandle added) noexcept nogil:
+        cdef ChunkHandle last = self.pool.chunk_at_end(&self.pool.regions[addresses.ptr + addresses.nbytes])
+        addresses.tail = last if self.pool.chunks[last].state == UNMAPPED else <ChunkHandle>NO_CHUNK
+
+    cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept:
+        return self.page_size
+
+    cdef int enter_pages(self, AddressRange addresses, uint64_t ptr, list pages) except -1:
+        cdef Window* window
+        cdef uint32_t number = NO_PAGE
+        cdef uint64_t first
+        cdef Py_ssize_t entered = 0, count = len(pages)
+        cdef cbool done
+        self.made.extend([None] * max(0, <Py_ssize_t>self.pages.count + count - len(self.made)))
+        acquire_lock(self.lock[0])
+        window = self.pool.bin_sets[addresses.bin_set].window
+        first = window.slot_at(ptr)
+        while entered < count:
+            number = self.pages.enter_page(addresses.bin_set, <uint32_t>(first + entered))
+            if number == NO_PAGE:
+                break
+            self.made[number] = pages[entered]
+            entered += 1
+        done = entered == count
+        while entered > 0 and not done:
+            entered -= 1
+            number = window.page_at(first + entered)
+            self.pages.forget_page(number)
+            self.made[number] = None
+        self.lock.release()
+        if not done:
+            raise out_of_host_memory()
+        return 0
+
+    cdef list pages_of(self, list numbers):
+        cdef list pages = []
+        cdef uint32_t number
+        for number in numbers:
+            pages.append(self.made[number])
+        return pages
+
+    cdef void drop_slot(self, AddressRange addresses, uint64_t ptr, Faults faults) noexcept:
+        cdef uint64_t slot = (ptr - addresses.ptr) // self.page_size
+        cdef uint32_t page = self.page_in(addresses, ptr)
+        cdef cbool is_mapped
+        if page == NO_PAGE:
+            return
+        acquire_lock(self.lock[0])
+        self.pool.bin_sets[addresses.bin_set].window.set_page(slot, NO_PAGE)
+        self.pages.records[page].drop(self.pages.records[page].in_set(addresses.bin_set))
+        is_mapped = self.pages.records[page].is_mapped()
+        self.lock.release()
+        if not is_mapped:       # in no slot and no view: nobody else finds it
+            self.drop_page(page, faults)
+
+    cdef void drop_page(self, uint32_t number, Faults faults) noexcept:
+        """Releases a page that has been unmapped. Of a tag that sleeps it went before; if it is still mapped, it is
+        released when its tag wakes."""
+        cdef Page page = self.made[number]
+        self.made[number] = None
+        acquire_lock(self.lock[0])
+        self.pages.forget_page(number)
+        self.lock.release()
+        if self.without_calls and (page.number is None or page.is_mapped):
+            return
+        self.calls.releases += 1
+        self.is_refused = False
+        self.release_page(page, faults)
+
+    cdef bint unmap_elsewhere(self, AddressRange addresses, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
+        cdef uint64_t at = ptr
+        cdef bint only_here = True
+        while at < ptr + nbytes:
+            only_here = self.unmap_further_slots(addresses.bin_set, self.page_in(addresses, at), faults) and only_here
+            at += self.page_size
+        if not only_here:
+            faults.add(SubAllocatorError(f"pages at {ptr:#x} are mapped elsewhere, too"))
+        return only_here
+
+    cdef bint unmap_further_slots(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept:
+        """Unmaps a page from the slots of other ranges. False: it is still mapped in some."""
+        cdef uint32_t k = 0, count = 1
+        cdef Slot slot
+        while k < count:
+            acquire_lock(self.lock[0])
+            count = <uint32_t>self.pages.records[page].slots.size()
+            if k < count:
+                slot = self.pages.records[page].slots[k]
+            self.lock.release()
+            # the page is LEAVING, so nobody moves it between two of its slots
+            if k < count and (slot.set == bin_set or not self.unmap_slot(page, slot, faults)):
+                k += 1
+        return count == 1
+
+    cdef bint unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept:
+        """Takes one of its further slots from a page. False: that failed."""
+        cdef Run run = Run(slot.set, slot.number, 1)
+        cdef AddressRange addresses
+        try:
+            self.call_unmap(self.page_ptr(slot.set, slot.number), self.page_size)
+        except BaseException as error:
+            faults.add(error)
+            return False
+        acquire_lock(self.lock[0])
+        self.pages.records[page].drop(self.pages.records[page].in_set(slot.set))
+        self.pool.bin_sets[slot.set].window.set_page(slot.number, NO_PAGE)
+        forget_absent(self.pool, self.pages.chunk_of(&run))
+        self.touched.nbytes = 0
+        for addresses in self.ranges:
+            if addresses.bin_set == slot.set and addresses.is_known:
+                self.note_unmapped(addresses, NO_CHUNK)
+        self.lock.release()
+        return True
+
+    cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept:
+        acquire_lock(self.lock[0])
+        cdef uint64_t ptr = self.pool.bin_sets[bin_set].window.address_of(slot)
+        self.lock.release()
+        return ptr
+
+    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) except -1:
+        return 0 if self.without_calls else AddressRanges.call_unmap(self, ptr, nbytes)
+
+    cdef size_t count_what_is_mapped(self) noexcept:
+        return AddressRanges.count_what_is_mapped(self) + len(self.retired) + len(self.left)
+
+    # -- a request ----------------------------------------------------------------------------------------------------
+
+    cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1:
+        """Brings memory for a request nearer, by one step, and may serve it. False: there is no step that would."""
+        cdef AddressRange addresses = self.range_for(bin_set)
+        self.sweep(None, False, False)
+        if self.has_failed():
+            self.try_again()
+        if addresses is None:
+            addresses = self.open_range(bin_set)
+        if addresses.bin_set & 1 == LARGE:
+            return self.provide_large(addresses, wanted)
+        return self.provide_small(addresses)
+
+    cdef bint has_failed(self) noexcept:
+        """Whether the sub-allocator failed to unmap or to release something that is to be tried again."""
+        cdef AddressRange addresses
+        cdef Retired retired
+        for addresses in self.ranges:
+            if not addresses.is_known or (addresses.some_stuck and not self.is_set_asleep(addresses.bin_set)):
+                return True
+        for retired in self.retired:
+            if retired.is_stuck:
+                return True
+        return self.unreleased is not None
+
+    cdef int try_again(self) except -1:
+        """Unmaps and releases what the sub-allocator failed to take back before."""
+        cdef Faults faults = Faults()
+        cdef AddressRange addresses
+        cdef dict idle = {}
+        self.try_unreleased_again(faults)
+        self.unreserve_again(faults)
+        self.sweep(faults, False, True)
+        for addresses in self.ranges:
+            if not addresses.is_known or not addresses.some_stuck or self.is_set_asleep(addresses.bin_set):
+                continue
+            if self.is_idle(addresses.asked_of, False, idle, faults):
+                self.unmap_again(addresses, False, faults)
+        if faults.interrupt is not None:
+            raise faults.interrupt
+        return 0
+
+    cdef void unreserve_again(self, Faults faults) noexcept:
+        """Tries again to give back the addresses of ranges that the pool could not take in."""
+        cdef AddressRange addresses
+        cdef Py_ssize_t i = len(self.ranges)
+        while i > 0:
+            i -= 1
+            addresses = self.ranges[i]
+            if not addresses.is_known:
+                self.unreserve(addresses, faults)
+
+    cdef bint provide_small(self, AddressRange addresses) except -1:
+        """One page: a free one of the stream's large chunks, a new one, or one of another stream."""
+        if self.move_pages_to(addresses, 1, False):
+            return True
+        if self.room() and self.grow(addresses, 1, NO_CHUNK):
+            return True
+        return self.move_pages_to(addresses, 1, True) > 0 or self.trim_other_tags(addresses, 1)
+
+    cdef bint provide_large(self, AddressRange addresses, Wanted* wanted) except -1:
+        cdef uint64_t pages = self.pages.pages_for(wanted.rounded), room = self.room(), others, own, missing
+        cdef uint64_t missing_at_end = self.missing_at_end(addresses, wanted.rounded)
+        acquire_lock(self.lock[0])
+        own = self.pages.count_free(addresses.bin_set) + self.pages.count_free(addresses.bin_set - 1)
+        self.lock.release()     # fewer may be free by the time they are held: then the request is looked at again
+        missing = pages - own if own < pages else 0
+        if missing_at_end <= room and (missing_at_end <= missing
+                                       or self.is_within_headroom(missing_at_end, wanted.rounded)):
+            return self.grow(addresses, missing_at_end, NO_CHUNK) > 0
+        if missing == 0:
+            return self.stitch(addresses, pages, wanted)
+        others = self.free_of_others(addresses) if missing > room else 0
+        if missing > room + others:
+            return self.trim_other_tags(addresses, missing - room - others)
+        if room and self.grow(addresses, min(missing, room), NO_CHUNK):
+            return True
+        return self.move_pages_to(addresses, missing, True) > 0
+
+    cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1:
+        """Makes pages for a chunk that is to be as large as `rounded`, and maps them behind it. Whether it has them."""
+        cdef ChunkHandle handle, behind = NO_CHUNK
+        cdef uint32_t bin_set = 0
+        cdef uint64_t missing = 0
+        acquire_lock(self.lock[0])
+        handle = self.pool.handle_of(address)
+        if handle != NO_CHUNK and self.is_set_asleep(self.pool.chunks[handle].bin_set):
+            handle = NO_CHUNK
+        if handle != NO_CHUNK:
+            bin_set = self.pool.chunks[handle].bin_set
+            behind = self.pool.chunks[handle].next
+            missing = rounded - self.pool.chunks[handle].size - bytes_behind(self.pool, handle)
+            if bytes_behind(self.pool, handle):
+                behind = self.pool.chunks[behind].next
+        if behind != NO_CHUNK and (self.pool.chunks[behind].state != UNMAPPED
+                                   or self.pool.chunks[behind].size < missing):
+            behind = NO_CHUNK
+        self.lock.release()
+        missing = self.pages.pages_for(missing)
+        if behind == NO_CHUNK or missing > self.room():
+            return False
+        # `behind` stays UNMAPPED, since only the mapper changes that. What is free in between may be taken, or the
+        # allocation be freed: then the new pages are free memory like any other, and `try_extend` looks again.
+        return self.grow(self.range_for(bin_set), missing, behind) == missing
+
+    cdef uint64_t missing_at_end(self, AddressRange addresses, uint64_t rounded) noexcept:
+        """The pages that a chunk for the request would need at the end of a range, beside what is free there."""
+        cdef uint64_t size = 0, missing
+        cdef ChunkHandle last
+        acquire_lock(self.lock[0])
+        if addresses.tail == NO_CHUNK:
+            missing = ~<uint64_t>0
+        else:
+            last = self.pool.chunks[addresses.tail].prev
+            if last != NO_CHUNK and self.pool.chunks[last].state == FREE:
+                size = self.pool.chunks[last].size
+            missing = self.pages.pages_for(rounded - size) if rounded > size else 1
+            if missing * self.page_size > self.pool.chunks[addresses.tail].size:
+                missing = ~<uint64_t>0
+        self.lock.release()
+        return missing
+
+    cdef uint64_t room(self) noexcept:
+        """How many pages may still be made."""
+        acquire_lock(self.lock[0])
+        cdef uint64_t taken = self.source.taken()
+        self.lock.release()
+        return 0 if self.is_refused or taken >= self.limit else (self.limit - taken) // self.page_size
+
+    cdef uint64_t free_of_others(self, AddressRange addresses) noexcept:
+        cdef AddressRange other
+        cdef uint64_t count = 0
+        acquire_lock(self.lock[0])
+        for other in self.ranges:
+            if self.has_same_tag(other, addresses):
+                count += self.pages.count_free(other.bin_set)
+        self.lock.release()
+        return count
+
+    cdef bint has_same_tag(self, AddressRange other, AddressRange addresses) noexcept:
+        """Whether a range belongs to another stream and to the same tag: what sleeps shares no page with what is awake.
+        Needs the lock."""
+        cdef uint64_t* theirs = self.pool.bin_sets[other.bin_set].lane.pool
+        cdef uint64_t* ours = self.pool.bin_sets[addresses.bin_set].lane.pool
+        return (other.is_known and other.bin_set | 1 != addresses.bin_set | 1
+                and theirs[0] == ours[0] and theirs[1] == ours[1])
+
+    cdef bint has_other_tag(self, AddressRange other, AddressRange addresses) noexcept:
+        """Whether a range belongs to another tag, and is awake. Needs the lock."""
+        return (other.is_known and other.bin_set | 1 != addresses.bin_set | 1
+                and not self.has_same_tag(other, addresses) and not self.is_set_asleep(other.bin_set))
+
+    cdef bint trim_other_tags(self, AddressRange addresses, uint64_t wanted) except -1:
+        """Releases free pages of other tags, which cannot be lent. Returns whether any went."""
+        cdef uint64_t before = self.pages.count, there = 0
+        cdef dict idle = {}
+        cdef Faults faults = Faults()
+        cdef AddressRange other
+        acquire_lock(self.lock[0])
+        for other in self.ranges:
+            if self.has_other_tag(other, addresses):
+                there += self.pages.count_free(other.bin_set)
+        self.lock.release()
+        if there == 0:
+            return False
+        self.retire_all()
+        self.sweep(faults, True, False)
+        for other in self.ranges:
+            if (self.has_other_tag(other, addresses) and before - self.pages.count < wanted
+                    and self.is_idle(other.asked_of, True, idle, faults)):
+                self.trim_range(other, wanted - (before - self.pages.count), True, faults)
+        return self.pages.count < before
+
+    cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept:
+        """Whether so many more pages are less above the most that was ever in use than the user allows."""
+        cdef uint64_t peak
+        if self.headroom == 0:
+            return False
+        acquire_lock(self.lock[0])
+        peak = max(self.pool.counters.peak_bytes_in_use, self.pool.counters.bytes_in_use + rounded)
+        self.lock.release()
+        return <double>((self.pages.count + pages) * self.page_size) <= (1 + self.headroom) * <double>peak
+
+    # -- new pages ----------------------------------------------------------------------------------------------------
+
+    cdef AddressRange range_for(self, uint32_t bin_set):
+        cdef AddressRange addresses
+        for addresses in self.ranges:
+            if addresses.bin_set == bin_set and addresses.is_known:
+                return addresses
+        return None
+
+    cdef AddressRange open_range(self, uint32_t bin_set):
+        """Reserves addresses for as many pages as there can be, as each is mapped into a range once at most; and some
+        more, in case that a few cannot be unmapped."""
+        cdef AddressRange addresses = AddressRange()
+        addresses.nbytes = (self.highest_limit // self.page_size * 17 // 16 + 16) * self.page_size
+        addresses.slot = self.page_size
+        addresses.bin_set = bin_set
+        acquire_lock(self.lock[0])
+        addresses.stream = self.pool.bin_sets[bin_set].lane.stream
+        addresses.asked_of = stream_to_ask(&self.pool.bin_sets[bin_set].lane)
+        self.lock.release()
+        self.reserve(addresses)
+        return addresses
+
+    cdef uint64_t grow(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
+        """Makes pages and maps them into a range: at this unmapped chunk, or else (NO_CHUNK) at its end if they fit
+        there. Returns how many: fewer where the sub-allocator has no memory for more."""
+        cdef uint64_t set_aside = wanted * self.page_size, missing
+        acquire_lock(self.lock[0])
+        self.source.set_aside += set_aside
+        self.source.newest_call().nbytes += set_aside   # which a fork in one of these calls must not forget
+        self.lock.release()
+        try:
+            wanted = self.create(wanted, self.page_size)
+            missing = wanted
+            while missing > 0:
+                missing -= self.map_fresh(addresses, self.begin(addresses, missing, at))
+        finally:
+            self.release_fresh()
+            acquire_lock(self.lock[0])
+            self.source.set_aside -= set_aside
+            self.source.newest_call().nbytes -= set_aside
+            self.lock.release()
+        return wanted
+
+    cdef ChunkHandle begin(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFE:
+        """Takes unmapped addresses, as a chunk of their own: at the end of a range, or else where it has a hole, and
+        then perhaps fewer. There are some, since each page is mapped into a range once at most."""
+        cdef ChunkHandle handle
+        cdef uint64_t nbytes = 0
+        cdef cbool begun = False
+        acquire_lock(self.lock[0])
+        handle = at if at != NO_CHUNK else addresses.tail
+        if handle == NO_CHUNK or self.pool.chunks[handle].size < wanted * self.page_size:
+            handle = self.first_hole(addresses)
+        if handle != NO_CHUNK:
+            nbytes = min(wanted * self.page_size, self.pool.chunks[handle].size)
+            begun = self.pool.bin_sets[addresses.bin_set].window.make_room(self.pool.chunks[handle].ptr + nbytes)
+            begun = begun and begin_mapping(self.pool, handle, nbytes)
+            if begun and handle == addresses.tail:
+                addresses.tail = self.pool.chunks[handle].next
+        self.lock.release()
+        if handle == NO_CHUNK:
+            raise SubAllocatorError(f"no addresses are left for stream {addresses.stream}, as some could not be "
+                                    f"unmapped: release_free_regions() tries that again")
+        if not begun:
+            raise out_of_host_memory()
+        return handle
+
+    cdef ChunkHandle first_hole(self, AddressRange addresses) noexcept:
+        """The first unmapped chunk of a range, or NO_CHUNK. Needs the lock."""
+        cdef ChunkHandle handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        while handle != NO_CHUNK and self.pool.chunks[handle].state != UNMAPPED:
+            handle = self.pool.chunks[handle].next
+        return handle
+
+    # -- pages that change hands --------------------------------------------------------------------------------------
+
+    cdef uint64_t move_pages_to(self, AddressRange addresses, uint64_t wanted,
+                                bint from_others) except? 0xFFFFFFFFFFFFFFFF:
+        """Lets a range use free pages of the stream's large chunks, or `from_others`. Returns how many."""
+        cdef uint64_t got = self.hold_free(addresses, wanted, from_others)
+        cdef bint for_good
+        if got == 0:
+            return 0
+        # What is held is LEAVING until the calls are over: other threads can neither take it nor move it, and
+        # `let_held_go` makes it free again, page by page, whatever fails.
+        acquire_lock(self.lock[0])      # the first page of a range stays there: it may be taken and freed in turn
+        for_good = from_others or self.pool.bin_sets[addresses.bin_set].window.slots() == 0
+        self.lock.release()
+        try:
+            if from_others:
+                self.order_after(addresses)
+            self.map_held(addresses)
+            self.activate_held(addresses, for_good)
+        except BaseException:
+            self.let_held_go()
+            raise
+        self.note_change()
+        return got
+
+    cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept:
+        """Holds free pages one by one, those of the stream that has most of them first."""
+        cdef uint64_t got = 0, most
+        cdef AddressRange other, best
+        acquire_lock(self.lock[0])
+        if not from_others:
+            got = self.pages.hold(addresses.bin_set | 1, wanted, 1, self.held)
+        while from_others and got < wanted:
+            most, best = 0, None
+            for other in self.ranges:
+                if self.has_same_tag(other, addresses):
+                    if self.pages.count_free(other.bin_set) > most:
+                        most, best = self.pages.count_free(other.bin_set), other
+            if best is None or self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:
+                break
+            got = self.held.size()
+        self.lock.release()
+        return got
+
+    cdef int order_after(self, AddressRange addresses) except -1:
+        """Makes the stream of a range wait for what the streams of the held pages have queued."""
+        cdef AddressRange other
+        cdef Run run
+        cdef set streams = set()
+        for run in self.held:
+            for other in self.ranges:
+                if other.bin_set == run.set:
+                    streams.add(other.asked_of)
+        for stream in sorted(streams):
+            self.calls.stream_waits += 1
+            self.source.sub_allocator.order(stream, addresses.stream)
+        return 0
+
+    cdef int map_held(self, AddressRange addresses) except -1:
+        """Maps the held pages into a range, but for those that are mapped there already. They are absent there."""
+        cdef list pages = []
+        cdef uint32_t page
+        cdef Run run
+        cdef cbool is_new
+        for run in self.held:
+            acquire_lock(self.lock[0])
+            page = self.pool.bin_sets[run.set].window.page_at(run.first)
+            is_new = self.pages.records[page].in_set(addresses.bin_set) == NO_SLOT
+            self.lock.release()
+            if is_new:      # what needs memory of the host comes after the lock
+                pages.append(page)
+        while pages:
+            self.map_again(addresses, pages)
+        return 0
+
+    cdef int map_again(self, AddressRange addresses, list pages) except -1:
+        """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
+        cdef ChunkHandle handle = self.begin(addresses, len(pages), NO_CHUNK)
+        cdef uint64_t ptr, nbytes, count
+        cdef list mapped
+        cdef cbool done
+        acquire_lock(self.lock[0])
+        ptr, nbytes = self.pool.chunks[handle].ptr, self.pool.chunks[handle].size
+        self.lock.release()
+        count = nbytes // self.page_size
+        self.forget_lost()
+        try:
+            mapped = pages[:count]
+            self.put(ptr, self.pages_of(mapped), nbytes)
+            acquire_lock(self.lock[0])
+            # the pages have a further address, and are still used through the old one: nothing is free yet
+            done = self.add_slots(addresses, handle, mapped)
+            self.touched.nbytes = 0 if done else self.touched.nbytes
+            self.lock.release()
+            if not done:
+                self.undo_mapping(ptr, nbytes)
+                raise out_of_host_memory()
+        except BaseException:
+            acquire_lock(self.lock[0])
+            if self.has_lost():
+                self.pool.chunks[handle].state = MAPPED_ELSEWHERE     # for good
+            else:
+                cancel_mapping(self.pool, handle, False)
+            self.note_unmapped(addresses, NO_CHUNK)
+            self.lock.release()
+            if self.has_lost():
+                self.keep_stuck(mapped, 0, 0)
+            self.touched.nbytes = 0
+            raise
+        del pages[:count]
+        return 0
+
+    cdef cbool add_slots(self, AddressRange addresses, ChunkHandle handle, list pages):
+        """Enters a further slot of each of these pages. False: the host has no memory for it. Needs the lock."""
+        cdef Window* window = self.pool.bin_sets[addresses.bin_set].window
+        cdef size_t slot = window.slot_at(self.pool.chunks[handle].ptr)
+        cdef Py_ssize_t added = 0, count = len(pages)
+        cdef uint32_t page
+        if not cut_absent(self.pool, handle, self.page_size):
+            return False
+        while added < count:
+            page = pages[added]
+            if not self.pages.records[page].try_add(Slot(addresses.bin_set, <uint32_t>(slot + added))):
+                break
+            added += 1
+        if added < count:
+            while added > 0:
+                added -= 1
+                page = pages[added]
+                self.pages.records[page].slots.pop_back()
+            join_absent(self.pool, handle, count * self.page_size)
+            return False
+        for added in range(count):
+            window.set_page(slot + added, pages[added])
+            window.note_chunk(slot + added, handle)
+            handle = self.pool.chunks[handle].next
+        return True
+
+    cdef int activate_held(self, AddressRange addresses, bint for_good) except -1:
+        """Lets the held pages be used through their slots in a range from now on. `for_good`: views rely on it."""
+        cdef Run here, there
+        cdef PageRecord* record
+        cdef uint32_t to
+        cdef cbool done = True
+        acquire_lock(self.lock[0])
+        # each page is made free at its new address and MAPPED_ELSEWHERE at its old one under one lock: never both
+        while self.held.size() and done:
+            here = self.held.back()
+            record = &self.pages.records[self.pool.bin_sets[here.set].window.page_at(here.first)]
+            to = record.in_set(addresses.bin_set)
+            there = Run(addresses.bin_set, record.slots[to].number, 1)
+            done = self.pages.free_run(&there)
+            if done:
+                self.pool.chunks[self.pages.chunk_of(&here)].state = MAPPED_ELSEWHERE
+                record.active = to
+                self.pages.count_moved(here.set, addresses.bin_set)
+                record.primary = to if for_good else record.primary
+                self.held.pop_back()
+        self.lock.release()
+        if not done:
+            raise out_of_host_memory()
+        return 0
+
+    cdef void let_held_go(self) noexcept:
+        acquire_lock(self.lock[0])
+        self.pages.let_go(self.held)
+        self.lock.release()
+
+    # -- views --------------------------------------------------------------------------------------------------------
+
+    cdef bint stitch(self, AddressRange addresses, uint64_t pages, Wanted* wanted) except -1:
+        """Maps free pages of a stream end to end, as a view that is kept, and serves the request there. True, too, if
+        another thread has taken some of them meanwhile."""
+        cdef uint32_t number = NO_VIEW
+        cdef list held = []
+        self.retire_for(pages)
+        if not self.hold_for_view(addresses, pages, &number):
+            return True
+        try:
+            # the view is in no list of the pool, and its pages are held, until `enter_view` hands it out
+            self.list_pages(number, held)
+            self.map_view(number, held, wanted)
+        except BaseException:
+            acquire_lock(self.lock[0])
+            self.pages.views.forget(number)
+            self.lock.release()
+            raise
+        finally:
+            self.let_held_go()
+        self.calls.stitches += 1
+        self.note_change()
+        return True
+
+    cdef bint hold_for_view(self, AddressRange addresses, uint64_t pages, uint32_t* number) except -1:
+        """Holds pages for a view, and opens it. False: there are too few."""
+        cdef uint64_t held
+        cdef uint32_t set_of_views
+        cdef View* view
+        cdef Run run
+        cdef cbool opened, is_short
+        acquire_lock(self.lock[0])
+        held = self.pages.hold(addresses.bin_set, pages, ANY_LENGTH, self.held)
+        if held < pages:
+            held += self.pages.hold(addresses.bin_set - 1, pages - held, ANY_LENGTH, self.held)
+        is_short = held < pages and (self.pages.count_free(addresses.bin_set)
+                                     + self.pages.count_free(addresses.bin_set - 1) + held < pages)
+        set_of_views = self.pool.open_ranges(addresses.bin_set)
+        number[0] = self.pages.views.open() if held == pages else <uint32_t>NO_VIEW
+        opened = set_of_views != NO_LANE and number[0] != NO_VIEW
+        if opened:
+            view = &self.pages.views.at(number[0])
+            view.pages = <uint32_t>pages
+            view.set = set_of_views
+            for run in self.held:
+                opened = opened and try_push_run(view.runs, run)
+            if not opened:
+                self.pages.views.forget(number[0])
+        if not opened:
+            self.pages.let_go(self.held)
+        self.lock.release()
+        if not opened and not is_short:
+            raise out_of_host_memory()
+        return opened
+
+    cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1:
+        cdef uint64_t ptr = 0, nbytes = len(pages) * self.page_size
+        cdef Retired begun = Retired()
+        begun.pages = []
+        begun.mapped = []
+        self.forget_lost()
+        self.retired.append(begun)      # for a child that is forked meanwhile, and has nothing else of it
+        self.add_calls(1)
+        try:
+            ptr = call_reserve(self.source.sub_allocator, nbytes)
+            begun.ptr, begun.nbytes = ptr, nbytes
+            self.put(ptr, self.pages_of(pages), nbytes)
+            try:
+                self.enter_view(number, ptr, wanted)
+            except BaseException:
+                self.undo_mapping(ptr, nbytes)
+                raise
+        except BaseException:
+            self.retired.remove(begun)
+            if self.has_lost():
+                self.keep_stuck(pages, ptr, nbytes)
+            elif ptr:
+                self.give_addresses_up(ptr, nbytes, None)
+            self.touched.nbytes = 0
+            raise
+        self.retired.remove(begun)
+        return 0
+
+    cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) except -1:
+        """Adds a view that is mapped to the pool, and hands it out: nothing is held any more."""
+        cdef uint64_t nbytes = self.pages.views.at(number).pages * self.page_size
+        acquire_lock(self.lock[0])
+        cdef cbool overlaps = self.pool.overlaps_region(ptr, nbytes)
+        self.pages.views.at(number).address = ptr
+        if not overlaps and (not wanted.indexed or self.pool.starts.reserve()) and self.pages.add_view(number):
+            wanted.handle = self.pages.hand_held_out(number, wanted.requested, wanted.stream, wanted.indexed)
+            self.held.clear()
+            self.touched.nbytes = 0
+        self.lock.release()
+        if overlaps:
+            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
+        if wanted.handle == NO_CHUNK:
+            raise out_of_host_memory()
+        return 0
+
+    cdef int retire_for(self, uint64_t pages) except -1:
+        """Retires the views that were used longest ago, so that with one more there are no more views than pages."""
+        cdef uint32_t oldest
+        cdef bint some = True
+        while some:
+            acquire_lock(self.lock[0])
+            oldest = NO_VIEW
+            if self.pages.views.slots() + pages > self.pages.count:
+                oldest = self.pages.oldest_kept_view()
+            self.lock.release()
+            some = oldest != NO_VIEW and self.retire(oldest)
+        return 0
+
+    # -- views that go ------------------------------------------------------------------------------------------------
+
+    cdef void keep_stuck(self, list pages, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Notes the addresses at which pages stayed mapped after a `put` that failed. Once they are unmapped, the pages
+        are released, and the reservation (0 bytes: there is none) is given back."""
+        cdef Retired stuck
+        cdef uint32_t page
+        try:
+            stuck = Retired()
+            stuck.ptr = ptr
+            stuck.nbytes = nbytes
+            stuck.mapped = [(self.lost_row.ptr, self.lost_row.nbytes)] if self.lost_row.nbytes else list(self.lost)
+            stuck.pages = list(pages)
+            stuck.is_stuck = True
+            self.retired.append(stuck)
+        except MemoryError:
+            pass        # it is not known any more where they are, and the pages below are kept for good
+        acquire_lock(self.lock[0])
+        for page in pages:
+            self.pages.records[page].views += 1
+        self.lock.release()
+
+    cdef void keep_addresses(self, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Notes a reservation that is to be given back."""
+        cdef Retired stuck
+        try:
+            stuck = Retired()
+            stuck.ptr, stuck.nbytes = ptr, nbytes
+            stuck.mapped, stuck.pages = [], []
+            stuck.is_stuck = True
+            self.retired.append(stuck)
+        except MemoryError:
+            pass
+
+    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
+        """Gives a reservation back. If that fails, it is tried again the next time that memory is given back."""
+        try:
+            self.call_unreserve(ptr, nbytes)
+        except BaseException as error:
+            self.keep_addresses(ptr, nbytes)
+            if faults is not None:
+                faults.add(error)
+
+    cdef bint retire(self, uint32_t number) except -1:
+        """Takes a kept view out of use, to be unmapped once its stream has finished with it. False: its stream cannot
+        be asked, as while it is captured, and the view stays; or another thread has taken it."""
+        cdef Retired retired = Retired()
+        cdef View* view
+        cdef Place place
+        cdef list pages = [], mapped
+        cdef cbool is_kept
+        retired.pages = []
+        retired.mapped = []
+        acquire_lock(self.lock[0])
+        view = &self.pages.views.at(number)
+        retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
+        place = Place(view.address, view.pages * self.page_size)
+        self.lock.release()
+        self.list_pages(number, pages)
+        mapped = [(place.ptr, place.nbytes)]
+        if self.source.sub_allocator.asynchronous:
+            try:
+                retired.fence = self.source.sub_allocator.fence(retired.stream)
+            except Exception:
+                return False
+        self.retired.append(retired)
+        acquire_lock(self.lock[0])
+        is_kept = self.pages.views.at(number).state == KEPT
+        # Another thread may have taken the view since it was looked at. Its pages have not changed: only the mapper
+        # opens and retires views. The fence came before, so it is behind all work of those that had the view.
+        if is_kept:         # only now, so that a fork finds it either kept or retired
+            self.pages.retire_view(number)
+            retired.ptr, retired.nbytes = place.ptr, place.nbytes
+            retired.pages, retired.mapped = pages, mapped
+        self.lock.release()
+        if not is_kept:
+            self.retired.pop()
+        return is_kept
+
+    cdef int list_pages(self, uint32_t number, list pages) except -1:
+        """The numbers of a view's pages. Only the thread that maps changes what is read here."""
+        cdef vector[uint32_t] found
+        cdef uint32_t page
+        cdef View* view = &self.pages.views.at(number)
+        cdef Run* run
+        cdef size_t i, k
+        found.reserve(view.pages)
+        acquire_lock(self.lock[0])
+        for k in range(view.runs.size()):   # a loop over the vector itself would copy it
+            run = &view.runs[k]
+            for i in range(run.count):
+                found.push_back(self.pool.bin_sets[run.set].window.page_at(run.first + i))
+        self.lock.release()
+        for page in found:
+            pages.append(page)
+        return 0
+
+    cdef int sweep(self, Faults faults, bint wait, bint again) except -1:
+        """Unmaps the retired views that no queued work uses any more. `wait`: waits for that work. `again`: also tries
+        what the sub-allocator failed to unmap before. Its errors go to `faults`, and what it failed on is left to the
+        next try."""
+        cdef Retired retired
+        cdef Py_ssize_t i = len(self.retired)
+        while i > 0:
+            i -= 1
+            retired = self.retired[i]
+            if retired.is_stuck and not again:
+                continue
+            try:
+                if retired.fence is not None and wait:
+                    retired.fence.wait()
+                if retired.fence is not None and not retired.fence.done():
+                    continue
+                self.unmap_retired(retired)
+            except BaseException as error:
+                retired.is_stuck = True
+                if faults is None and not isinstance(error, Exception):
+                    raise
+                if faults is not None:
+                    faults.add(error)
+            else:
+                del self.retired[i]
+        return 0
+
+    cdef int unmap_retired(self, Retired retired) except -1:
+        cdef uint32_t page
+        # The view is in the pool no more, so nobody takes it. Its pages may be in use at their other addresses
+        # meanwhile; `views` keeps them from being released until the view is unmapped.
+        while retired.mapped:
+            ptr, nbytes = retired.mapped[0]
+            self.call_unmap(ptr, nbytes)
+            del retired.mapped[0]
+            self.touched.nbytes = 0
+        acquire_lock(self.lock[0])
+        for page in retired.pages:
+            self.pages.records[page].views -= 1
+        del retired.pages[:]
+        self.lock.release()
+        if retired.nbytes:
+            self.call_unreserve(retired.ptr, retired.nbytes)
+        return 0
+
+    # -- giving back --------------------------------------------------------------------------------------------------
+
+    cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF:
+        """Releases free pages until no more than so many bytes are left: first those that have one address. Returns
+        the bytes."""
+        cdef uint64_t before = self.pages.count, kept = self.pages.pages_for(keep)
+        cdef dict idle = {}
+        cdef AddressRange addresses
+        cdef bint views_too
+        self.try_unreleased_again(faults)
+        self.unreserve_again(faults)
+        for views_too in (False, True):
+            if views_too and self.pages.count > kept:
+                self.retire_all()
+            self.sweep(faults, wait, True)
+            for addresses in self.ranges:
+                if not addresses.is_known or self.is_set_asleep(addresses.bin_set):
+                    continue
+                if addresses.some_stuck and self.is_idle(addresses.asked_of, wait, idle, faults):
+                    self.unmap_again(addresses, False, faults)
+                if self.pages.count > kept and self.is_idle(addresses.asked_of, wait, idle, faults):
+                    self.trim_range(addresses, self.pages.count - kept, views_too, faults)
+        return (before - self.pages.count) * self.page_size
+
+    cdef int retire_all(self) except -1:
+        cdef uint32_t number = 0
+        cdef cbool is_kept
+        while True:
+            acquire_lock(self.lock[0])
+            is_kept = False
+            while number < self.pages.views.count() and not is_kept:
+                is_kept = self.pages.is_kept(number)
+                number += not is_kept
+            self.lock.release()
+            if not is_kept:
+                return 0
+            self.retire(number)
+            number += 1
+
+    cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept:
+        """Whether a stream has finished with what was queued until now."""
+        if stream in idle:
+            return idle[stream]
+        try:
+            if wait:
+                self.source.sub_allocator.wait(stream)
+                idle[stream] = True
+            else:
+                fence = self.source.sub_allocator.fence(stream) if self.source.sub_allocator.asynchronous else None
+                idle[stream] = fence is None or fence.done()
+        except BaseException as error:
+            faults.add(error)
+            return False
+        return idle[stream]
+
+    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, Faults faults) except -1:
+        cdef Run run
+        cdef ChunkHandle handle
+        # A page that no view has gets none before it is unmapped: only the mapper stitches.
+        acquire_lock(self.lock[0])
+        self.pages.hold_unshared(addresses.bin_set, most, views_too, self.held)
+        self.lock.release()
+        self.is_unmapping = True
+        try:
+            while self.held.size():
+                run = self.held.back()
+                acquire_lock(self.lock[0])
+                handle = self.pages.chunk_of(&run)      # LEAVING, so it stays
+                self.lock.release()
+                self.unmap_leaving(addresses, handle, False, faults)
+                self.held.pop_back()
+        finally:
+            self.is_unmapping = False
+        return 0
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    cdef void close(self, Faults faults) noexcept:
+        cdef AddressRange addresses
+        cdef Py_ssize_t i
+        self.give_up_left(faults)
+        self.let_held_go()
+        self.forget_chunks()
+        self.try_unreleased_again(faults)
+        for addresses in self.ranges:
+            if self.count_mapped(addresses):        # else its stream may be gone
+                self.wait_for(addresses, faults)    # even if the device fails, its memory is given back
+        self.close_views(faults)
+        i = len(self.ranges)
+        while i > 0:
+            i -= 1
+            addresses = self.ranges[i]
+            self.empty(addresses, faults)
+            self.unreserve(addresses, faults)
+
+    cdef void forget_chunks(self) noexcept:
+        """Takes all ranges and views out of the pool."""
+        cdef View* view
+        cdef uint32_t number
+        acquire_lock(self.lock[0])
+        for number in range(self.pages.views.count()):
+            view = &self.pages.views.at(number)
+            if view.state in (KEPT, LIVE):
+                remove_range(self.pool, view.address, view.pages * self.page_size)
+                self.pages.views.retire(number)
+        self.forget_ranges()
+        self.lock.release()
+
+    cdef void close_views(self, Faults faults) noexcept:
+        cdef View* view
+        cdef uint32_t number
+        cdef uint64_t ptr, nbytes
+        try:
+            self.sweep(faults, True, True)
+        except BaseException as error:
+            faults.add(error)
+        for number in range(self.pages.views.count()):
+            view = &self.pages.views.at(number)
+            if view.state != RETIRED:
+                continue
+            ptr, nbytes = view.address, view.pages * self.page_size
+            try:
+                if not self.is_set_asleep(view.set):
+                    self.call_unmap(ptr, nbytes)
+                acquire_lock(self.lock[0])
+                self.pages.forget_view(number)
+                self.touched.nbytes = 0
+                self.lock.release()
+                self.give_addresses_up(ptr, nbytes, faults)
+            except BaseException as error:
+                faults.add(error)
+
+    cdef void empty(self, AddressRange addresses, Faults faults) noexcept:
+        self.without_calls = self.is_set_asleep(addresses.bin_set)
+        AddressRanges.empty(self, addresses, faults)
+        self.without_calls = False
+
+    # -- sleep --------------------------------------------------------------------------------------------------------
+
+    cdef int list_mapped(self, TagTransition transition) except -1:
+        cdef MappedRun run
+        cdef set seen = set()
+        if transition.tag.is_asleep:
+            for run in self.left:
+                if run.tag == transition.tag.number:
+                    add_pages(transition, run, seen)
+            return 0
+        self.retire_views_of(transition.tag.number)
+        return self.list_runs(transition, True)
+
+    cdef int list_needed(self, TagTransition transition) except -1:
+        return self.list_runs(transition, False)
+
+    cdef int retire_views_of(self, uint64_t tag) except -1:
+        """Unmaps the views of a tag that nothing lives in."""
+        cdef uint32_t number, set_of_views
+        cdef Retired retired
+        for number in range(self.pages.views.count()):
+            acquire_lock(self.lock[0])
+            set_of_views = self.pages.views.at(number).set
+            is_kept = self.pages.views.at(number).state == KEPT
+            self.lock.release()
+            if is_kept and self.is_of_tag(set_of_views, tag):
+                self.retire(number)
+        self.sweep(None, True, True)
+        for retired in self.retired:
+            for page in retired.pages:
+                if self.is_of_tag(self.pages.records[<uint32_t>page].slots[0].set, tag):
+                    raise SubAllocatorError(f"{self.source.sub_allocator!r} failed to unmap memory that is not in use; "
+                                            f"it is tried again by the next call")
+        return 0
+
+    cdef int list_runs(self, TagTransition transition, bint is_mapped) except -1:
+        cdef AddressRange addresses
+        cdef Window* window
+        cdef uint64_t slot, count
+        cdef uint32_t number
+        cdef MappedRun run
+        cdef set seen = set()
+        for addresses in self.ranges_of(transition.tag.number):
+            window = self.pool.bin_sets[addresses.bin_set].window
+            slot = 0
+            while slot < window.slots():
+                run = MappedRun()
+                run.pages = []
+                run.ptr = window.address_of(slot)
+                run.is_mapped = is_mapped
+                count = slot
+                while slot < window.slots() and window.page_at(slot) != NO_PAGE:
+                    run.pages.append(self.made[window.page_at(slot)])
+                    slot += 1
+                run.nbytes = (slot - count) * self.page_size
+                if run.nbytes:
+                    add_pages(transition, run, seen)
+                slot += 1
+        for number in range(self.pages.views.count()):
+            if self.pages.views.at(number).state == LIVE:
+                self.add_view(transition, number, is_mapped, seen)
+        return 0
+
+    cdef int add_view(self, TagTransition transition, uint32_t number, bint is_mapped, set seen) except -1:
+        cdef MappedRun run = MappedRun()
+        cdef list numbers = []
+        cdef uint32_t page
+        acquire_lock(self.lock[0])
+        run.ptr = self.pages.views.at(number).address
+        run.nbytes = self.pages.views.at(number).pages * self.page_size
+        run.tag = self.pages.views.at(number).set
+        self.lock.release()
+        if not self.is_of_tag(<uint32_t>run.tag, transition.tag.number):
+            return 0
+        self.list_pages(number, numbers)
+        run.pages = []
+        run.is_mapped = is_mapped
+        for page in numbers:
+            run.pages.append(self.made[page])
+        return add_pages(transition, run, seen)
+
+    cdef void note_runs(self, TagTransition transition) noexcept:
+        cdef MappedRun run
+        cdef Py_ssize_t i = len(self.left)
+        while i > 0:
+            i -= 1
+            if (<MappedRun>self.left[i]).tag == transition.tag.number:
+                del self.left[i]
+        if transition.is_up:
+            return
+        for run in transition.runs:
+            self.keep_left(transition, run)
+
+    cdef void keep_left(self, TagTransition transition, MappedRun run) noexcept:
+        """Keeps the part of a run that stayed mapped, to be unmapped later."""
+        cdef MappedRun part
+        cdef uint64_t first
+        run.tag = transition.tag.number
+        if run.is_mapped:
+            self.left.append(run)
+        elif run.lost is not None:
+            for ptr, nbytes in run.lost:
+                part = MappedRun()
+                part.ptr = ptr
+                part.nbytes = nbytes
+                part.tag = transition.tag.number
+                part.is_mapped = True
+                first = (part.ptr - run.ptr) // self.page_size
+                part.pages = run.pages[first:first + part.nbytes // self.page_size]
+                self.left.append(part)
+
+    cdef void give_up_left(self, Faults faults) noexcept:
+        cdef MappedRun run
+        cdef Page page
+        cdef Py_ssize_t i = len(self.left)
+        while i > 0:
+            i -= 1
+            run = self.left[i]
+            try:
+                if run.is_mapped:
+                    self.call_unmap(run.ptr, run.nbytes)
+                    run.note_unmapped()
+                    self.touched.nbytes = 0
+            except BaseException as error:
+                faults.add(error)
+        for run in self.left:
+            for page in run.pages:
+                page.is_mapped = page.is_mapped or run.is_mapped
+        i = len(self.left)
+        while i > 0:
+            i -= 1
+            run = self.left[i]
+            for page in run.pages if not run.is_mapped else ():
+                if page.number is not None and not page.is_mapped:
+                    give_page_up(self, page)
+            if not run.is_mapped:
+                del self.left[i]
+
+    cdef uint64_t bytes_held(self) noexcept:
+        cdef MappedRun run
+        cdef set pages = set()
+        for run in self.left:
+            pages.update(map(id, run.pages))
+        return len(pages) * self.page_size
+
+    cdef uint64_t bytes_asleep(self) noexcept:
+        cdef uint64_t found = 0
+        cdef uint32_t i
+        acquire_lock(self.lock[0])
+        for i in range(<uint32_t>self.pool.bin_sets.size()):
+            if self.pool.bin_sets[i].asleep:
+                found += self.pool.bin_sets[i].mapped_bytes - self.pages.count_free(i) * self.page_size
+        self.lock.release()
+        return found
+
+    cdef void shrink(self, uint64_t tag) noexcept:
+        cdef AddressRange addresses
+        cdef Faults faults = Faults()
+        self.without_calls = True
+        self.forget_views_of(tag)
+        for addresses in self.ranges:
+            if addresses.is_known and self.is_of_tag(addresses.bin_set, tag):
+                self.shrink_range(addresses, faults)
+        self.without_calls = False
+
+    cdef void forget_views_of(self, uint64_t tag) noexcept:
+        """Forgets the views of a sleeping tag that nothing lives in any more, and gives their addresses back."""
+        cdef uint32_t number, page
+        cdef uint64_t ptr, nbytes
+        cdef list pages
+        cdef Retired retired
+        for number in range(self.pages.views.count()):
+            if self.pages.views.at(number).state != KEPT or not self.is_of_tag(self.pages.views.at(number).set, tag):
+                continue
+            pages = []
+            self.list_pages(number, pages)
+            ptr, nbytes = self.pages.views.at(number).address, self.pages.views.at(number).pages * self.page_size
+            retired = Retired()
+            retired.ptr, retired.nbytes = ptr, nbytes
+            retired.pages = []
+            retired.mapped = []
+            acquire_lock(self.lock[0])
+            self.pages.retire_view(number)
+            self.lock.release()
+            for page in pages:
+                self.pages.records[page].views -= 1
+            try:
+                self.call_unreserve(ptr, nbytes)
+            except BaseException:
+                self.retired.append(retired)    # only its addresses are left: the next sweep tries again
+
+    cdef void shrink_range(self, AddressRange addresses, Faults faults) noexcept:
+        try:
+            if addresses.some_stuck:
+                self.unmap_again(addresses, False, faults)
+            self.trim_range(addresses, self.pages.count, True, faults)
+        except BaseException:
+            pass    # the host is out of memory: then these pages wake with the rest
+
+    # -- a thread that is there no more -------------------------------------------------------------------------------
+
+    cdef void take_over(self) noexcept:
+        """Also frees the pages that the stopped thread held, except those that it unmapped."""
+        cdef Place touched = self.touched, gone = self.going
+        cdef MappedRun run
+        self.without_calls = False
+        AddressRanges.take_over(self)
+        for run in self.left:
+            if touched.nbytes and run.ptr == touched.ptr:
+                run.note_unmapped()
+        self.forget_retired(touched, gone)
+        if self.is_unmapping:       # what is held may be unmapped already: it stays LEAVING
+            self.is_unmapping = False
+            self.held.clear()
+        self.let_held_go()
+        take_over_transitions(self)
+
+    cdef void forget_touched(self, AddressRange addresses) noexcept:
+        cdef uint64_t ptr = self.touched.ptr
+        cdef ChunkHandle handle = NO_CHUNK
+        if self.is_set_asleep(addresses.bin_set):       # the records of what sleeps stay
+            return
+        AddressRanges.forget_touched(self, addresses)
+        acquire_lock(self.lock[0])
+        if addresses.is_known:
+            handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        while handle != NO_CHUNK and self.pool.chunks[handle].ptr != ptr:
+            handle = self.pool.chunks[handle].next
+        if handle != NO_CHUNK and self.pool.chunks[handle].state == MAPPED_ELSEWHERE:
+            forget_absent(self.pool, handle)
+            self.note_unmapped(addresses, NO_CHUNK)
+        self.lock.release()
+
+    cdef void forget_retired(self, Place touched, Place gone) noexcept:
+        """Enters in the records what `end_calls_of_other` has unmapped and unreserved of views."""
+        cdef Retired retired
+        cdef View* view
+        cdef uint32_t number
+        cdef Py_ssize_t i = len(self.retired), k
+        while i > 0:
+            i -= 1
+            retired = self.retired[i]
+            k = len(retired.mapped)
+            while k > 0:
+                k -= 1
+                if lies_in(retired.mapped[k][0], ((touched.ptr, touched.nbytes),)):
+                    del retired.mapped[k]
+            if gone.nbytes and retired.nbytes and retired.ptr == gone.ptr:
+                del self.retired[i]
+        for number in range(self.pages.views.count()):
+            view = &self.pages.views.at(number)
+            if view.state == RETIRED and touched.nbytes and view.address == touched.ptr:
+                acquire_lock(self.lock[0])
+                self.pages.forget_view(number)
+                self.lock.release()
+                self.keep_addresses(touched.ptr, touched.nbytes)  # its addresses are left
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef dict stats(self):
+        """How much there is of everything, and what was called so far: for `page_stats`."""
+        cdef uint64_t pages, used_pages, asleep, views = 0, slots, lost = 0
+        cdef uint32_t number
+        cdef AddressRange addresses
+        cdef Retired retired
+        cdef ChunkHandle handle
+        acquire_lock(self.lock[0])
+        pages = used_pages = self.pages.count
+        slots = self.pages.views.slots()
+        for addresses in self.ranges:
+            if not addresses.is_known:    # what is still mapped after close()
+                lost += self.count_mapped(addresses)
+                continue
+            used_pages -= self.pages.count_free(addresses.bin_set)
+            if self.is_set_asleep(addresses.bin_set):
+                asleep = self.pool.bin_sets[addresses.bin_set].mapped_bytes // self.page_size
+                pages -= asleep
+                used_pages -= asleep - self.pages.count_free(addresses.bin_set)
+            handle = self.pool.regions[addresses.ptr + addresses.nbytes].first if addresses.some_stuck else NO_CHUNK
+            while handle != NO_CHUNK:
+                if self.pool.chunks[handle].state == LEAVING:
+                    lost += self.pool.chunks[handle].size // self.page_size
+                handle = self.pool.chunks[handle].next
+        for number in range(self.pages.views.count()):
+            views += self.pages.views.at(number).state in (KEPT, LIVE)
+        for number in range(<uint32_t>self.pages.records.size()):
+            slots += self.pages.records[number].slots.size()
+        self.lock.release()
+        for retired in list(self.retired):
+            slots += len(retired.pages)
+            lost += len(retired.pages) if retired.is_stuck else 0
+        return {
+            "page_size": self.page_size, "pages": pages + self.unreleased_bytes() // self.page_size,
+            "pages_owned": used_pages, "views": views,
+            "slots_mapped": slots, "stitches": self.calls.stitches, "creates": self.calls.creates,
+            "maps": self.calls.maps, "set_accesses": self.calls.set_accesses, "unmaps": self.calls.unmaps,
+            "releases": self.calls.releases, "stream_waits": self.calls.stream_waits,
+            "most_calls_of_a_request": self.calls.most, "lost_slots": lost, "driver_seconds": self.calls.seconds,
+        }

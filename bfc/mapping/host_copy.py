@@ -1,0 +1,180 @@
+"""What sleeping memory held: a copy on the host, in pieces of bounded size."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.units import format_bytes
+
+#: The most bytes of one piece.
+PIECE = 32 << 20
+
+
+class SavedAllocation(NamedTuple):
+    """One allocation whose contents are kept."""
+
+    ptr: int
+    nbytes: int
+    handle: int
+    allocation_id: int
+
+
+class Piece(Protocol):
+    """Some memory of the host."""
+
+    address: int
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class HostPiece:
+    """Ordinary memory, of this process alone: a forked child has a copy."""
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, errno.EAGAIN):
+                raise
+            raise MemoryError(
+                f"the host has no {format_bytes(nbytes)} to keep contents in"
+            ) from error
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class PinnedPiece:
+    """Pinned memory of a CUDA driver."""
+
+    def __init__(self, source: CUDASubAllocator, nbytes: int) -> None:
+        self._source = source
+        block = source.alloc(256, nbytes)
+        if block is None:
+            raise MemoryError(
+                f"there is no {format_bytes(nbytes)} of pinned memory to keep contents in"
+            )
+        self.address, self._nbytes = block
+
+    def close(self) -> None:
+        if self.address:
+            address, self.address = self.address, 0
+            self._source.free_idle(address, self._nbytes)
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self.close()
+
+
+class GivenPiece:
+    """Memory that the user's callable gave."""
+
+    def __init__(self, give: Callable[[int], Any], nbytes: int) -> None:
+        with memoryview(give(nbytes)) as given:
+            if given.readonly or not given.c_contiguous or given.nbytes < nbytes:
+                raise ValueError(
+                    f"keep must return a contiguous writable buffer of {nbytes} bytes, and "
+                    f"returned one of {given.nbytes} bytes"
+                )
+            self._held = given.cast("B")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._held))
+
+    def close(self) -> None:
+        self._held.release()
+
+
+def maker(way: Any, source: SubAllocator) -> Callable[[int], Piece]:
+    """What makes pieces in the way that a user has named."""
+    if callable(way):
+        return lambda nbytes: GivenPiece(way, nbytes)
+    if way == "pinned" and isinstance(source, CUDASubAllocator):
+        pinned = CUDASubAllocator(source.device.ordinal, kind="pinned")
+        return lambda nbytes: PinnedPiece(pinned, nbytes)
+    return HostPiece
+
+
+class HostCopy:
+    """A copy of the contents of some allocations.
+
+    Parameters
+    ----------
+    make : callable
+        Makes a piece of so many bytes.
+    source : SubAllocator
+        Whose memory it is, and who copies.
+    allocations : list of SavedAllocation
+        The allocations.
+    """
+
+    def __init__(
+        self, make: Callable[[int], Piece], source: SubAllocator, allocations: list[SavedAllocation]
+    ) -> None:
+        self.allocations = allocations
+        self.nbytes = sum(allocation.nbytes for allocation in allocations)
+        self._source = source
+        self._pieces: list[Piece] = []
+        try:
+            for start in range(0, self.nbytes, PIECE):
+                self._pieces.append(make(min(PIECE, self.nbytes - start)))
+            for allocation, address, start, nbytes in self._spans(None):
+                source.copy(address, allocation.ptr + start, nbytes, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def _spans(
+        self, live: Iterable[bool] | None
+    ) -> Iterator[tuple[SavedAllocation, int, int, int]]:
+        """Each part of an allocation that lies in one piece: the allocation, where in the piece,
+        where in the allocation, and how many bytes. `live`: which allocations, None for all."""
+        offset = 0
+        chosen = [True] * len(self.allocations) if live is None else live
+        for allocation, wanted in zip(self.allocations, chosen, strict=True):
+            start = 0
+            while wanted and start < allocation.nbytes:
+                number, begin = divmod(offset + start, PIECE)
+                nbytes = min(PIECE - begin, allocation.nbytes - start)
+                yield allocation, self._pieces[number].address + begin, start, nbytes
+                start += nbytes
+            offset += allocation.nbytes
+
+    def bring_back(self, live: Iterable[bool]) -> None:
+        """Copy the contents back, of those that are live still."""
+        for allocation, address, start, nbytes in self._spans(live):
+            self._source.copy(allocation.ptr + start, address, nbytes, 0)
+
+    def close(self) -> None:
+        """Give the host's memory back."""
+        while self._pieces:
+            self._pieces.pop().close()
+
+
+def fill_with(source: SubAllocator, allocations: Iterable[SavedAllocation], byte: int) -> None:
+    """Fill allocations with one byte.
+
+    Parameters
+    ----------
+    source : SubAllocator
+        Whose memory it is.
+    allocations : iterable of SavedAllocation
+        The allocations.
+    byte : int
+        From 0 to 255.
+    """
+    piece = HostPiece(PIECE)
+    try:
+        ctypes.memset(piece.address, byte, PIECE)
+        for allocation in allocations:
+            for start in range(0, allocation.nbytes, PIECE):
+                nbytes = min(PIECE, allocation.nbytes - start)
+                source.copy(allocation.ptr + start, piece.address, nbytes, 0)
+    finally:
+        piece.close()

@@ -1,0 +1,341 @@
+"""The history of an allocator as the events of a trace, and what was live before it.
+
+A history may have lost its beginning (section 3.6 of the description). A block was live before it
+if the history frees it without allocating it first, or if it is live at the end and never
+mentioned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from bfc.errors import TraceError
+from bfc.pytorch._events import Event
+from bfc.pytorch._stacks import Stacks
+from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
+from bfc.pytorch.owners import Owners
+from bfc.pytorch.releases import Releases
+from bfc.pytorch.sizes import SMALL_SEGMENT
+from bfc.pytorch.words import (
+    ALLOC,
+    ANNOTATE,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ACTIONS,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    SNAPSHOT,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_STREAMS = 1 << 16
+_WITHOUT_EFFECT = (SNAPSHOT, ANNOTATE)
+
+
+@dataclass
+class Recording:
+    """What is known of one device at the end of a history."""
+
+    device: int
+    spans: list[Span]
+    blocks: dict[int, Block]
+    settings: dict[str, Any]
+    #: None where frames are left out.
+    stacks: Stacks | None
+    #: The address, the bytes and the two numbers of the pool of each segment of a private pool.
+    pools: list[list[int]]
+    #: Whether pages may lie at other addresses than those at which the history takes them, and
+    #: gives them back. Then its bytes are right, but its addresses may contradict each other.
+    moves_pages: bool = False
+
+
+def in_order(spans: list[Span]) -> list[Span]:
+    """Segments by address. Raises TraceError if two overlap."""
+    found = sorted(spans, key=lambda span: span.start)
+    for before, after in pairwise(found):
+        if after.start < before.end:
+            raise TraceError(f"the segments at {before.start:#x} and {after.start:#x} overlap")
+    return found
+
+
+def _before(
+    events: list[Event], recording: Recording, live: dict[int, Block]
+) -> tuple[list[Span], int]:
+    """The segments before the history, and how many entries about segments contradict it."""
+    spans = Spans(recording.spans)
+    wrong = change = 0
+    for event in reversed(events):
+        if event.action in (SEGMENT_ALLOC, SEGMENT_MAP):
+            change += event.size
+            wrong += not spans.cut(event.address, event.size, event.action == SEGMENT_MAP)
+        elif event.action in (SEGMENT_FREE, SEGMENT_UNMAP) and event.size:
+            change -= event.size
+            wrong += not spans.add(
+                Span(
+                    event.address,
+                    event.address + event.size,
+                    event.stream,
+                    event.size <= SMALL_SEGMENT,
+                    event.action == SEGMENT_UNMAP,
+                    event.is_private,
+                )
+            )
+    found = spans.all()
+    total = sum(span.size for span in recording.spans) - change
+    if wrong and recording.moves_pages and total >= 0:
+        return _cut_to(found, total, live), 0
+    return found, wrong
+
+
+def _cut_to(spans: list[Span], total: int, live: dict[int, Block]) -> list[Span]:
+    """Segments of so many bytes in all. Those in which nothing is live are cut first."""
+    lookup, over = Spans(spans), sum(span.size for span in spans) - total
+    used = {span.start for address in live if (span := lookup.holding(address)) is not None}
+    kept = []
+    for span in sorted(spans, key=lambda span: (span.start in used, span.start)):
+        gone = min(max(over, 0), span.size)
+        over -= gone
+        if gone < span.size:
+            kept.append(replace(span, end=span.end - gone))
+    if over < 0:
+        start = max((span.end for span in spans), default=0)
+        kept.append(Span(start, start - over, 0, False, True, False))
+    return sorted(kept, key=lambda span: span.start)
+
+
+def _live_before(events: list[Event], final: dict[int, Block]) -> dict[int, Block]:
+    """The blocks that the history frees without allocating them first, and those that are live at
+    the end and never mentioned. The file contains the block's size only for the latter."""
+    found: dict[int, Block] = {}
+    mentioned = set()
+    for event in events:
+        if event.action in (ALLOC, FREE_COMPLETED) and event.address not in mentioned:
+            mentioned.add(event.address)
+            if event.action == FREE_COMPLETED:
+                found[event.address] = Block(event.address, event.size, event.stream)
+    for address, block in final.items():
+        if address not in mentioned:
+            found[address] = block
+    return found
+
+
+def converted(
+    recording: Recording, events: list[Event], owners: Owners, rules: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of the constructor of a trace, and the `meta` of `Trace.from_torch`.
+
+    Parameters
+    ----------
+    recording : Recording
+        What is there at the end.
+    events : list of Event
+        The history, oldest first. The list is emptied.
+    owners : Owners
+        The names that the events have numbers of.
+    rules : mapping of str to str
+        The owners by parts of a file's path.
+    """
+    before = _live_before(events, recording.blocks)
+    spans, wrong = _before(events, recording, before)
+    sizes = Sizes(recording.settings)
+    columns = Columns()
+    history = ((event.action, event.address, event.size) for event in events)
+    layout = lay_out(spans, before, history, sizes, columns)
+    first = len(columns)
+    releases = Releases(
+        events,
+        spans,
+        columns.live_between,
+        lambda address: address + sizes.rounded(columns.live[address].size),
+        sizes.large_page,
+        recording.settings.get("release_lock_on_cudamalloc") is True,
+    )
+    player = _Player(columns, recording, layout.segments, releases)
+    for event in events:
+        player.play(event)
+    player.finish()
+    streams = columns.streams
+    if len(streams) > MOST_STREAMS:
+        raise TraceError(f"it has {len(streams)} streams: at most {MOST_STREAMS} are read")
+    repairs = player.repairs
+    repairs["segment_events_contradicting"] += wrong
+    repairs["allocations_before_outside_segments"] += 0 if recording.moves_pages else layout.outside
+    repairs["allocations_before_left_out"] += layout.left_out
+    meta = {
+        "source": "PyTorch memory snapshot",
+        "torch": {
+            "device": recording.device,
+            "streams": list(streams),
+            "settings": recording.settings,
+            "first_recorded_event": first,
+            "addresses": columns.addresses.tolist(),
+            "segments": player.segments,
+            "segment_events": player.segment_events,
+            "oom": player.refused,
+            "pools": recording.pools,
+            "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
+            "frees_completed_later": player.later,
+            "private_pool_allocations": player.private
+            + sum(span.is_private for span in layout.filled),
+            "segments_not_exact": layout.inexact,
+            "blocks_of_unsure_size": layout.unsure,
+            "repairs": {name: count for name, count in sorted(repairs.items()) if count},
+            "releases_unsure": releases.unsure,
+            "unknown_actions": dict(player.unknown.most_common(16)),
+        },
+    }
+    return _arrays(columns, events, before, recording.stacks, owners, rules), meta
+
+
+def _arrays(
+    columns: Columns,
+    events: list[Event],
+    before: dict[int, Block],
+    stacks: Stacks | None,
+    owners: Owners,
+    rules: Mapping[str, str],
+) -> dict[str, Any]:
+    """The arguments of the constructor of a trace. An event without an entry has the time of the
+    first entry if it is before the history, or of the entry before it if it is a repair."""
+    import numpy as np
+
+    entry = np.array(columns.entries, np.int64)
+    op, number = np.array(columns.op, np.uint8), np.array(columns.id, np.int64)
+
+    def of_entries(name: str, dtype: type) -> NDArray[Any]:
+        # The additional last element is for events without an entry: index -1 finds it.
+        values = chain(map(attrgetter(name), events), (0,))
+        return np.fromiter(values, dtype, len(events) + 1)
+
+    times = of_entries("time_us", np.uint64)
+    times[-1] = times[0]
+    stack, owner = of_entries("stack", np.uint32)[entry], of_entries("owner", np.uint16)[entry]
+    events.clear()
+    for at, address in enumerate(columns.addresses):
+        if entry[at] >= 0:
+            break
+        block = before.get(address) if op[at] == 0 else None
+        if block is not None:
+            stack[at] = block.stack
+    made = op == 0
+    if stacks is not None:
+        used = set(np.unique(stack[made & (owner == 0)]).tolist())
+        by_stack = owners.of_stacks(stacks, used, rules)
+        owner = np.where(owner == 0, by_stack[stack], owner)
+    of_allocation = np.zeros(int(number.max(initial=-1)) + 1, np.uint16)
+    of_allocation[number[made]] = owner[made]
+    arrays = {
+        "op": op,
+        "id": number,
+        "size": np.array(columns.size, np.uint64),
+        "stream": np.array(columns.stream, np.int64),
+        "time_us": times[entry] if times.any() else None,
+    }
+    if len(owners.numbers) > 1:
+        arrays["owner"] = np.where(op == 2, 0, of_allocation[number]) if len(op) else number
+        arrays["owners"] = list(owners.numbers)
+    if stacks is not None and len(stacks) > 1:
+        table = np.empty((len(stacks), 2), np.uint32)
+        stacks.fill(table)
+        arrays |= {"stack": stack, "stacks": table, "frames": stacks.rows}
+    return arrays
+
+
+@dataclass
+class _Player:
+    """Turns the history into events. Contradictions in it are repaired, and each repair is
+    counted."""
+
+    columns: Columns
+    recording: Recording
+    #: [event, address, size] of each segment that was taken, with the event that follows.
+    segments: list[list[int]]
+    releases: Releases
+    segment_events: list[list[Any]] = field(default_factory=list)
+    refused: list[list[int]] = field(default_factory=list)
+    repairs: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    #: The number of blocks whose free_completed does not follow free_requested at once: other
+    #: streams used them.
+    later: int = 0
+    private: int = 0
+    at: int = 0
+    asked: dict[int, int] = field(default_factory=dict)
+
+    def play(self, event: Event) -> None:
+        self.columns.entry = self.at
+        self.at += 1
+        action = event.action
+        if action == ALLOC:
+            self._allocate(event)
+        elif action == FREE_REQUESTED:
+            if event.address in self.columns.live:
+                self.asked[event.address] = self.at
+            else:
+                self.repairs["frees_requested_of_unknown"] += 1
+        elif action == FREE_COMPLETED:
+            self._free(event)
+        elif action in SEGMENT_ACTIONS:
+            self._segment(event)
+        elif action == OOM:
+            self.refused.append([len(self.columns), event.size, event.address])
+        elif action not in _WITHOUT_EFFECT:
+            self.unknown[action[:40].encode("ascii", "backslashreplace").decode()] += 1
+
+    def _allocate(self, event: Event) -> None:
+        end = event.address + max(event.size, 1)
+        for address in self.columns.live_between(event.address, end):
+            self._free_unseen(address)
+        self.columns.allocate(event.address, event.size, event.stream)
+        self.private += event.is_private
+
+    def _free(self, event: Event) -> None:
+        if event.address not in self.columns.live:
+            self.repairs["frees_of_unknown"] += 1
+            return
+        self.columns.free(event.address)
+        self.later += self.asked.pop(event.address, self.at - 1) != self.at - 1
+
+    def _free_unseen(self, address: int) -> None:
+        """A free that is missing from the history."""
+        self.columns.free(address)
+        self.asked.pop(address, None)
+        self.repairs["frees_added"] += 1
+
+    def _segment(self, event: Event) -> None:
+        now = [event.action, len(self.columns), event.address, event.size, event.stream]
+        if event.action in (SEGMENT_FREE, SEGMENT_UNMAP) and not self.recording.moves_pages:
+            for address in self.columns.live_between(event.address, event.address + event.size):
+                self._free_unseen(address)
+            now[1] = len(self.columns)
+        elif event.action == SEGMENT_ALLOC:
+            self.segments.append([len(self.columns), event.address, event.size])
+        self.segment_events.append(now)
+        if self.releases.follow(self.at - 1, event):
+            self.columns.release()
+
+    def finish(self) -> None:
+        """Adds frees and allocations, so that exactly the blocks that the file shows are live."""
+        final, spans = self.recording.blocks, Spans(self.recording.spans)
+        for address in sorted(self.columns.live):
+            block = final.get(address)
+            if block is not None and block.requested == self.columns.live[address].size:
+                continue
+            end = address + max(self.columns.live[address].size, 1)
+            if block is None and not spans.overlap(address, end):
+                self.repairs["live_outside_segments"] += 1
+            else:
+                self._free_unseen(address)
+        for address in sorted(final.keys() - self.columns.live.keys()):
+            self.columns.allocate(address, final[address].requested, final[address].stream)
+            self.repairs["allocations_added"] += 1

@@ -1,0 +1,216 @@
+"""What other threads and forked children do while an allocator maps memory for one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import own_interpreter
+import pytest
+from stopped_thread import STOPPED
+
+import bfc
+
+MIB = 1 << 20
+
+Make = Callable[[bfc.SubAllocator], Any]
+MAKES = {
+    "bfc": lambda device: bfc.BFCAllocator(device, virtual_memory=True, page_size="2 MiB"),
+    "caching": lambda device: bfc.CachingAllocator(device, stitch=True),
+    "expandable": lambda device: bfc.CachingAllocator(device, settings="expandable_segments:True"),
+}
+
+
+class SlowToReserve(bfc.SimulatedSubAllocator):
+    """Reserves the first addresses when it may."""
+
+    def __init__(self) -> None:
+        super().__init__("1 GiB")
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def reserve(self, nbytes: int) -> int | None:
+        if not self.asked.is_set():
+            self.asked.set()
+            self.may.wait(30)
+        return super().reserve(nbytes)
+
+
+def of_one_allocation(allocator: Any) -> object:
+    return allocator.allocate("5 MiB", contiguous=True)
+
+
+def of_a_private_pool(allocator: Any) -> object:
+    with bfc.use_mem_pool(bfc.MemPool(allocator)):
+        return allocator.allocate("5 MiB")
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (MAKES["bfc"], of_one_allocation),
+        (MAKES["caching"], of_one_allocation),
+        (MAKES["caching"], of_a_private_pool),
+        (MAKES["expandable"], of_one_allocation),
+    ],
+)
+def test_what_another_thread_takes_while_addresses_are_reserved(
+    make: Make, other: Callable[[Any], object]
+) -> None:
+    """It is not mixed up with the lane that gets them."""
+    device = SlowToReserve()
+    with make(device) as allocator:
+        mapped: list[Any] = []
+        thread = threading.Thread(target=lambda: mapped.append(allocator.allocate("10 MiB")))
+        thread.start()
+        assert device.asked.wait(30)
+        region: Any = other(allocator)
+        device.may.set()
+        thread.join()
+        allocator.check()
+        apart = {mapped[0].ptr, region.ptr}
+        del region
+        more = [allocator.allocate("3 MiB") for _ in range(20)]
+        allocator.check()
+        assert apart.isdisjoint(block.ptr for block in more[1:])
+        mapped.clear()
+        del more
+        allocator.check()
+    assert not device.live_bytes
+    assert not device.reservations
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_two_streams_that_begin_at_once_stay_apart(name: str) -> None:
+    device = SlowToReserve()
+    with MAKES[name](device) as allocator:
+        found: dict[int, int] = {}
+
+        def begin(stream: int) -> None:
+            found[stream] = allocator.allocate_raw(5 * MIB, stream=stream)
+
+        threads = [threading.Thread(target=begin, args=(stream,)) for stream in (0, 6)]
+        threads[0].start()
+        assert device.asked.wait(30)
+        threads[1].start()
+        threads[1].join(0.2)  # most probably it waits by now for the thread that maps
+        device.may.set()
+        for thread in threads:
+            thread.join()
+        allocator.check()
+        assert {chunk.stream for chunk in allocator.snapshot().live_chunks()} == {0, 6}
+        device.hold(0)
+        allocator.deallocate_raw(found[0])
+        assert allocator.allocate_raw(5 * MIB, stream=6) != found[0]
+
+
+@pytest.mark.parametrize("name", ["bfc", "caching"])
+def test_a_child_stitches_after_a_fork_while_another_thread_stitches(name: str) -> None:
+    """The view that the thread had begun is nobody's there."""
+    own_interpreter.run(
+        STOPPED
+        + f"""
+made = {{
+    "bfc": lambda it: bfc.BFCAllocator(it, virtual_memory=True, page_size="2 MiB"),
+    "caching": lambda it: bfc.CachingAllocator(it, stitch=True),
+}}[{name!r}]
+"""
+        + """
+for kind in ("reserve", "map", "set_access"):
+    for is_after in (False, True):
+        device = Stopped("64 MiB")
+        allocator = made(device)
+        blocks = [allocator.allocate_raw(4 << 20) for _ in range(16)]
+        for block in blocks[::2]:
+            allocator.deallocate_raw(block)
+        Stopped.kind, Stopped.is_after = kind, is_after
+        Stopped.inside, Stopped.go = threading.Event(), threading.Event()
+        thread = threading.Thread(target=allocator.allocate_raw, args=(20 << 20,))
+        thread.start()
+        assert device.inside.wait(30)
+
+        def in_the_child():
+            stitched = allocator.page_stats()["stitches"]
+            live = [allocator.allocate_raw(size << 20) for size in (6, 10, 3)]
+            assert allocator.page_stats()["stitches"] > stitched
+            allocator.check()
+            for block in live + blocks[1::2]:
+                allocator.deallocate_raw(block)
+            allocator.check()
+            allocator.close()
+
+        wait = in_child(in_the_child)
+        wait()
+        device.go.set()
+        thread.join()
+        allocator.check()
+        allocator.close()
+"""
+    )
+
+
+@pytest.mark.parametrize("settings", ["stitch=True", "settings='expandable_segments:True'"])
+def test_a_child_closes_what_was_to_get_addresses_at_the_fork(settings: str) -> None:
+    own_interpreter.run(
+        STOPPED
+        + f"""
+device = Stopped("64 MiB")
+allocator = bfc.CachingAllocator(device, {settings})
+Stopped.kind = "reserve"
+"""
+        + """
+thread = threading.Thread(target=allocator.allocate_raw, args=(20 << 20,))
+thread.start()
+assert device.inside.wait(30)
+
+def in_the_child():
+    allocator.deallocate_raw(allocator.allocate_raw(5 << 20))
+    allocator.check()
+    allocator.close()
+    assert not device.live_bytes and not device.reservations
+
+wait = in_child(in_the_child)
+wait()
+device.go.set()
+thread.join()
+allocator.close()
+"""
+    )
+
+
+def test_live_memory_of_other_ranges_stays_after_a_fork_while_one_grows() -> None:
+    own_interpreter.run(
+        """
+class Stopped(bfc.HostSubAllocator):
+    armed, inside, go = False, threading.Event(), threading.Event()
+
+    def set_access(self, *arguments):
+        if self.armed:
+            Stopped.armed = False
+            self.inside.set()
+            self.go.wait(30)
+        return super().set_access(*arguments)
+
+device = Stopped("256 MiB")
+allocator = bfc.CachingAllocator(device, settings="expandable_segments:True")
+small, large = allocator.allocate(1000), allocator.allocate("5 MiB")
+for buffer in (small, large):
+    np.asarray(buffer)[:] = 7
+Stopped.armed = True
+thread = threading.Thread(target=allocator.allocate, args=("50 MiB",))
+thread.start()
+assert device.inside.wait(30)
+
+def in_the_child():
+    allocator.check()
+    more = allocator.allocate("30 MiB")
+    allocator.release_free_regions()
+    allocator.check()
+    assert all((np.asarray(buffer) == 7).all() for buffer in (small, large))
+
+wait = in_child(in_the_child)
+wait()
+device.go.set()
+thread.join()
+"""
+    )

@@ -1,0 +1,74 @@
+"""What documents link to, and what the walk through the code names, is there."""
+
+from __future__ import annotations
+
+import re
+
+from documents import BLOCK, DOCUMENTS, ROOT
+from sources import assert_none
+
+
+def test_every_link_of_a_document_leads_somewhere():
+    assert_none(
+        f"{path.name}: {link}"
+        for path in DOCUMENTS
+        for link in re.findall(r"\]\((?!http)([^)#]+)", path.read_text())
+        if not (path.parent / link).exists()
+    )
+
+
+def test_every_link_of_a_document_has_words():
+    assert [path.name for path in DOCUMENTS if "[](" in path.read_text()] == []
+
+
+def test_the_readme_has_no_link_that_an_index_page_would_break():
+    assert re.findall(r"\]\((?!http)[^)]+\)", (ROOT / "README.md").read_text()) == []
+
+
+SOURCES = {
+    path: path.read_text()
+    for path in sorted((ROOT / "bfc").rglob("*"))
+    if path.suffix in (".py", ".pyx", ".pxd")
+}
+
+
+def bodies_of(name: str) -> str:
+    """What stands in the classes of a name, in sources and declarations."""
+    block = re.compile(rf"^( *)(?:cdef )?(?:cpp)?class {name}\b.*\n((?:\1 .*\n|\n)*)", re.MULTILINE)
+    return "".join(match[2] for text in SOURCES.values() for match in block.finditer(text))
+
+
+def is_defined(name: str) -> bool:
+    """Whether the package has a function, a class, a constant or a field of a name, or a member of
+    a class where the name has a dot."""
+    if re.fullmatch(r"\w+\.(pyx|pxd|py|hpp)", name):
+        return any((ROOT / "bfc").rglob(name))
+    owner, _, last = name.rpartition(".")
+    texts = [bodies_of(owner)] if owner else list(SOURCES.values())
+    a_function = re.compile(
+        rf"^ *(?:(?:async )?def|cdef|cpdef|cbool)\b[^=\n(#]*\b{last}\(", re.MULTILINE
+    )
+    a_kind = re.compile(rf"^ *(?:cdef )?(?:cpp)?(?:class|struct|enum) {last}\b", re.MULTILINE)
+    if any(a_function.search(text) or a_kind.search(text) for text in texts):
+        return True
+    a_field = re.compile(
+        rf"^ +(?:cdef )?[\w\[\]*., ]*\b{last}\b(?: = \w+)? *(?:#.*)?$", re.MULTILINE
+    )
+    declared = [text for path, text in SOURCES.items() if path.suffix == ".pxd"]
+    return any(a_field.search(text) for text in ([bodies_of(owner)] if owner else declared))
+
+
+def test_what_the_walk_names_is_called_so():
+    prose = BLOCK.sub("", (ROOT / "docs" / "walk.md").read_text())
+    names = set(re.findall(r"`([\w.]+)`", prose))
+    assert len(names) > 40
+    assert [name for name in sorted(names) if not is_defined(name)] == []
+
+
+def test_a_name_that_the_package_lacks_is_found_out():
+    assert is_defined("BFCAllocator.set_request")
+    assert is_defined("Bins.pop_best_fit")
+    assert is_defined("pending")
+    assert not is_defined("BFCAllocator.request")
+    assert not is_defined("request")
+    assert not is_defined("_no_such_file.pyx")

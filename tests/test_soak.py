@@ -1,0 +1,91 @@
+"""The fuzzers of `make soak` find what they are made for, and keep the account."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import runpy
+from pathlib import Path
+
+import pytest
+import soak_native
+from soak_native import Game, habits
+from soak_pinned import Pinned, pinned
+
+import bfc
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_model_in_c_says_where_each_request_is_served(seed: int) -> None:
+    assert soak_native.places(seed, 40_000) >= 39_000
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["marks", "hostile", "threads", "forks"])
+def test_no_two_blocks_share_a_byte(name: str) -> None:
+    assert getattr(soak_native, name)(1, 8000) > 4000
+
+
+def test_pinned_blocks_share_no_byte_and_keep_their_contents() -> None:
+    assert pinned(1) > 4000
+
+
+def test_a_pinned_block_that_was_written_to_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the one who frees it: something else has cleared its last byte."""
+    allocate = Pinned.allocate
+
+    def cleared(self: Pinned, dice: random.Random) -> object:
+        made = allocate(self, dice)
+        if made is not None:
+            _, address, nbytes, mark = made
+            ctypes.memset(address + nbytes - 1, mark[-1] ^ 1, 1)
+        return made
+
+    monkeypatch.setattr(Pinned, "allocate", cleared)
+    with pytest.raises(AssertionError, match="other contents"):
+        pinned(1)
+
+
+class Twice(bfc.HostSubAllocator):
+    """Hands out one block again and again."""
+
+    block: tuple[int, int] | None = None
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        if self.block is None:
+            self.block = super().alloc(alignment, nbytes)
+        return self.block
+
+    def free(self, address: int, nbytes: int) -> None:
+        """Keeps it, since the other pool uses it."""
+
+
+def test_a_block_that_is_handed_out_twice_is_found() -> None:
+    source, dice = Twice("64 MiB"), random.Random(1)
+    pools = [bfc.BFCAllocator(source, memory_limit="8 MiB") for _ in range(2)]
+    wanted = habits("bfc", dice)
+    wanted.large, wanted.most_live = 1 << 14, 60
+    games = [Game("marks", pool, 1, 1, ctypes.byref(wanted)) for pool in pools]
+    games[0].call("play", 200)
+    with pytest.raises(AssertionError, match="block"):
+        games[1].call("play", 200)
+
+
+def test_a_wrong_address_is_found() -> None:
+    """The model of one policy disagrees with the other."""
+    setting = soak_native.Setting(1, 0, 64 << 20, 128 << 20, 1 << 20, 200)
+    pool = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"))
+    with pytest.raises(AssertionError, match=r"model|not at"):
+        Game("places", pool, 1, ctypes.byref(setting)).call("play", 1000)
+
+
+def test_the_account_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soak = runpy.run_path(str(Path(__file__).parent / "soak.py"))
+    monkeypatch.setenv("BFC_CACHE_HOME", str(tmp_path))
+    soak["added"]({"places": [10, 2.0, 1]})
+    account = soak["added"]({"places": [5, 1.0, 0], "marks": [1, 1.0, 0]})
+    assert account == {"places": [15, 3.0, 1], "marks": [1, 1.0, 0]}
+    assert json.loads((tmp_path / "soak.json").read_text()) == account
+    assert soak["table"](account).splitlines()[-1].split() == ["all", "16", "4", "4", "1"]
