@@ -372,7 +372,7 @@ def test_a_host_without_memory_for_the_frames_loses_no_block(
             answer = getattr(allocator, method)(sizes, stream)
         except MemoryError:
             pass
-        except bfc.SubAllocatorError as error:      # the source's own free had no host memory either
+        except bfc.SubAllocatorError as error:  # the source's own free had no host memory either
             assert isinstance(error.__cause__, MemoryError)
         finally:
             tools.remove_mem_hooks()
