@@ -372,8 +372,9 @@ def test_a_host_without_memory_for_the_frames_loses_no_block(
             answer = getattr(allocator, method)(sizes, stream)
         except MemoryError:
             pass
-        except bfc.SubAllocatorError as error:  # the source's own free had no host memory either
-            assert isinstance(error.__cause__, MemoryError)
+        except bfc.SubAllocatorError as error:
+            if not isinstance(error.__cause__, MemoryError):  # the source's free had none either
+                raise
         finally:
             tools.remove_mem_hooks()
         if method == "allocate_many" and answer is not None:
