@@ -73,19 +73,17 @@ OPTIMISATION = {
     "allocators._allocator": CALLS,
     "allocators._frees": CALLS,
     "allocators._invariants": COLD,
-    "allocators._page_use": COLD,
     "allocators._reading": COLD,
     "allocators._recorder": COLD,
     "buffers.": HOT,
     "buffers._buffer": CALLS,
     "copying.": COPIES,
-    "interpreter._forks": HOT,
+    "interpreter._process": HOT,
     "mapping.": HOT,
     "pinned.": HOT,
     "policies.": HOT,
     "policies._bfc": CALLS,
     "policies._caching": CALLS,
-    "policies._observers": COLD,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "_cython"
@@ -122,7 +120,9 @@ def headers_of(source: Path) -> set[str]:
     headers: set[str] = set()
     left = [source]
     while left:
-        names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', left.pop().read_text())
+        text = left.pop().read_text()
+        names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', text)
+        names += [f"{name}.hpp" for name in re.findall(r"from bfc\.native\.(\w+) cimport", text)]
         places = (f"{folder}/{name}" for folder in (HEADERS, PUBLIC_HEADERS) for name in names)
         found = {place for place in places if (HERE / place).exists()}
         left += [HERE / name for name in found - headers]

@@ -47,8 +47,7 @@ from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
 from bfc.browser.report import report
 from bfc.buffers._buffer import Buffer, BufferView
-from bfc.buffers._current import use_stream
-from bfc.buffers._owners import owner
+from bfc.buffers._scopes import owner, use_stream
 from bfc.copying import copy
 from bfc.errors import (
     AsleepError,

@@ -5,6 +5,8 @@ from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
+from bfc.native.nothrow cimport try_push_back, try_reserve, try_store
+
 from bfc.interpreter.stubs import SignatureOfStub
 
 cdef extern from *:
@@ -40,13 +42,6 @@ cdef extern from "ranges.hpp" namespace "bfc" nogil:
 cdef extern from "memory.hpp" namespace "bfc" nogil:
     void prefer_huge_pages(void* block, size_t bytes) noexcept
     void prefetch(const void* address) noexcept
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_back(vector[ChunkHandle]& items, ChunkHandle item) noexcept
-    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
-    cbool try_push_bin_set "bfc::try_push_back"(vector[BinSet]& items, const BinSet& item) noexcept
-    cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
-    cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
 cdef enum:
     CACHE_LINE = 64
@@ -154,7 +149,7 @@ cdef class Pool:
         cdef BinSet bin_set = bin_set_of(new_bins(), LARGE)
         bin_set.split_remainder = split_remainder
         bin_set.split_at_twice = split_at_twice
-        if bin_set.bins == NULL or not try_push_bin_set(self.bin_sets, bin_set):
+        if bin_set.bins == NULL or not try_push_back(self.bin_sets, bin_set):
             del bin_set.bins
             raise MemoryError
         return <uint32_t>(self.bin_sets.size() - 1)
@@ -216,7 +211,7 @@ cdef class Pool:
         cdef BinSet opened
         for kind in range(2):
             opened = bin_set_of(new_bins(), kind)
-            if opened.bins == NULL or not try_push_bin_set(self.bin_sets, opened):
+            if opened.bins == NULL or not try_push_back(self.bin_sets, opened):
                 del opened.bins
                 while self.bin_sets.size() > before:
                     del self.bin_sets.back().bins
@@ -776,7 +771,7 @@ cdef class Pool:
                 continue
             while not used_too and handle != NO_CHUNK and self.chunks[handle].state == FREE:
                 handle = self.chunks[handle].next
-            if (used_too or handle == NO_CHUNK) and not try_push_region(out, deref(it).second):
+            if (used_too or handle == NO_CHUNK) and not try_push_back(out, deref(it).second):
                 return False
             postincrement(it)
         return True

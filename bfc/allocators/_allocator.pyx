@@ -17,32 +17,30 @@ from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
-from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc.interpreter._exit cimport exiting
+from bfc.native.nothrow cimport try_store
+from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport (
-    COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_SNAPSHOT, IN_USE, INDEXED, LOCK_TAKEN, MARKS, NO_CHUNK, NO_HOST_MEMORY,
-    NO_LANE, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, Pool, Region, Tracing,
+    COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
+    NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane,
+    Pool, Region, Tracing,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
 )
-from bfc.buffers._current cimport current_stream, scopes_open
-from bfc.buffers._owners cimport owner_here, owner_names, owners_used, step_here
+from bfc.buffers._scopes cimport current_stream, owner_here, owner_names, owners_used, scopes_open, step_here
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, Owner, become
-from bfc.allocators._columns cimport (
-    ChunkRow, RegionRow, bytes_of_chunks, bytes_of_pages, bytes_of_regions, copy_columns,
-)
-from bfc.allocators._invariants cimport first_fault
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._reasons cimport (
     FREES_DEFERRED, FREES_PENDING, FREES_WAIT, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY,
 )
 from bfc.allocators._reading cimport (
-    bytes_by_name, chunk_at, count_bookkeeping, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
+    ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
+    count_bookkeeping, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
 )
+from bfc.allocators._invariants cimport first_fault
 from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Fences, some_use
@@ -66,9 +64,6 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()

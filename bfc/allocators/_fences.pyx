@@ -7,18 +7,14 @@ import time
 from collections import deque
 
 cimport cython
-
-from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.interpreter._forks cimport era, survivor
+from bfc.native.nothrow cimport try_make_room
+from bfc.interpreter._process cimport era, survivor
 from bfc._core cimport ChunkHandle
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_WAIT
 
 from bfc.errors import out_of_host_memory
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_make_room[T](vector[T]& items, size_t count)
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil

@@ -13,12 +13,12 @@ cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
-    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk,
-    ChunkHandle, FreeChunk, Pool, Region, Window,
+    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk, ChunkHandle,
+    FreeChunk, Pool, Region, Window,
 )
 from bfc.allocators._ranges cimport carve, has_records, make_free
 
@@ -28,11 +28,6 @@ cdef extern from "usage.hpp":
     pass
 cdef extern from "window.hpp":
     pass
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
-    cbool try_push_page "bfc::try_push_back"(vector[PageRecord]& items, const PageRecord& item) noexcept
-    cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
 cdef extern from * nogil:
     """
@@ -112,7 +107,7 @@ cdef class Pages:
             while self.records[self.all_known_below].is_known:
                 self.all_known_below += 1
             page = self.all_known_below
-        elif try_push_page(self.records, record):
+        elif try_push_back(self.records, record):
             page = <uint32_t>(self.records.size() - 1)
         else:
             return NO_PAGE
@@ -224,7 +219,7 @@ cdef class Pages:
         cdef Run run
         while slot < last and held < wanted:
             run = Run(bin_set, <uint32_t>slot, <uint32_t>min(min(last - slot, wanted - held), <uint64_t>longest))
-            if not try_push_run(runs, run):
+            if not try_push_back(runs, run):
                 break
             if not self.take_run(&run, LEAVING):
                 runs.pop_back()
@@ -255,7 +250,7 @@ cdef class Pages:
                 slot += 1
                 if run.count == 0:
                     continue
-                if not try_push_run(runs, run):
+                if not try_push_back(runs, run):
                     return held
                 if not self.take_run(&run, LEAVING):
                     runs.pop_back()

@@ -4,7 +4,7 @@ import time
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memchr
 from libcpp.vector cimport vector
 
@@ -12,7 +12,7 @@ from bfc._core cimport (
     ALLOCATE, DEALLOCATE, LOCK_TAKEN, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally,
     Timeline, TimelineRow,
 )
-from bfc.buffers._owners cimport number_of_owner, owner_here
+from bfc.buffers._scopes cimport number_of_owner, owner_here
 from bfc.allocators._reading cimport end_peaks, start_peaks
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request

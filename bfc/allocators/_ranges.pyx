@@ -10,11 +10,11 @@ the one thread that maps or unmaps touches chunks that are UNMAPPED or LEAVING.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.map cimport map as cmap
 
+from bfc.native.nothrow cimport try_store
 from bfc._core cimport (
-    FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY,
-    STATE, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
+    FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, STATE,
+    UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
 )
 
 cdef extern from "bins.hpp":
@@ -23,9 +23,6 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_store(cmap[uint64_t, Region]& items, uint64_t key, const Region& item) noexcept
 
 
 cdef cbool has_records(Pool pool, int count) noexcept nogil:

@@ -1,10 +1,64 @@
-"""What can be read from a pool."""
+"""What can be read from a pool: totals, a snapshot's rows of plain numbers, and which pages are used."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport Chunk, ChunkHandle, Counters, Pool
+from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Window
+from bfc.allocators._pages cimport Pages, View
 from bfc.allocators._lock cimport Lock
+
+cdef extern from "columns.hpp" namespace "bfc" nogil:
+    cdef struct ChunkRow:
+        uint64_t ptr
+        uint64_t size
+        uint64_t requested_size
+        uint64_t last_requested_size
+        uint64_t stream
+        uint64_t freed_at_count
+        int64_t allocation_id
+        uint32_t state
+        uint32_t owner
+
+    cdef struct RegionRow:
+        uint64_t ptr
+        uint64_t size
+        uint64_t stream
+        uint64_t pool[2]
+        uint64_t home
+        uint64_t home_size
+        uint32_t chunks_end
+        uint32_t pages_end
+        uint32_t kind
+        uint32_t flags
+
+    const uint32_t ROW_FREE "bfc::kRowFree"
+    const uint32_t ROW_IN_USE "bfc::kRowInUse"
+    const uint32_t ROW_WAITING "bfc::kRowWaiting"
+    const uint32_t ROW_LEAVING "bfc::kRowLeaving"
+    const uint32_t IN_RANGE "bfc::kInRange"
+    const uint32_t ASLEEP "bfc::kAsleep"
+    const uint32_t IS_VIEW "bfc::kIsView"
+
+cdef cbool copy_columns(Pool pool, vector[RegionRow]& regions, vector[ChunkRow]& chunks,
+                        vector[uint32_t]& pages) noexcept nogil
+cdef bytes bytes_of_records(vector[HistoryRecord]& records)
+cdef bytes bytes_of_regions(vector[RegionRow]& rows)
+cdef bytes bytes_of_chunks(vector[ChunkRow]& rows)
+cdef bytes bytes_of_pages(vector[uint32_t]& rows)
+
+
+cdef struct PageUse:
+    uint64_t page_size
+    uint64_t pages
+    uint64_t in_use
+    uint64_t sparse                     # of the pages in use, those with less than a tenth of their bytes in use
+
+cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil
+cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil
+cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexcept nogil
+cdef Window* window_of(Pages pages, ChunkHandle handle) noexcept nogil
+cdef View* view_of(Pages pages, ChunkHandle handle) noexcept nogil
 
 
 # These two need the lock.

@@ -5,8 +5,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport History, HistoryRecord, Lane, Pool
-from bfc.allocators._columns cimport ChunkRow, RegionRow
 from bfc.allocators._lock cimport Lock
+from bfc.allocators._reading cimport ChunkRow, RegionRow
 
 
 cdef History* new_history(enabled, context, stacks, max_entries, skip_actions) except? NULL

@@ -9,13 +9,14 @@ from cython.operator cimport dereference as deref
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 
+from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
     Gauge, Region, Usage,
 )
-from bfc.buffers._owners cimport owner_names
-from bfc.allocators._columns cimport ChunkRow, RegionRow, bytes_of_records
+from bfc.buffers._scopes cimport owner_names
 from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._reading cimport ChunkRow, RegionRow, bytes_of_records
 
 from bfc.errors import out_of_host_memory
 from bfc.pytorch import words
@@ -26,9 +27,6 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_number "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 
 _FIRST_FRAMES_ALLOWED = 1 << 14
 _RELEASE = Frame(words.OUR_FILE, 0, words.OUR_RELEASE)
@@ -282,7 +280,7 @@ cdef class Recorder:
         copied = copied and pool.list_regions(regions, True)
         for i in range(pool.chunk_count):
             if pool.chunks[i].allocation_id > 0:
-                copied = copied and try_push_number(live, <uint64_t>pool.chunks[i].allocation_id)
+                copied = copied and try_push_back(live, <uint64_t>pool.chunks[i].allocation_id)
         newest = pool.next_allocation_id
         lock.release()
         if not copied:

@@ -13,6 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_make_room, try_push_back
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport MINIMUM_SIZE, NO_LANE, Pool, Region
 from bfc.suballocators._contract cimport ask_for_block, offer_again
@@ -20,10 +21,6 @@ from bfc.allocators._timestamps cimport forget_queued
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_back[T](vector[T]& items, T& item)
-    cbool try_make_room[T](vector[T]& items, size_t count)
 
 cdef extern from "source.h":
     const char* BFC_NATIVE_SOURCE

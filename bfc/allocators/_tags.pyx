@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport Reasons
-from bfc.buffers._owners cimport Entered, enter as enter_owner, leave as leave_owner, number_of_owner
+from bfc.buffers._scopes cimport Entered, enter as enter_owner, leave as leave_owner, number_of_owner
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._reasons cimport IN_A_TAG
 

@@ -6,13 +6,11 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_reserve
 from bfc._core cimport DELETED, FREE, Bins, Chunk, ChunkHandle, Pool
 
 cdef extern from "bins.hpp":
     pass
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_reserve(vector[ChunkHandle]& items, size_t count) noexcept
 
 
 cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noexcept nogil:

@@ -9,10 +9,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from posix.unistd cimport usleep
 
-from bfc.interpreter._exit cimport exiting
-from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, NOT_IDLE, USED_ELSEWHERE, ChunkHandle
+from bfc.interpreter._process cimport exiting
+from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
 from bfc.drivers.cuda._device cimport bfc_native_source
-from bfc.buffers._owners cimport NO_OWNER, owner_without_gil
+from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef enum:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bfc.buffers import _current
+from bfc.buffers import _scopes
 from bfc.buffers._buffer import Buffer
 from bfc.copying import kernels
 from bfc.copying.launch import launch_by_temporaries, plan
@@ -40,7 +40,7 @@ from bfc.errors import (
     DriverError,
     OutOfMemoryError,
 )
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.streams import is_queue, stream_handle
 
 OUT_OF_MEMORY, NOT_READY = 2, 600
@@ -54,7 +54,7 @@ def chosen_stream(stream: Any) -> int | None:
     """The handle of the stream that the user passed to this copy or to `bfc.use_stream`. None if
     there is neither, or if the latter is an OpenCL queue."""
     if stream is None:
-        stream = _current.current_stream()
+        stream = _scopes.current_stream()
         if stream is None or is_queue(stream):
             return None
     if is_queue(stream):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from bfc.buffers._current import current_stream
+from bfc.buffers._scopes import current_stream
 from bfc.copying import kernels
 from bfc.copying.launch import launch_by_temporaries, plan
 from bfc.copying.layout import (
@@ -31,7 +31,7 @@ from bfc.copying.waiting import Waiting
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues
 from bfc.errors import DeviceUnavailableError, OutOfMemoryError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 
 #: Contexts whose queue and kernels are remembered.
 REMEMBERED = 8

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bfc.integrations._shared import Allocators, OneOrMore, by_device
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 
 LIBRARIES = ("cupy", "numba", "cuda_core", "torch", "rmm")
 _lock = ForkSafeLock()

@@ -12,7 +12,7 @@ from typing import Any
 from bfc.allocators._allocator import Allocator
 from bfc.integrations._emm import make_manager
 from bfc.integrations._shared import fault_of
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.policies._bfc import BFCAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.units import parse_bytes

@@ -9,7 +9,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport Counters
-from bfc.buffers._owners cimport follow_scopes
+from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil

@@ -13,10 +13,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 
-from bfc.interpreter._exit cimport exiting
-from bfc.interpreter._forks cimport call_in_child
+from bfc.interpreter._process cimport call_in_child, exiting
 from bfc._core cimport NO_CHUNK, ChunkHandle
-from bfc.buffers._owners cimport follow_scopes
+from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport Shown
 from bfc.allocators._frees cimport report_unraisable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bfc.buffers._owners import set_ranges
+from bfc.buffers._scopes import set_ranges
 from bfc.integrations._shared import client
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from bfc.allocators._allocator import Allocator
 from bfc.errors import ClosedError
 from bfc.integrations._shared import client
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.snapshots.figures import figures, largest_owners
 from bfc.snapshots.snapshot import Stats
 

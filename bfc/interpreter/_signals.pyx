@@ -12,7 +12,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libcpp cimport bool as cbool
 from posix.signal cimport sigaction, sigaction_t
 
-from bfc.interpreter._forks cimport call_python_in_child
+from bfc.interpreter._process cimport call_python_in_child
 
 cdef extern from "Python.h":
     int PyCallable_Check(object found)

@@ -10,6 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
 from bfc.allocators._ranges cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
 from bfc.allocators._lock cimport acquire_lock
@@ -19,11 +20,6 @@ from bfc.mapping._sleep cimport add_run, take_over_transitions
 
 from bfc.errors import SettingsError, out_of_host_memory
 from bfc.suballocators.base import check_mapping_members, checked_memory_info
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
-    cbool try_push_part "bfc::try_push_back"(vector[FreePart]& items, const FreePart& item) noexcept
-    cbool try_push_span "bfc::try_push_back"(vector[Span]& items, const Span& item) noexcept
 
 cdef enum:
     SMALL_SLOT = 2 << 20
@@ -100,7 +96,7 @@ cdef class ExpandableSegments(AddressRanges):
                 kept += 1
                 is_new = is_new and handle != added
         range.holes.resize(kept)
-        if is_new and try_push_handle(range.holes, added):
+        if is_new and try_push_back(range.holes, added):
             i = kept
             while i > 0 and self.pool.chunks[range.holes[i - 1]].ptr > self.pool.chunks[added].ptr:
                 range.holes[i] = range.holes[i - 1]
@@ -433,7 +429,7 @@ cdef class ExpandableSegments(AddressRanges):
             end = range.ptr + round_up_to(chunk.ptr + chunk.size - range.ptr, range.slot)
             if out.size() and out.back().ptr + out.back().nbytes >= start:
                 out.back().nbytes = max(out.back().ptr + out.back().nbytes, end) - out.back().ptr
-            elif not try_push_span(out, Span(start, end - start)):
+            elif not try_push_back(out, Span(start, end - start)):
                 return False
         return True
 
@@ -460,7 +456,7 @@ cdef class ExpandableSegments(AddressRanges):
             handle = self.pool.regions[range.ptr + range.nbytes].first
             while handle != NO_CHUNK:
                 part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
-                if self.pool.chunks[handle].state == FREE and not try_push_part(parts, part):
+                if self.pool.chunks[handle].state == FREE and not try_push_back(parts, part):
                     break
                 handle = self.pool.chunks[handle].next
             self.lock.release()

@@ -16,6 +16,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport EXPORTED, IN_USE, STATE, WAITING, Chunk, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._ranges cimport count_asleep
@@ -32,10 +33,6 @@ from bfc.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
 from bfc.snapshots.asleep import SleepReport
 from bfc.snapshots.refusal import out_of_memory
 from bfc.units import format_bytes
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_live "bfc::try_push_back"(vector[Live]& items, const Live& item) noexcept
-    cbool try_push_tag "bfc::try_push_back"(vector[uint64_t]& items, uint64_t item) noexcept
 
 _POLL_SECONDS = 0.001
 
@@ -136,7 +133,7 @@ cdef int sleep_all(AddressRanges memory, list transitions) except -1:
 cdef int block(AddressRanges memory, uint64_t number) except -1:
     """Forbids allocations in a tag."""
     acquire_lock(memory.lock[0])
-    cdef cbool added = try_push_tag(memory.asleep[0], number)
+    cdef cbool added = try_push_back(memory.asleep[0], number)
     memory.lock.release()
     if not added:
         raise out_of_host_memory()
@@ -191,7 +188,7 @@ cdef int list_live(AddressRanges memory, TagTransition transition, cbool* export
         exported[0] = exported[0] or chunk.state & EXPORTED
         if not memory.pool.bin_sets[chunk.bin_set].is_range:
             unmapped[0] += chunk.size
-        elif chunk.state & STATE == IN_USE and not try_push_live(
+        elif chunk.state & STATE == IN_USE and not try_push_back(
                 transition.live, Live(chunk.ptr, chunk.requested_size, chunk.stream, chunk.allocation_id, handle)):
             return False
     return True

@@ -17,13 +17,12 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane, Window,
 )
 from bfc.allocators._extending cimport bytes_behind
-from bfc.allocators._ranges cimport (
-    begin_mapping, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range,
-)
+from bfc.allocators._ranges cimport begin_mapping, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range
 from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, View
 from bfc.allocators._lock cimport acquire_lock
 from bfc.mapping._calls cimport Faults, Page, call_reserve, lies_in
@@ -34,9 +33,6 @@ from bfc.errors import SubAllocatorError, out_of_host_memory
 
 cdef extern from "window.hpp":
     pass
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_run "bfc::try_push_back"(vector[Run]& items, const Run& item) noexcept
 
 cdef enum:
     ANY_LENGTH = 0xFFFFFFFF             # of a run
@@ -713,7 +709,7 @@ cdef class Stitching(AddressRanges):
             view.pages = <uint32_t>pages
             view.set = set_of_views
             for run in self.held:
-                opened = opened and try_push_run(view.runs, run)
+                opened = opened and try_push_back(view.runs, run)
             if not opened:
                 self.pages.views.forget(number[0])
         if not opened:

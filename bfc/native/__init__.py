@@ -5,6 +5,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     debug.h             assertions: none, cheap ones, or all
     memory.hpp          hints to the system about memory that will soon be touched
     nothrow.hpp         containers that answer False where the host has no memory
+    nothrow.pxd         the same, for Cython
     reasons.hpp         why a call of an allocator has more to do than ask the pool
     pending_frees.hpp   frees that were left to a later call
     lock.hpp            the lock of an allocator

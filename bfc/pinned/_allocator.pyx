@@ -13,11 +13,11 @@ from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from bfc.interpreter._exit cimport exiting
+from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport ChunkHandle
 from bfc.buffers._arguments cimport address_from, size_from
-from bfc.buffers._current cimport current_stream, scopes_open
+from bfc.buffers._scopes cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
 from bfc.allocators._frees cimport report_unraisable
 from bfc.pinned._source cimport Range

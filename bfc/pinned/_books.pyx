@@ -5,6 +5,7 @@ cimport cython
 from cython.operator cimport dereference, predecrement
 from libc.string cimport memset
 
+from bfc.native.nothrow cimport try_push_back, try_store
 from bfc.buffers._arguments cimport address_from
 from bfc.pinned._source cimport Range, Timer
 
@@ -12,10 +13,6 @@ from bfc.errors import InvalidPointerError, InvariantError
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.pytorch import words
 from bfc.snapshots.snapshot import ChunkInfo, RegionInfo, Snapshot, Stats
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_back[T](vector[T]& items, T& item)
-    cbool try_store[K, T](cmap[K, T]& items, K& key, T& item)
 
 
 cdef int bucket_of(uint64_t size) noexcept nogil:

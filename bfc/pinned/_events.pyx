@@ -10,7 +10,7 @@ from collections import deque
 
 cimport cython
 
-from bfc.interpreter._forks cimport era, survivor
+from bfc.interpreter._process cimport era, survivor
 from bfc.allocators._fences cimport drop_done
 from bfc.allocators._frees cimport report_unraisable
 from bfc.pinned._books cimport NO_BLOCK

@@ -5,14 +5,11 @@ import time
 
 cimport cython
 
+from bfc.native.nothrow cimport try_make_room, try_push_back
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc.suballocators._contract cimport ask_for_block, offer_again
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_back[T](vector[T]& items, T& item)
-    cbool try_make_room[T](vector[T]& items, size_t count)
 
 cdef enum:
     ALIGNMENT = 256

@@ -1,11 +1,22 @@
 """TensorFlow's policy over the common allocator."""
 
 from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
 
 from bfc._core cimport ChunkHandle
 from bfc.allocators._allocator cimport Placement, Request
-from bfc.policies._growth cimport Growth
 from bfc.policies._paged cimport PagedAllocator
+
+cdef uint64_t backpedal(uint64_t size) noexcept nogil
+
+
+cdef class Growth:
+    cdef readonly uint64_t next_region_size
+    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil
+    cdef void succeeded(self, cbool grew) noexcept nogil
+    cdef void reset(self) noexcept nogil
+    cdef void double(self) noexcept nogil
+    cdef uint64_t first_size
 
 
 cdef class BFCAllocator(PagedAllocator):

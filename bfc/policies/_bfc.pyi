@@ -6,6 +6,11 @@ from bfc.policies._paged import PagedAllocator
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
+class Growth:
+    def __init__(self, first_size: int) -> None: ...
+    @property
+    def next_region_size(self) -> int: ...
+
 class BFCAllocator(PagedAllocator):
     def __init__(
         self,

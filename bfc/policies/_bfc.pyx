@@ -15,11 +15,57 @@ from bfc.allocators._timestamps cimport merge_timestamped
 from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
-from bfc.policies._growth cimport Growth, backpedal
 from bfc.policies._private_pools cimport this_thread
 from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, page_size_for
 
 from bfc.units import format_bytes
+
+cdef extern from *:
+    """
+    #include <cstdint>
+
+    // In single precision, as TensorFlow does it: 2 GiB becomes 1932735232, where a double would give 1932735488.
+    static inline uint64_t bfc_times_nine_tenths(uint64_t size) {
+        return static_cast<uint64_t>(static_cast<float>(size) * 0.9f);
+    }
+    """
+    uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
+
+
+cdef uint64_t backpedal(uint64_t size) noexcept nogil:
+    """The next smaller size to ask for after a refusal. It always gets smaller; upstream's loops for ever at 256·n."""
+    cdef uint64_t smaller = round_up(bfc_times_nine_tenths(size), MINIMUM_SIZE)
+    return smaller if smaller < size else size - MINIMUM_SIZE
+
+
+cdef class Growth:
+    """How large the next region is, if the limit allows it: doubling from a first size (TensorFlow's behaviour,
+    2.4)."""
+
+    def __cinit__(self, uint64_t first_size):
+        self.first_size = round_up(first_size, MINIMUM_SIZE)
+        self.next_region_size = self.first_size
+
+    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil:
+        """The bytes to ask for. `grew` tells succeeded() that a large request has doubled the size already."""
+        grew[0] = False
+        while rounded > self.next_region_size:
+            self.double()
+            grew[0] = True
+        return min(self.next_region_size, available)
+
+    cdef void succeeded(self, cbool grew) noexcept nogil:
+        if not grew:
+            self.double()
+
+    cdef void reset(self) noexcept nogil:
+        self.next_region_size = self.first_size
+
+    cdef inline void double(self) noexcept nogil:
+        # Upstream doubles past 2**64 to 0 and then loops for ever.
+        if self.next_region_size <= (<uint64_t>1 << 62):
+            self.next_region_size *= 2
+
 
 cdef enum:
     FIRST_REGION = 2 << 20              # where regions grow

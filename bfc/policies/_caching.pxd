@@ -1,5 +1,6 @@
 """PyTorch's policy over the common allocator."""
 
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -7,11 +8,25 @@ from libcpp.vector cimport vector
 from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.allocators._allocator cimport Placement, Request
 from bfc.mapping._expandable cimport ExpandableSegments, Growing
-from bfc.policies._observers cimport Observers
-from bfc.policies._private_pools cimport PoolId, PrivatePools
-from bfc.policies._pool_uses cimport PoolUses
-from bfc.policies._emptying cimport Emptying
+from bfc.policies._private_pools cimport PoolId, PoolUses, PrivatePools
+from bfc.policies._releasing cimport Emptying
 from bfc.policies._paged cimport PagedAllocator
+
+
+@cython.final
+cdef class Observers:
+    cdef list callbacks             # guarded by the GIL, as all of this
+    cdef list observers
+    cdef bint has_callbacks         # may be read without
+    cdef object running             # in which threads one of them runs now
+
+    cdef int add_callback(self, callback) except -1
+    cdef int remove_callback(self, callback) except -1
+    cdef int attach(self, observer) except -1
+    cdef int detach(self, observer) except -1
+    cdef bint run_callbacks(self) except -1
+    cdef int tell(self, device, uint64_t asked, uint64_t limit, uint64_t device_free) except -1
+    cdef bint call_each(self, list functions, tuple arguments) except -1
 
 
 cdef class CachingAllocator(PagedAllocator):

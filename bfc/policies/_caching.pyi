@@ -6,6 +6,8 @@ from bfc.pytorch.settings import CachingSettings
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
+class Observers: ...
+
 class CachingAllocator(PagedAllocator):
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """PyTorch's policy: where a request may look, and what is tried, in which order, where nothing fits."""
 
 import math
+import threading
 from dataclasses import replace
 
 cimport cython
@@ -9,36 +10,104 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet, ChunkHandle,
-    Lane, Region, TorchSizes, is_large,
+    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet,
+    ChunkHandle, Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._fences cimport Waiting
-from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT
+from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
 from bfc.mapping._sleep cimport put_tags_to_sleep, wake_tags
 from bfc.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
-from bfc.policies._observers cimport Observers
 from bfc.policies._private_pools cimport (
-    PoolId, PrivatePools, default_pool, id_of,
-    is_among, is_default, is_same_pool, pool_of, put_in_pool, scope_of, this_thread,
+    PoolId, PoolUses, PrivatePools, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool,
+    scope_of, this_thread,
 )
-from bfc.policies._pool_uses cimport PoolUses
 from bfc.policies._releasing cimport (
-    choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
+    Emptying, choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
-from bfc.policies._emptying cimport Emptying
 from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, may_be_mapped
 
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
 
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
+
+cdef int attach(list attached, function, str kind) except -1:
+    if not callable(function):
+        raise TypeError(f"{kind} is a function, not {type(function).__name__}")
+    attached.append(function)
+    return 0
+
+
+cdef int detach(list attached, function, str kind) except -1:
+    if function not in attached:
+        raise ValueError(f"{function!r} is not {kind} of this allocator")
+    attached.remove(function)
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Observers:
+    """Free-memory callbacks and out-of-memory observers. They are called without a lock.
+
+    None is called in a thread that is already running one: that one may itself allocate, and be
+    refused.
+    """
+
+    def __cinit__(self):
+        self.callbacks = []
+        self.observers = []
+        self.running = threading.local()
+
+    cdef int add_callback(self, callback) except -1:
+        attach(self.callbacks, callback, "a free-memory callback")
+        self.has_callbacks = True
+        return 0
+
+    cdef int remove_callback(self, callback) except -1:
+        detach(self.callbacks, callback, "a free-memory callback")
+        self.has_callbacks = bool(self.callbacks)
+        return 0
+
+    cdef int attach(self, observer) except -1:
+        return attach(self.observers, observer, "an out-of-memory observer")
+
+    cdef int detach(self, observer) except -1:
+        return detach(self.observers, observer, "an out-of-memory observer")
+
+    cdef bint run_callbacks(self) except -1:
+        """Calls the callbacks. Returns whether one of them says that it has freed memory."""
+        return self.call_each(self.callbacks, ())
+
+    cdef int tell(self, device, uint64_t asked, uint64_t limit, uint64_t device_free) except -1:
+        """Tells the observers of a refusal. What they return is ignored."""
+        if self.observers:
+            self.call_each(self.observers, (device.ordinal, asked, limit, device_free))
+        return 0
+
+    cdef bint call_each(self, list functions, tuple arguments) except -1:
+        """Calls each function. Returns whether one returned something true. If one raises, that is reported, and the
+        next is called."""
+        cdef bint freed = False
+        if not functions or getattr(self.running, "here", False):
+            return False
+        self.running.here = True
+        try:
+            for function in list(functions):
+                try:
+                    answer = function(*arguments)
+                    freed = (functions is self.callbacks and bool(answer)) or freed
+                except Exception as error:
+                    report_unraisable(error, function)
+        finally:
+            self.running.here = False
+        return freed
+
 
 _POLL_SECONDS = 0.001
 

@@ -13,8 +13,8 @@ from bfc._core cimport IN_REGIONS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandl
 from bfc.buffers._arguments cimport address_from
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer
 from bfc.allocators._extending cimport extend_chunk
-from bfc.allocators._invariants cimport fault_in_pages
 from bfc.allocators._reading cimport chunk_at, is_asleep_in
+from bfc.allocators._invariants cimport fault_in_pages
 from bfc.allocators._frees cimport AGAIN, QUERY, WAIT
 from bfc.allocators._tags cimport no_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request

@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport BinSet, Lane
-from bfc.allocators._lock cimport Shown
+from bfc.allocators._lock cimport Lock, Shown
 
 cdef struct PoolId:
     uint64_t first
@@ -74,3 +74,17 @@ cdef class PrivatePools:
 cdef PoolId id_of(pool) except *
 cdef Scope scope_of(pool, streams) except *
 cdef uint64_t this_thread() noexcept nogil
+
+
+@cython.final
+cdef class PoolUses:
+    cdef Lock* lock
+    cdef PrivatePools private_pools
+
+    cdef int stand_behind(self, Lock* lock, PrivatePools private_pools) except -1
+    cdef int add_reference(self, PoolId id) except -1
+    cdef int release_reference(self, PoolId id) except -1
+    cdef int64_t count_references(self, PoolId id) except -1
+    cdef int begin(self, Scope scope, bint strict) except -1
+    cdef int end(self, PoolId id) except -1
+    cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1

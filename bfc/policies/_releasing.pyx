@@ -1,23 +1,28 @@
-"""Which regions PyTorch's policy gives back: all that are free, the oldest, those that make room. All need the lock."""
+"""Which regions PyTorch's policy gives back: all that are free, the oldest, those that make room. The functions need
+the lock.
 
+`Emptying` gives back what is cached where there are expandable segments: pool by pool, first the regions of each and
+then what lies in ranges, as PyTorch does (PyTorch's behaviour, 2.13).
+"""
+
+cimport cython
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport LARGE, NO_CHUNK, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
-from bfc.allocators._source cimport Source
-from bfc.policies._private_pools cimport (
-    PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of,
-)
+from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._source cimport Source, total_size
+from bfc.mapping._calls cimport Faults, raise_faults
+from bfc.mapping._address_ranges cimport FreePart
+from bfc.mapping._expandable cimport ExpandableSegments
+from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
     void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
-
-cdef extern from "nothrow.hpp" namespace "bfc" nogil:
-    cbool try_push_handle "bfc::try_push_back"(vector[ChunkHandle]& items, ChunkHandle item) noexcept
-    cbool try_push_number "bfc::try_push_back"(vector[uint32_t]& items, uint32_t item) noexcept
-    cbool try_push_region "bfc::try_push_back"(vector[Region]& items, const Region& item) noexcept
 
 
 cdef cbool is_whole(Pool pool, ChunkHandle handle) noexcept nogil:
@@ -35,7 +40,7 @@ cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, cbool in_ranges, vecto
     cdef uint32_t i
     for i in range(kind, <uint32_t>pool.bin_sets.size(), 2):
         if (is_same_pool(pool_of(&pool.bin_sets[i].lane), id) and pool.bin_sets[i].is_range == in_ranges
-                and not try_push_number(out, i)):
+                and not try_push_back(out, i)):
             return False
     sort_by_stream(pool.bin_sets, out)
     return True
@@ -54,7 +59,7 @@ cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& 
         if not pool.list_free(bin_set, free):
             return False
         for handle in free:
-            if is_whole(pool, handle) and not try_push_handle(out, handle):
+            if is_whole(pool, handle) and not try_push_back(out, handle):
                 return False
     return True
 
@@ -82,7 +87,7 @@ cdef cbool list_collectable(Pool pool, vector[ChunkHandle]& out) noexcept nogil:
     if not list_whole(pool, default_pool(), LARGE, out) or not list_in_ranges(pool, default_pool(), LARGE, in_ranges):
         return False
     for handle in in_ranges:
-        if is_whole(pool, handle) and not try_push_handle(out, handle):
+        if is_whole(pool, handle) and not try_push_back(out, handle):
             return False
     return True
 
@@ -118,7 +123,7 @@ cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t ta
         for i in range(before):
             age = pool.clock - pool.chunks[candidates[i]].freed_at_count
             if (<double>age >= oldest_allowed and not is_in_range(pool, candidates[i])
-                    and try_push_region(out, region_of(pool, candidates[i]))):
+                    and try_push_back(out, region_of(pool, candidates[i]))):
                 reclaimed += pool.chunks[candidates[i]].size
                 total_age -= <double>age
             else:
@@ -142,14 +147,14 @@ cdef cbool choose_oversize(Pool pool, uint32_t bin_set, uint64_t rounded, uint64
     for i in range(first, free.size()):
         # upstream takes the first. If the setting was lowered, that may be part of a region, and the driver fails
         if is_whole(pool, free[i]):
-            return try_push_region(out, region_of(pool, free[i]))
+            return try_push_back(out, region_of(pool, free[i]))
     i = first
     while i > 0 and released < wanted:
         i -= 1
         chunk = &pool.chunks[free[i]]
         if chunk.size < oversize:
             break
-        if is_whole(pool, free[i]) and try_push_region(out, region_of(pool, free[i])):
+        if is_whole(pool, free[i]) and try_push_back(out, region_of(pool, free[i])):
             released += chunk.size
     return released >= wanted
 
@@ -160,18 +165,131 @@ cdef void choose_enough(Pool pool, vector[ChunkHandle]& chunks, uint64_t needed,
     cdef size_t i = 0
     sort_by_falling_size(pool.chunks, chunks)
     while i < chunks.size() and pool.chunks[chunks[i]].size < needed:
-        try_push_handle(chosen, chunks[i])
+        try_push_back(chosen, <ChunkHandle>chunks[i])
         needed -= pool.chunks[chunks[i]].size
         i += 1
     while i + 1 < chunks.size() and pool.chunks[chunks[i + 1]].size >= needed:
         i += 1
     if needed > 0 and i < chunks.size():
-        try_push_handle(chosen, chunks[i])
+        try_push_back(chosen, <ChunkHandle>chunks[i])
 
 
 cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil:
     """Takes the regions that these chunks fill out of the pool, to be given back. Returns their bytes."""
     cdef ChunkHandle handle
     for handle in chunks:
-        try_push_region(out, region_of(pool, handle))
+        try_push_back(out, region_of(pool, handle))
     return source.forget(out)
+
+
+cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out) noexcept nogil:
+    """A pool's free chunks of one kind in ranges, by (stream, size, address). Needs the lock."""
+    cdef vector[ChunkHandle] free
+    cdef ChunkHandle handle
+    list_in_ranges(pool, id, kind, free)
+    for handle in free:
+        if not try_push_back(out, FreePart(handle, pool.chunks[handle].ptr, pool.chunks[handle].size)):
+            return
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Emptying:
+    """Gives back what an allocator caches. It needs no lock, and never calls the allocator."""
+
+    cdef int stand_behind(self, Lock* lock, Pool pool, Source source, PrivatePools private_pools,
+                          ExpandableSegments segments) except -1:
+        """Takes the allocator's lock, which must live as long, and its parts."""
+        self.lock = lock
+        self.pool = pool
+        self.source = source
+        self.private_pools = private_pools
+        self.segments = segments
+        return 0
+
+    cdef uint64_t empty_all(self, bint with_default, bint strict, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
+        """Gives back what is cached, that of the default pool only if `with_default`, and also what the source failed
+        to take back before. Returns the bytes, and counts the regions and pieces that went in `changes`. While another
+        thread maps or unmaps, the ranges stay as they are."""
+        cdef PrivatePool pool
+        cdef size_t i = 0
+        cdef uint64_t released
+        cdef uint32_t kind
+        cdef Faults faults = Faults()
+        cdef bint maps = self.segments.enter(0)
+        cdef uint64_t before = self.segments.changes
+        try:
+            released = self.segments.try_stuck_again(faults) if maps else 0
+            for kind in (LARGE, SMALL) if with_default else ():
+                released += self.empty_one(default_pool(), kind, maps, changes, faults)
+            while self.get_pool(i, &pool):
+                for kind in (SMALL, LARGE) if pool.uses == 0 else ():
+                    released += self.empty_one(pool.id, kind, maps, changes, faults)
+                i += 1
+            if maps and not strict:
+                self.segments.drop_unused(faults)
+        finally:
+            if maps:
+                changes[0] += self.segments.changes - before
+                self.segments.leave()
+        try:
+            released += self.give_unreturned_back(changes)
+        except BaseException as error:
+            faults.add(error)
+        raise_faults(self.source.sub_allocator, faults)
+        return released
+
+    cdef bint get_pool(self, size_t i, PrivatePool* pool) noexcept:
+        """Reads a private pool by its number. False: there are not so many."""
+        acquire_lock(self.lock[0])
+        cdef bint found = i < self.private_pools.known.size()
+        if found:
+            pool[0] = self.private_pools.known[i]
+        self.lock.release()
+        return found
+
+    cdef uint64_t empty_one(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
+                            Faults faults) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef vector[FreePart] parts
+        cdef uint64_t released
+        acquire_lock(self.lock[0])
+        list_whole(self.pool, id, kind, chunks)
+        released = take_out(self.pool, self.source, chunks, regions)
+        list_parts(self.pool, id, kind, parts)
+        self.lock.release()
+        changes[0] += regions.size()
+        try:
+            self.source.give_back(regions, False)
+        except BaseException as error:
+            faults.add(error)
+        if maps:
+            released += self.segments.give_back(parts, faults)
+        return released
+
+    cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[Region] regions
+        acquire_lock(self.lock[0])
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.source.take_unreturned(regions)
+        self.lock.release()
+        changes[0] += regions.size()
+        self.source.give_back(regions, False)
+        return total_size(regions)
+
+    cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
+        cdef Faults faults = Faults()
+        cdef uint64_t released, changes = 0
+        cdef bint maps = self.segments.enter(0)
+        try:
+            released = self.empty_one(id, SMALL, maps, &changes, faults)
+            released += self.empty_one(id, LARGE, maps, &changes, faults)
+        finally:
+            if maps:
+                self.segments.leave()
+        acquire_lock(self.lock[0])
+        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.lock.release()
+        raise_faults(self.source.sub_allocator, faults)
+        return released

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from bfc.allocators._allocator import Allocator
-from bfc.buffers._current import current_stream
+from bfc.buffers._scopes import current_stream
 from bfc.devices import Device
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues
@@ -18,8 +18,7 @@ from bfc.errors import (
     InvalidPointerError,
     SubAllocatorError,
 )
-from bfc.interpreter._exit import is_exiting
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock, is_exiting
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.streams import StreamLike, stream_handle

@@ -6,7 +6,7 @@ import itertools
 import threading
 from types import TracebackType
 
-from bfc.interpreter._exit import is_exiting
+from bfc.interpreter._process import is_exiting
 from bfc.policies._caching import CachingAllocator
 from bfc.snapshots.snapshot import Snapshot
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, SupportsIndex
 
 from bfc.devices import Availability, Device
-from bfc.drivers.cuda import _device, _virtual
+from bfc.drivers.cuda import _device
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda_pages import CUDAPages
 from bfc.units import as_int, format_bytes
@@ -100,8 +100,8 @@ class CUDASubAllocator(SubAllocator):
         peers: Iterable[SupportsIndex] = (),
     ) -> None:
         ordinal = as_int(device)
-        if handle_type not in _virtual.HANDLE_TYPES:
-            names = ", ".join(map(repr, _virtual.HANDLE_TYPES))
+        if handle_type not in _device.HANDLE_TYPES:
+            names = ", ".join(map(repr, _device.HANDLE_TYPES))
             raise ValueError(f"handle_type is one of {names}, not {handle_type!r}")
         self._memory = _device.DeviceMemory(ordinal, kind)
         self.kind = kind
@@ -235,7 +235,7 @@ class CUDASubAllocator(SubAllocator):
                     False, f'only memory of the kind "device" is mapped, not "{self.kind}"'
                 )
             try:
-                why_not = _virtual.why_not(self.device.ordinal)
+                why_not = _device.why_not(self.device.ordinal)
             except (DeviceUnavailableError, DriverError) as error:
                 return Availability(False, str(error))
             self._maps = Availability(
@@ -313,7 +313,7 @@ class CUDASubAllocator(SubAllocator):
             If the driver fails.
         """
         pages, peer = self._pages, as_int(device)
-        if peer != self.device.ordinal and not _virtual.can_access(self.device.ordinal, peer):
+        if peer != self.device.ordinal and not _device.can_access(self.device.ordinal, peer):
             raise SubAllocatorError(
                 f"device {peer} cannot access memory of device {self.device.ordinal}: "
                 "`nvidia-smi topo -m` shows which devices reach each other"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bfc.drivers.cuda import _device, _virtual
+from bfc.drivers.cuda import _device
 from bfc.errors import SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.suballocators.virtual import MappingBooks, still_mapped
 
 
@@ -25,7 +25,7 @@ class CUDAPages:
     """
 
     def __init__(self, memory: _device.DeviceMemory, handle_type: str) -> None:
-        self.driver = _virtual.VirtualMemory(memory, handle_type)
+        self.driver = _device.VirtualMemory(memory, handle_type)
         self.books = MappingBooks(self.driver.granularity)
         self._lock = ForkSafeLock()
         self._device = memory.ordinal

@@ -11,7 +11,7 @@ from typing import SupportsIndex
 
 from bfc.devices import Availability, Device
 from bfc.errors import SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.suballocators import host_pages
 from bfc.suballocators.base import SubAllocator
 from bfc.units import format_bytes, parse_bytes

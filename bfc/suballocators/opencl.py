@@ -12,7 +12,7 @@ from bfc.devices import Availability, Device
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues
 from bfc.errors import DeviceUnavailableError, SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
 from bfc.units import as_int, format_bytes, parse_bytes
 

@@ -9,7 +9,7 @@ from typing import Literal, SupportsIndex
 
 from bfc.devices import Availability, Device
 from bfc.errors import SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.virtual import MappingBooks, Plan, still_mapped

@@ -22,7 +22,7 @@ import pytest
 
 import bfc
 from bfc.allocators._play import Run
-from bfc.buffers._owners import set_ranges
+from bfc.buffers._scopes import set_ranges
 from bfc.integrations import nvtx
 
 MIB = 1 << 20

@@ -148,7 +148,7 @@ def test_a_child_gets_memory_whatever_other_threads_asked_the_source_for(allocat
 
 def test_a_lock_of_python_that_a_thread_holds_at_the_fork_is_free_in_the_child() -> None:
     run("""
-        from bfc.interpreter._forks import ForkSafeLock
+        from bfc.interpreter._process import ForkSafeLock
         lock, entered, left = ForkSafeLock(), threading.Event(), threading.Event()
 
         def hold():

@@ -206,4 +206,4 @@ def test_forks_are_hooked_into_in_one_place_and_by_the_locks() -> None:
     sources = [path for path in FILES if "testing" not in path.parts]
     hooked = {file_name(path) for path in sources if hook.search(path.read_text())}
     apart = "integrations/torch_opencl/runtime.hpp"  # the extension links to nothing of ours
-    assert hooked == {"interpreter/_forks.pyx", "native/lock.hpp", apart}
+    assert hooked == {"interpreter/_process.pyx", "native/lock.hpp", apart}

@@ -9,7 +9,7 @@ is used.
 from cpython.exc cimport PyErr_Clear
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
-from bfc.interpreter._forks cimport call_in_child
+from bfc.interpreter._process cimport call_in_child
 
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 

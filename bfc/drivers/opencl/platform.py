@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 
 INSTALL = "pip install 'bfc-allocator[opencl]'"
 DRIVERS = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from bfc.drivers.opencl.platform import Home, failure, in_words, load
 from bfc.errors import SubAllocatorError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 
 #: The error of a wait for an event that has ended with an error. The event has ended nevertheless.
 ENDED_BADLY = -14

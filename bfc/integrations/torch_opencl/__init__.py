@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from bfc.errors import DeviceUnavailableError
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.policies.device_allocator import DeviceAllocator, Policy
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import OutOfMemoryError
 from bfc.integrations._torch_table import Table
 from bfc.integrations.torch_opencl import copies, kernels
-from bfc.interpreter._forks import ForkSafeLock
+from bfc.interpreter._process import ForkSafeLock
 from bfc.pinned import PinnedAllocator, find
 from bfc.suballocators.host import HostSubAllocator
 

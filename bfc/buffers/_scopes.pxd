@@ -1,6 +1,10 @@
-"""Whose memory is allocated: the owner that `owner` sets."""
+"""The stream that `use_stream` sets, and the owner that `owner` sets."""
 
 from libc.stdint cimport uint32_t
+
+cdef int scopes_open            # in all threads, guarded by the GIL: 0 spares the look-up
+
+cpdef object current_stream()
 
 cdef enum:
     NO_OWNER = 0

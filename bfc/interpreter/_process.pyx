@@ -1,14 +1,36 @@
-"""What happens in a forked child, and locks that survive threads which end in the middle of a section: by a fork, or
-when the interpreter shuts down.
+"""Whether the interpreter is about to exit, what happens in a forked child, and locks that survive threads which end in
+the middle of a section: by a fork, or when the interpreter shuts down.
 
-Code that must run in a forked child registers a function here. One hook of the C library calls the C functions, and
-later one hook of Python's calls the Python functions. Only the locks of allocators have a hook of their own (lock.hpp):
-they are taken before the fork, after all of Python's before-fork hooks, and released in the parent too.
+Allocators, drivers and pools share one exit hook, which stands here. Code that must run in a forked child registers a
+function here. One hook of the C library calls the C functions, and later one hook of Python's calls the Python
+functions. Only the locks of allocators have a hook of their own (lock.hpp): they are taken before the fork, after all
+of Python's before-fork hooks, and released in the parent too.
 """
 
+import atexit
 import os
 
 from posix.unistd cimport usleep
+
+exiting = False
+
+
+@atexit.register
+def _note_the_exit():
+    global exiting
+    exiting = True
+
+
+def is_exiting():
+    """Whether Python's exit has begun. From then on frees do nothing: the driver, or half of Python, may be gone.
+
+    Returns
+    -------
+    bool
+        False until the functions that are registered with `atexit` run.
+    """
+    return bool(exiting)
+
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
@@ -84,7 +106,7 @@ cdef class ForkSafeLock:
 
     The data that it guards must be valid after each step of a section, since the child may find the work half done.
 
-    >>> from bfc.interpreter._forks import ForkSafeLock
+    >>> from bfc.interpreter._process import ForkSafeLock
     >>> lock = ForkSafeLock()
     >>> with lock, lock:
     ...     pass

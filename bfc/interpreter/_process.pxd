@@ -1,7 +1,8 @@
-"""For code whose threads may end half-way through their work: by a fork, or when the interpreter shuts down."""
+"""For code whose threads may end half-way through their work: by a fork, or when the interpreter exits."""
 
 from libc.stdint cimport uint64_t
 
+cdef bint exiting       # from then on frees do nothing: the driver, or half of Python, may be gone
 
 ctypedef void (*InChild)() noexcept nogil
 
