@@ -188,6 +188,15 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
             self.precompile(modules)
         super().build_extensions()
 
+    def copy_extensions_to_source(self) -> None:
+        """Also deletes modules of the checkout whose source was moved or joined with another: they
+        could still be imported, and would hide that something names them."""
+        super().copy_extensions_to_source()
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        kept = {HERE / (module.name.replace(".", "/") + suffix) for module in self.extensions}
+        for left in set((HERE / "bfc").rglob(f"*{suffix}")) - kept:
+            left.unlink()
+
     def precompile(self, modules: list[Extension]) -> None:
         """Has GCC read once what nearly every module includes, for each set of flags that several
         modules have. GCC takes such a file only for the flags that it was made with, and makes the

@@ -11,7 +11,7 @@ from sources import assert_none
 def test_every_link_of_a_document_leads_somewhere():
     assert_none(
         f"{path.name}: {link}"
-        for path in DOCUMENTS
+        for path in (*DOCUMENTS, ROOT / "CONTRIBUTING.md")
         for link in re.findall(r"\]\((?!http)([^)#]+)", path.read_text())
         if not (path.parent / link).exists()
     )
