@@ -218,7 +218,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
 cdef extern from "forward.hpp" namespace "bfc" nogil:
     const uint32_t NO_PAGE "bfc::kNoPage"
 
-    cdef cppclass Window:
+    cdef cppclass PageBitmap:
         uint64_t page_size()
         uint64_t address_of(size_t slot)
         size_t slot_at(uint64_t address)
@@ -291,7 +291,7 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     Lane lane
     uint64_t cuts_below             # a request of at least this gets an unsplit chunk: `oversize`, or no limit
     uint64_t mapped_bytes           # in the ranges
-    Window* window                  # the slots of a range whose pages may have further addresses; else NULL
+    PageBitmap* bitmap                  # the slots of a range whose pages may have further addresses; else NULL
     uint64_t asleep                 # 1: its ranges have no memory now, and are not counted as reserved
     uint64_t unused                 # 128 bytes in all: finding one by its index is a shift
 
@@ -368,7 +368,7 @@ cdef class Pool:
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
     cdef cbool has_options              # whether a lane may have ranges, a limit of oversize chunks, or ticks
     cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
-    cdef TellPages free_view             # its function that frees a chunk that lies in no window
+    cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
     cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
     cdef TellPages small_page_is_free    # its function to call when a whole page of a range of small chunks is free
 
@@ -396,10 +396,10 @@ cdef class Pool:
     cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
                               cbool is_plain) noexcept nogil
     cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
-    cdef void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil
+    cdef void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,
                              cbool paged) noexcept nogil
-    cdef void give_to_window(self, BinSet* owner, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
+    cdef void give_to_bitmap(self, BinSet* owner, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,

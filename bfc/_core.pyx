@@ -15,7 +15,7 @@ cdef extern from *:
     #include "history.hpp"
     #include "timeline.hpp"
     #include "usage.hpp"
-    #include "window.hpp"
+    #include "page_bitmap.hpp"
 
     static inline int64_t bfc_count_up(int64_t* value) { return __atomic_add_fetch(value, 1, __ATOMIC_RELAXED); }
 
@@ -138,7 +138,7 @@ cdef class Pool:
         cdef BinSet bin_set
         for bin_set in self.bin_sets:
             del bin_set.bins
-            del bin_set.window
+            del bin_set.bitmap
         del self.usage
         del self.history
         free(self.chunk_block)
@@ -345,12 +345,12 @@ cdef class Pool:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
             self.split_chunk(wanted.bins, handle, rounded, self.clock if counts else chunk.freed_at_count)
-            if paged and wanted.window != NULL:
-                wanted.window.add(chunk.ptr + rounded, left, chunk.next, True)
+            if paged and wanted.bitmap != NULL:
+                wanted.bitmap.add(chunk.ptr + rounded, left, chunk.next, True)
         elif counts and was_piece:
             self.usage.piece_used_up(wanted.kind)
-        if paged and wanted.window != NULL:
-            wanted.window.take(chunk.ptr, chunk.size)
+        if paged and wanted.bitmap != NULL:
+            wanted.bitmap.take(chunk.ptr, chunk.size)
         chunk.requested_size = requested
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
@@ -412,7 +412,7 @@ cdef class Pool:
         """`is_plain`: the chunk's state is exactly IN_USE, with no other bits, so it has no owner either."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
-        if paged and owner.is_range and owner.window == NULL:
+        if paged and owner.is_range and owner.bitmap == NULL:
             return self.free_view(self.pages, handle)
         if not owner.bins.reserve():
             return False
@@ -430,8 +430,8 @@ cdef class Pool:
         self.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = FREE
-        if paged and owner.window != NULL:
-            self.free_in_window(owner, handle)
+        if paged and owner.bitmap != NULL:
+            self.free_in_bitmap(owner, handle)
         elif self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
             self.insert_free_chunk_into_bin(owner.bins, handle)
@@ -447,16 +447,16 @@ cdef class Pool:
             self.note_free(&self.chunks[handle])
         return listed
 
-    cdef inline void free_in_window(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    cdef inline void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
         cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
         handle = self.try_to_coalesce(owner.bins, handle, True)
         self.insert_free_chunk_into_bin(owner.bins, handle)
-        self.give_to_window(owner, handle, ptr, size)
+        self.give_to_bitmap(owner, handle, ptr, size)
 
-    cdef inline void give_to_window(self, BinSet* owner, ChunkHandle handle, uint64_t ptr,
+    cdef inline void give_to_bitmap(self, BinSet* owner, ChunkHandle handle, uint64_t ptr,
                                     uint64_t size) noexcept nogil:
-        """Tells a range's window that these bytes, now a part of a free chunk, have become free."""
-        if owner.window.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
+        """Tells a range's bitmap that these bytes, now a part of a free chunk, have become free."""
+        if owner.bitmap.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
                 and owner.kind == SMALL:
             self.small_page_is_free(self.pages, handle)
 
@@ -490,8 +490,8 @@ cdef class Pool:
         cdef cbool counts_pieces = not options or owner.counts_pieces
         is_piece &= counts_pieces
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting, counts_pieces)
-        if paged and owner.window != NULL:
-            self.give_to_window(owner, handle, ptr, size)
+        if paged and owner.bitmap != NULL:
+            self.give_to_bitmap(owner, handle, ptr, size)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
@@ -885,15 +885,15 @@ cdef class Pool:
         bins.erase(self.chunks[handle].size, self.chunks[handle].ptr)
 
     cdef void list_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
-        """Puts a free chunk into its bin, and into its range's window."""
+        """Puts a free chunk into its bin, and into its range's bitmap."""
         self.insert_free_chunk_into_bin(owner.bins, handle)
-        if owner.window != NULL:
-            owner.window.add(self.chunks[handle].ptr, self.chunks[handle].size, handle, False)
+        if owner.bitmap != NULL:
+            owner.bitmap.add(self.chunks[handle].ptr, self.chunks[handle].size, handle, False)
 
     cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
         self.remove_free_chunk_from_bin(owner.bins, handle)
-        if owner.window != NULL:
-            owner.window.remove(self.chunks[handle].ptr, self.chunks[handle].size)
+        if owner.bitmap != NULL:
+            owner.bitmap.remove(self.chunks[handle].ptr, self.chunks[handle].size)
 
     cdef inline Bins* bins_of(self, ChunkHandle handle) noexcept nogil:
         return self.bin_sets[self.chunks[handle].bin_set].bins

@@ -1,6 +1,6 @@
 """Two drawings, made from text whenever the site is built, so that neither can go stale.
 
-`{layers}` draws the list in the docstring of bfc/, with what each room says of itself. `{way}`
+`{layers}` draws the list in the docstring of bfc/, with what each folder says of itself. `{way}`
 draws the messages in its own text, one a line: `sender > receiver: message`, and `-- heading --`
 for a line across.
 """
@@ -14,7 +14,7 @@ from html import escape
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from floors import PACKAGE, floors_of
+from layers import PACKAGE, layers_of
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
@@ -25,17 +25,17 @@ MOST_IN_A_ROW = 4
 # -- the layers ------------------------------------------------------------------------------------
 
 
-def floors() -> list[list[str]]:
-    """The rooms of bfc/, the lowest floor first."""
-    listed = floors_of(PACKAGE)
+def layers() -> list[list[str]]:
+    """The folders of bfc/, the lowest layer first."""
+    listed = layers_of(PACKAGE)
     if not listed:
-        raise ExtensionError("the docstring of bfc/__init__.py lists no floors")
+        raise ExtensionError("the docstring of bfc/__init__.py lists no layers")
     return listed
 
 
-def words_of(room: str) -> str:
-    """The first sentence of what a room says of itself."""
-    path = PACKAGE / room / "__init__.py" if room.endswith("/") else PACKAGE / room
+def words_of(folder: str) -> str:
+    """The first sentence of what a folder says of itself."""
+    path = PACKAGE / folder / "__init__.py" if folder.endswith("/") else PACKAGE / folder
     said = re.match(r'\s*"""(.*?)(?:\.\s|:\n|""")', path.read_text("utf-8"), re.DOTALL)
     return " ".join(said[1].split()).rstrip(".") if said else ""
 
@@ -53,19 +53,19 @@ def svg(height: float, parts: Iterable[str], described: str) -> str:
 
 
 def draw_layers() -> str:
-    """A row for each floor, the highest on top, and a box for each room with its own words."""
+    """A row for each layer, the highest on top, and a box for each folder with its own words."""
     parts, y = [], 4.0
-    for number, rooms in reversed(list(enumerate(floors()))):
-        parts.append(text(4, y + 19, str(number), "floor"))
-        for start in range(0, len(rooms), MOST_IN_A_ROW):
-            row = rooms[start : start + MOST_IN_A_ROW]
+    for number, folders in reversed(list(enumerate(layers()))):
+        parts.append(text(4, y + 19, str(number), "layer"))
+        for start in range(0, len(folders), MOST_IN_A_ROW):
+            row = folders[start : start + MOST_IN_A_ROW]
             width = (WIDTH - 34) / max(2, len(row)) - 8
-            said = [wrap(words_of(room), int((width - 18) / 6.1), max_lines=4) for room in row]
+            said = [wrap(words_of(folder), int((width - 18) / 6.1), max_lines=4) for folder in row]
             height = 32 + 13 * max(map(len, said))
-            for index, (room, lines) in enumerate(zip(row, said, strict=True)):
+            for index, (folder, lines) in enumerate(zip(row, said, strict=True)):
                 x = 34 + index * (width + 8)
                 box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"/>'
-                parts += [box, text(x + 9, y + 18, room, "room")]
+                parts += [box, text(x + 9, y + 18, folder, "folder")]
                 parts += [
                     text(x + 9, y + 34 + 13 * i, line, "words") for i, line in enumerate(lines)
                 ]
@@ -73,7 +73,7 @@ def draw_layers() -> str:
         y += 8
         if number:
             parts.append(f'<line x1="4" x2="{WIDTH - 4}" y1="{y - 8:g}" y2="{y - 8:g}"/>')
-    return svg(y, parts, "The rooms of bfc/ by floors; each one imports only from floors below")
+    return svg(y, parts, "The folders of bfc/ by layers; each one imports only from layers below")
 
 
 def wrap(said: str, columns: int, max_lines: int) -> list[str]:

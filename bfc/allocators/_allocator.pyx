@@ -137,7 +137,7 @@ cdef class Allocator(Owner):
         self.is_closed = True   # until it is set up
         self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
         self.source = Source()
-        self.source.stand_behind(&self.lock, self.pool)
+        self.source.attach(&self.lock, self.pool)
         self.fences = Fences()
         self.frees = Frees()
         self.frees.attach(&self.lock, self.pool, self.source, self.fences, &self.reasons, &self.is_closed)

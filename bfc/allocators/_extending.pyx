@@ -9,7 +9,7 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
-cdef extern from "window.hpp":
+cdef extern from "page_bitmap.hpp":
     pass
 
 
@@ -76,5 +76,5 @@ cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size)
         return
     pool.split_chunk(owner.bins, handle, size, 0)
     cdef ChunkHandle rest = pool.chunks[handle].next
-    if owner.window != NULL:
-        owner.window.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest, False)
+    if owner.bitmap != NULL:
+        owner.bitmap.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest, False)

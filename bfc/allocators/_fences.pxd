@@ -10,7 +10,7 @@ from bfc.allocators._lock cimport Shown
 
 
 @cython.final
-cdef class Late:
+cdef class FencedFree:
     """A chunk that was freed, and how many fences it still waits for."""
 
     cdef ChunkHandle handle
@@ -18,12 +18,12 @@ cdef class Late:
 
 
 @cython.final
-cdef class Waiting:
+cdef class PendingFence:
     """A fence that a freed chunk waits for, in the queue of its stream."""
 
     cdef object fence
-    cdef Late late
-    cdef unsigned long asked_by         # the thread that is querying the fence; 0: none
+    cdef FencedFree fenced
+    cdef unsigned long polled_by         # the thread that is querying the fence; 0: none
 
 
 @cython.final
@@ -45,8 +45,8 @@ cdef class Fences:
     cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict marked                    # allocation id -> [(stream, fence)], as the stream may be gone at the free
-    cdef dict queues                    # stream -> deque of Waiting
-    cdef object stuck                   # deque of (stream, fence, Late): fences whose query failed
+    cdef dict queues                    # stream -> deque of PendingFence
+    cdef object stuck                   # deque of (stream, fence, FencedFree): fences whose query failed
     cdef object deferred                # deque of DeferredFree: removing an item needs no memory
     cdef object stuck_deferred          # of those, the ones that the device failed for
     cdef uint64_t era_seen              # the era that the queues know of: see `era`
@@ -67,11 +67,11 @@ cdef class Fences:
 
     cdef void queues_changed(self) noexcept
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1
-    cdef int put_in_queue(self, stream, fence, Late late) except -1
+    cdef int put_in_queue(self, stream, fence, FencedFree fenced) except -1
     cdef int try_stuck_again(self) except -1
-    cdef Waiting next_done(self, stream, list faults, bint wait)
-    cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1
-    cdef bint wait_for(self, stream, Waiting entry) except -1
+    cdef PendingFence next_done(self, stream, list faults, bint wait)
+    cdef int answered(self, stream, queue, PendingFence first, bint done, fault, list faults) except -1
+    cdef bint wait_for(self, stream, PendingFence entry) except -1
     cdef int wait_for_all(self) except -1
     cdef int forget_dead_askers(self) except -1
 

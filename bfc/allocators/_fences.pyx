@@ -49,13 +49,13 @@ cdef int drop_done(list fences) except -1:
 
 @cython.final
 @cython.no_gc
-cdef class Late:
+cdef class FencedFree:
     """A chunk that was freed, and how many fences it still waits for."""
 
 
 @cython.final
 @cython.no_gc_clear
-cdef class Waiting:
+cdef class PendingFence:
     """A fence that a freed chunk waits for, in the queue of its stream."""
 
 
@@ -210,17 +210,17 @@ cdef class Fences:
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
         """Makes a freed chunk wait for fences. If one cannot be queued, its count never reaches 0, though earlier ones
         are queued."""
-        cdef Late late = Late()
-        late.handle = handle
-        late.left = len(fences)
+        cdef FencedFree fenced = FencedFree()
+        fenced.handle = handle
+        fenced.left = len(fences)
         for stream, fence in fences:
-            self.put_in_queue(stream, fence, late)
+            self.put_in_queue(stream, fence, fenced)
         return 0
 
-    cdef int put_in_queue(self, stream, fence, Late late) except -1:
-        cdef Waiting entry = Waiting()
+    cdef int put_in_queue(self, stream, fence, FencedFree fenced) except -1:
+        cdef PendingFence entry = PendingFence()
         entry.fence = fence
-        entry.late = late
+        entry.fenced = fenced
         try:
             self.queues.setdefault(stream, deque()).append(entry)
         finally:
@@ -229,12 +229,12 @@ cdef class Fences:
 
     cdef int try_stuck_again(self) except -1:
         while self.stuck:
-            stream, fence, late = self.stuck[0]
-            self.put_in_queue(stream, fence, late)
+            stream, fence, fenced = self.stuck[0]
+            self.put_in_queue(stream, fence, fenced)
             self.stuck.popleft()
         return 0
 
-    cdef Waiting next_done(self, stream, list faults, bint wait):
+    cdef PendingFence next_done(self, stream, list faults, bint wait):
         """Returns the last fence of a chunk once the stream has reached it (`wait`: waits until it has), so that the
         chunk waits for nothing any more; or None. A fence whose query fails is set aside as stuck, and its error is
         appended to `faults`.
@@ -242,18 +242,18 @@ cdef class Fences:
         A stream reaches its fences in order, so the first that is not done ends the search. The thread that queries a
         fence is noted, so that other threads, and code that the fence calls back, leave its queue alone.
         """
-        cdef Waiting first
+        cdef PendingFence first
         cdef bint done
         self.forget_dead_askers()
         queue = self.queues.get(stream)     # None: another thread has settled it meanwhile
         while queue:
             first = queue[0]
-            if first.asked_by:
-                if not wait or first.asked_by == PyThread_get_thread_ident():
+            if first.polled_by:
+                if not wait or first.polled_by == PyThread_get_thread_ident():
                     return None
                 time.sleep(_POLL_SECONDS)
                 continue
-            first.asked_by = PyThread_get_thread_ident()
+            first.polled_by = PyThread_get_thread_ident()
             fault = None
             try:
                 done = wait or first.fence.done()
@@ -265,17 +265,17 @@ cdef class Fences:
                 if not self.answered(stream, queue, first, done, fault, faults):
                     return None
             finally:
-                first.asked_by = 0
+                first.polled_by = 0
             if fault is None:
-                first.late.left -= 1
-                if first.late.left == 0:
+                first.fenced.left -= 1
+                if first.fenced.left == 0:
                     return first
         if queue is not None and self.queues.get(stream) is queue and not queue:
             del self.queues[stream]
             self.queues_changed()
         return None
 
-    cdef int answered(self, stream, queue, Waiting first, bint done, fault, list faults) except -1:
+    cdef int answered(self, stream, queue, PendingFence first, bint done, fault, list faults) except -1:
         """Takes the first entry out of its queue if it is done or has failed. Returns whether it was taken out."""
         if fault is not None:
             faults.append(fault)
@@ -283,51 +283,51 @@ cdef class Fences:
         if not done or self.queues.get(stream) is not queue:
             return False    # or the allocator was closed meanwhile
         if fault is not None:       # before it leaves its queue, as this may raise MemoryError
-            self.stuck.append((stream, first.fence, first.late))
+            self.stuck.append((stream, first.fence, first.fenced))
         queue.popleft()
         return True
 
     cdef int forget_dead_askers(self) except -1:
         """After a fork, clears from the entries the threads that were querying fences: the child does not have them."""
-        cdef Waiting entry
+        cdef PendingFence entry
         if self.era_seen == era():
             return 0
         self.era_seen = era()
         for queue in list(self.queues.values()):
             for entry in list(queue):
-                if entry.asked_by != survivor():
-                    entry.asked_by = 0
+                if entry.polled_by != survivor():
+                    entry.polled_by = 0
         return 0
 
-    cdef bint wait_for(self, stream, Waiting entry) except -1:
+    cdef bint wait_for(self, stream, PendingFence entry) except -1:
         """Waits for one entry, wherever it is in its stream's queue, and for a thread that is querying its fence.
         Returns whether its chunk waits for nothing any more."""
         cdef unsigned long me = PyThread_get_thread_ident()
         self.forget_dead_askers()
-        while entry.asked_by not in (0, me):
+        while entry.polled_by not in (0, me):
             time.sleep(_POLL_SECONDS)
         queue = self.queues.get(stream, ())
-        if entry.asked_by == me or entry not in queue:
+        if entry.polled_by == me or entry not in queue:
             return False
-        entry.asked_by = me
+        entry.polled_by = me
         try:
             entry.fence.wait()
         finally:
-            entry.asked_by = 0
+            entry.polled_by = 0
         queue.remove(entry)
         if not queue and self.queues.get(stream) is queue:
             del self.queues[stream]
             self.queues_changed()
-        entry.late.left -= 1
-        return entry.late.left == 0
+        entry.fenced.left -= 1
+        return entry.fenced.left == 0
 
     cdef int wait_for_all(self) except -1:
         """Waits until the streams have finished with all that waits now. The entries stay for `next_done`."""
         cdef unsigned long me = PyThread_get_thread_ident()
-        cdef Waiting entry
+        cdef PendingFence entry
         for queue in list(self.queues.values()):
             for entry in list(queue):
                 entry.fence.wait()
-                while entry.asked_by not in (0, me):
+                while entry.polled_by not in (0, me):
                     time.sleep(_POLL_SECONDS)
         return 0

@@ -19,7 +19,7 @@ from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_PENDING, FREES_WAIT
 from bfc.allocators._reading cimport is_live_in
 from bfc.allocators._source cimport Source
-from bfc.allocators._fences cimport Fences, Waiting, some_wait
+from bfc.allocators._fences cimport Fences, PendingFence, some_wait
 
 from bfc.errors import out_of_host_memory
 
@@ -285,13 +285,13 @@ cdef class Frees:
 
     cdef int ask_fences(self, bint wait, list faults) except -1:
         """Frees what the streams have finished with; `wait` waits for them."""
-        cdef Waiting done
+        cdef PendingFence done
         if not some_wait(self.fences):
             return 0
         for stream in sorted(self.fences.queues):
             done = self.fences.next_done(stream, faults, wait)
             while done is not None:     # keeps the fence until the chunk is free: dropping it may run Python
-                self.finish_waiting(done.late.handle)
+                self.finish_waiting(done.fenced.handle)
                 done = self.fences.next_done(stream, faults, wait)
         return 0
 

@@ -9,14 +9,14 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport (
     BOTH_KINDS, DELETED, FREE, IN_USE, INDEXED, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK, OWNER_SHIFT,
-    STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, Window,
+    STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, Pool, Region, PageBitmap,
 )
 from bfc.allocators._ranges cimport IS_GROWING
-from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, View
+from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, StitchedView
 
 cdef extern from "bins.hpp":
     pass
-cdef extern from "window.hpp":
+cdef extern from "page_bitmap.hpp":
     pass
 
 cdef extern from "usage.hpp" namespace "bfc" nogil:
@@ -67,7 +67,7 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
     if found != NULL:
         return found
     if pool.pages != NULL:
-        found = fault_in_windows(pool)
+        found = fault_in_bitmaps(pool)
     if found == NULL and pool.usage != NULL:
         found = fault_in_usage(pool)
     return found
@@ -190,27 +190,27 @@ cdef const char* fault_in_owners(Pool pool) noexcept nogil:
     return NULL
 
 
-cdef const char* fault_in_windows(Pool pool) noexcept nogil:
+cdef const char* fault_in_bitmaps(Pool pool) noexcept nogil:
     """What is wrong with the slots of ranges: exactly those that lie wholly in free chunks must be noted as free."""
     cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
     cdef ChunkHandle handle
-    cdef Window* window
+    cdef PageBitmap* bitmap
     cdef Chunk chunk
     cdef size_t slot, first, end, free_slots
     while it != pool.regions.end():
         handle = deref(it).second.first
-        window = pool.bin_sets[pool.chunks[handle].bin_set].window
+        bitmap = pool.bin_sets[pool.chunks[handle].bin_set].bitmap
         free_slots = 0
-        while window != NULL and handle != NO_CHUNK:
+        while bitmap != NULL and handle != NO_CHUNK:
             chunk = pool.chunks[handle]
-            first = window.slot_at(chunk.ptr + window.page_size() - 1)
-            end = window.slot_at(chunk.ptr + chunk.size)
+            first = bitmap.slot_at(chunk.ptr + bitmap.page_size() - 1)
+            end = bitmap.slot_at(chunk.ptr + chunk.size)
             for slot in range(first, end if chunk.state == FREE else first):
                 free_slots += 1
-                if not window.is_free(slot) or window.chunk_around(slot) != handle:
+                if not bitmap.is_free(slot) or bitmap.chunk_around(slot) != handle:
                     return b"I13: a slot of a free chunk is not found as one"
             handle = chunk.next
-        if window != NULL and free_slots != window.count_free():
+        if bitmap != NULL and free_slots != bitmap.count_free():
             return b"I13: a slot is noted as free that is not"
         postincrement(it)
     return NULL
@@ -268,13 +268,13 @@ cdef const char* fault_in_pages(Pages pages) noexcept nogil:
     cdef uint64_t known = 0, slots = 0
     cdef uint32_t number, i
     cdef PageRecord* record
-    cdef View* view
+    cdef StitchedView* view
     cdef const char* found
     for page in range(pages.records.size()):
         record = &pages.records[page]
         known += record.is_known
         for i in range(<uint32_t>record.slots.size()):
-            if pages.pool.bin_sets[record.slots[i].set].window.page_at(record.slots[i].number) != page:
+            if pages.pool.bin_sets[record.slots[i].set].bitmap.page_at(record.slots[i].number) != page:
                 return b"I14: a page is mapped into a slot that names another page"
     if known != pages.count:
         return b"I14: the pages are not as many as they are counted"
@@ -288,7 +288,7 @@ cdef const char* fault_in_pages(Pages pages) noexcept nogil:
     return unless(slots == pages.views.slots(), b"I14: the slots of views differ from a recount")
 
 
-cdef const char* fault_in_view(Pages pages, View* view) noexcept nogil:
+cdef const char* fault_in_view(Pages pages, StitchedView* view) noexcept nogil:
     cdef uint64_t count = 0
     cdef Run run
     cdef Chunk chunk = pages.pool.chunks[view.chunk]

@@ -7,9 +7,9 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Pool
 
-cdef extern from "views.hpp" namespace "bfc" nogil:
+cdef extern from "stitched_views.hpp" namespace "bfc" nogil:
     const uint32_t NO_SLOT "bfc::PageRecord::kNone"
-    const uint32_t NO_VIEW "bfc::Views::kNone"
+    const uint32_t NO_VIEW "bfc::StitchedViews::kNone"
 
     cdef struct Slot:
         uint32_t set
@@ -38,7 +38,7 @@ cdef extern from "views.hpp" namespace "bfc" nogil:
         LIVE "bfc::kLive"
         RETIRED "bfc::kRetired"
 
-    cdef cppclass View:
+    cdef cppclass StitchedView:
         vector[Run] runs
         uint64_t address
         uint64_t made_at
@@ -48,9 +48,9 @@ cdef extern from "views.hpp" namespace "bfc" nogil:
         uint32_t chunk
         uint32_t state
 
-    cdef cppclass Views:
+    cdef cppclass StitchedViews:
         uint32_t count()
-        View& at(uint32_t number)
+        StitchedView& at(uint32_t number)
         uint64_t slots()
         uint32_t open()
         cbool enter(uint32_t number)
@@ -65,14 +65,14 @@ cdef class Pages:
     cdef Pool pool
     cdef uint64_t page_size
     cdef vector[PageRecord] records     # by the number of the page
-    cdef Views views
+    cdef StitchedViews views
     cdef uint64_t count                 # of pages
     cdef uint32_t all_known_below       # every record before this number is that of a page
     cdef uint64_t uses                  # how often views were used so far
 
     cdef void watch(self, Pool pool, uint64_t page_size) noexcept
-    cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil
-    cdef void close_window(self, uint32_t bin_set) noexcept nogil
+    cdef cbool open_bitmap(self, uint32_t bin_set, uint64_t start) noexcept nogil
+    cdef void close_bitmap(self, uint32_t bin_set) noexcept nogil
     cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil
 
@@ -101,13 +101,14 @@ cdef class Pages:
 
     cdef ChunkHandle use_kept_view(self, uint32_t bin_set, uint64_t pages, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
-    cdef cbool is_usable(self, View* view) noexcept nogil
-    cdef cbool take_view(self, View* view) noexcept nogil
+    cdef cbool is_usable(self, StitchedView* view) noexcept nogil
+    cdef cbool take_view(self, StitchedView* view) noexcept nogil
     cdef cbool add_view(self, uint32_t number) noexcept nogil
     cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
-    cdef ChunkHandle hand_out(self, View* view, uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil
-    cdef void count_mappings(self, View* view, int change) noexcept nogil
+    cdef ChunkHandle hand_out(self, StitchedView* view, uint64_t requested, uint64_t stream,
+                              cbool indexed) noexcept nogil
+    cdef void count_mappings(self, StitchedView* view, int change) noexcept nogil
     cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
     cdef cbool is_kept(self, uint32_t number) noexcept nogil
     cdef uint32_t oldest_kept_view(self) noexcept nogil

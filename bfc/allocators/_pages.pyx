@@ -6,7 +6,7 @@ kept afterwards. A page is used through one of its addresses at a time. At the o
 MAPPED_ELSEWHERE, which is in no bin and merges with nothing, so an allocation and a free know nothing of it.
 
 A view does not follow its pages when they are moved. It names the slots that it was stitched from, the homes of its
-pages, and can be used when all of these lie in free chunks. The windows of the ranges tell which slots do.
+pages, and can be used when all of these lie in free chunks. The bitmaps of the ranges tell which slots do.
 """
 
 cimport cython
@@ -18,7 +18,7 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
     LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk, ChunkHandle,
-    FreeChunk, Pool, Region, Window,
+    FreeChunk, Pool, Region, PageBitmap,
 )
 from bfc.allocators._ranges cimport carve, has_records, make_free
 
@@ -26,18 +26,18 @@ cdef extern from "bins.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
-cdef extern from "window.hpp":
+cdef extern from "page_bitmap.hpp":
     pass
 
 cdef extern from * nogil:
     """
     #include <new>
-    #include "window.hpp"
-    static inline bfc::Window* bfc_new_window(uint64_t start, uint64_t page_size) noexcept {
-        return new (std::nothrow) bfc::Window(start, __builtin_ctzll(page_size));
+    #include "page_bitmap.hpp"
+    static inline bfc::PageBitmap* bfc_new_bitmap(uint64_t start, uint64_t page_size) noexcept {
+        return new (std::nothrow) bfc::PageBitmap(start, __builtin_ctzll(page_size));
     }
     """
-    Window* new_window "bfc_new_window"(uint64_t start, uint64_t page_size) noexcept
+    PageBitmap* new_bitmap "bfc_new_bitmap"(uint64_t start, uint64_t page_size) noexcept
 
 
 cdef cbool free_view_of(void* pages, ChunkHandle handle) noexcept nogil:
@@ -66,28 +66,28 @@ cdef class Pages:
         pool.find_elsewhere = find_elsewhere
         pool.small_page_is_free = move_back
 
-    cdef cbool open_window(self, uint32_t bin_set, uint64_t start) noexcept nogil:
-        self.pool.bin_sets[bin_set].window = new_window(start, self.page_size)
-        return self.pool.bin_sets[bin_set].window != NULL
+    cdef cbool open_bitmap(self, uint32_t bin_set, uint64_t start) noexcept nogil:
+        self.pool.bin_sets[bin_set].bitmap = new_bitmap(start, self.page_size)
+        return self.pool.bin_sets[bin_set].bitmap != NULL
 
-    cdef void close_window(self, uint32_t bin_set) noexcept nogil:
-        del self.pool.bin_sets[bin_set].window
-        self.pool.bin_sets[bin_set].window = NULL
+    cdef void close_bitmap(self, uint32_t bin_set) noexcept nogil:
+        del self.pool.bin_sets[bin_set].bitmap
+        self.pool.bin_sets[bin_set].bitmap = NULL
 
     cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil:
         return nbytes // self.page_size + (nbytes % self.page_size != 0)
 
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil:
         """How many pages lie whole in free chunks of a range."""
-        cdef Window* window = self.pool.bin_sets[bin_set].window
-        return window.count_free() if window != NULL else 0
+        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        return bitmap.count_free() if bitmap != NULL else 0
 
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     cbool indexed) noexcept nogil:
         """Serves a request that no chunk fits, if that needs no device call: from a page that the range had before, or
         from a kept view. Or NO_CHUNK."""
         cdef BinSet* owner = &self.pool.bin_sets[bin_set]
-        if owner.window == NULL:
+        if owner.bitmap == NULL:
             return NO_CHUNK
         if owner.kind == SMALL:
             if not self.move_again(bin_set):
@@ -115,7 +115,7 @@ cdef class Pages:
             return NO_PAGE
         self.records[page].is_known = True
         self.records[page].active = self.records[page].primary = 0
-        self.pool.bin_sets[bin_set].window.set_page(slot, page)
+        self.pool.bin_sets[bin_set].bitmap.set_page(slot, page)
         self.count += 1
         return page
 
@@ -124,7 +124,7 @@ cdef class Pages:
         cdef PageRecord* record = &self.records[page]   # a loop over records[page].slots would copy them
         cdef Slot slot
         for slot in record.slots:
-            self.pool.bin_sets[slot.set].window.set_page(slot.number, NO_PAGE)
+            self.pool.bin_sets[slot.set].bitmap.set_page(slot.number, NO_PAGE)
         self.records[page] = PageRecord()
         self.count -= 1
         self.all_known_below = min(self.all_known_below, page)
@@ -134,28 +134,28 @@ cdef class Pages:
         then depends only on what is live, so that a program that repeats itself finds its earlier views usable. Returns
         whether there was such a page."""
         cdef uint32_t small = self.pool.chunks[handle].bin_set, page
-        cdef Window* window = self.pool.bin_sets[small].window
-        cdef size_t slot = window.slot_at(self.pool.chunks[handle].ptr + self.page_size - 1)
+        cdef PageBitmap* bitmap = self.pool.bin_sets[small].bitmap
+        cdef size_t slot = bitmap.slot_at(self.pool.chunks[handle].ptr + self.page_size - 1)
         cdef PageRecord* record
-        page = window.page_at(slot)
+        page = bitmap.page_at(slot)
         record = &self.records[page]
         return record.slots[record.primary].set != small and self.move(page, record.primary)
 
     cdef cbool move_again(self, uint32_t small) noexcept nogil:
         """Gives the range of small chunks a free page that it has had before. Returns whether there was one."""
-        cdef Window* window = self.pool.bin_sets[small].window
+        cdef PageBitmap* bitmap = self.pool.bin_sets[small].bitmap
         cdef PageRecord* record
         cdef Slot active
         cdef size_t slot
-        if window == NULL:
+        if bitmap == NULL:
             return False
-        for slot in range(window.slots()):
-            if window.page_at(slot) == NO_PAGE:
+        for slot in range(bitmap.slots()):
+            if bitmap.page_at(slot) == NO_PAGE:
                 continue
-            record = &self.records[window.page_at(slot)]
+            record = &self.records[bitmap.page_at(slot)]
             active = record.slots[record.active]
-            if active.set == small + 1 and self.pool.bin_sets[active.set].window.is_free(active.number):
-                return self.move(window.page_at(slot), record.in_set(small))
+            if active.set == small + 1 and self.pool.bin_sets[active.set].bitmap.is_free(active.number):
+                return self.move(bitmap.page_at(slot), record.in_set(small))
         return False
 
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil:
@@ -190,7 +190,7 @@ cdef class Pages:
         cdef BinSet* owner = &self.pool.bin_sets[bin_set]
         cdef uint64_t held = 0, more = 1
         cdef FreeChunk found
-        if owner.window == NULL:
+        if owner.bitmap == NULL:
             return 0
         while held < wanted and more and owner.bins.lower_bound(owner.bins.largest(), 0, found):
             more = self.hold_part(bin_set, found.handle, wanted - held, longest, runs)
@@ -213,9 +213,9 @@ cdef class Pages:
     cdef uint64_t hold_part(self, uint32_t bin_set, ChunkHandle handle, uint64_t wanted, uint32_t longest,
                             vector[Run]& runs) noexcept nogil:
         """As `hold`, but takes the first whole pages of one free chunk. Returns 0 if it has none."""
-        cdef Window* window = self.pool.bin_sets[bin_set].window
+        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
         cdef uint64_t ptr = self.pool.chunks[handle].ptr, end = ptr + self.pool.chunks[handle].size, held = 0
-        cdef uint64_t slot = window.slot_at(ptr + self.page_size - 1), last = window.slot_at(end)
+        cdef uint64_t slot = bitmap.slot_at(ptr + self.page_size - 1), last = bitmap.slot_at(end)
         cdef Run run
         while slot < last and held < wanted:
             run = Run(bin_set, <uint32_t>slot, <uint32_t>min(min(last - slot, wanted - held), <uint64_t>longest))
@@ -232,19 +232,19 @@ cdef class Pages:
                                 vector[Run]& runs) noexcept nogil:
         """As `hold`, but takes only pages that no view has and, unless `in_ranges_too`, no other range."""
         cdef vector[ChunkHandle] chunks
-        cdef Window* window = self.pool.bin_sets[bin_set].window
+        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
         cdef uint64_t held = 0, slot, end
         cdef Run run
-        if window == NULL or not self.pool.list_free(bin_set, chunks):
+        if bitmap == NULL or not self.pool.list_free(bin_set, chunks):
             return 0
         while held < wanted and chunks.size():
-            slot = window.slot_at(self.pool.chunks[chunks.back()].ptr + self.page_size - 1)
-            end = window.slot_at(self.pool.chunks[chunks.back()].ptr + self.pool.chunks[chunks.back()].size)
+            slot = bitmap.slot_at(self.pool.chunks[chunks.back()].ptr + self.page_size - 1)
+            end = bitmap.slot_at(self.pool.chunks[chunks.back()].ptr + self.pool.chunks[chunks.back()].size)
             chunks.pop_back()
             while slot < end and held < wanted:
                 run = Run(bin_set, <uint32_t>slot, 0)
                 while (slot < end and held + run.count < wanted
-                       and self.is_unshared(window.page_at(slot), in_ranges_too)):
+                       and self.is_unshared(bitmap.page_at(slot), in_ranges_too)):
                     slot += 1
                     run.count += 1
                 slot += 1
@@ -267,16 +267,16 @@ cdef class Pages:
             runs.pop_back()
 
     cdef ChunkHandle chunk_of(self, Run* run) noexcept nogil:
-        return self.pool.bin_sets[run.set].window.chunk_at(run.first)
+        return self.pool.bin_sets[run.set].bitmap.chunk_at(run.first)
 
     cdef cbool take_run(self, Run* run, uint32_t state) noexcept nogil:
         """Carves free slots out of their chunk. False: the host is out of memory, and nothing has changed."""
-        cdef Window* window = self.pool.bin_sets[run.set].window
-        cdef ChunkHandle handle = carve(self.pool, window.chunk_around(run.first), window.address_of(run.first),
-                                        window.address_of(run.first + run.count), state)
+        cdef PageBitmap* bitmap = self.pool.bin_sets[run.set].bitmap
+        cdef ChunkHandle handle = carve(self.pool, bitmap.chunk_around(run.first), bitmap.address_of(run.first),
+                                        bitmap.address_of(run.first + run.count), state)
         if handle == NO_HOST_MEMORY:
             return False
-        window.note_chunk(run.first, handle)
+        bitmap.note_chunk(run.first, handle)
         return True
 
     cdef cbool free_run(self, Run* run) noexcept nogil:
@@ -294,8 +294,8 @@ cdef class Pages:
         """Hands out a kept view of exactly so many pages, or NO_CHUNK. Of several it takes the one that was made first,
         so that a program that repeats itself gets the same ones each time."""
         cdef vector[uint32_t]* same = self.views.of_size(bin_set, <uint32_t>pages)
-        cdef View* best = NULL
-        cdef View* view
+        cdef StitchedView* best = NULL
+        cdef StitchedView* view
         cdef uint32_t number
         if same == NULL:
             return NO_CHUNK
@@ -309,7 +309,7 @@ cdef class Pages:
             return NO_HOST_MEMORY
         return self.hand_out(best, requested, stream, indexed)
 
-    cdef inline ChunkHandle hand_out(self, View* view, uint64_t requested, uint64_t stream,
+    cdef inline ChunkHandle hand_out(self, StitchedView* view, uint64_t requested, uint64_t stream,
                                      cbool indexed) noexcept nogil:
         """Hands out a view whose pages are absent everywhere else."""
         self.uses += 1
@@ -321,20 +321,20 @@ cdef class Pages:
     cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
         """Hands out a view whose pages are held. Needs room in the table of starts."""
-        cdef View* view = &self.views.at(number)
+        cdef StitchedView* view = &self.views.at(number)
         cdef Run run
         for run in view.runs:
             self.pool.chunks[self.chunk_of(&run)].state = MAPPED_ELSEWHERE
         return self.hand_out(view, requested, stream, indexed)
 
-    cdef cbool is_usable(self, View* view) noexcept nogil:
+    cdef cbool is_usable(self, StitchedView* view) noexcept nogil:
         cdef Run run
         for run in view.runs:
-            if not self.pool.bin_sets[run.set].window.are_free(run.first, run.count):
+            if not self.pool.bin_sets[run.set].bitmap.are_free(run.first, run.count):
                 return False
         return True
 
-    cdef cbool take_view(self, View* view) noexcept nogil:
+    cdef cbool take_view(self, StitchedView* view) noexcept nogil:
         """Makes the homes of a view's pages absent. False: the host is out of memory, and nothing has changed."""
         cdef size_t taken = 0
         while taken < view.runs.size() and self.take_run(&view.runs[taken], MAPPED_ELSEWHERE):
@@ -349,7 +349,7 @@ cdef class Pages:
     cdef cbool add_view(self, uint32_t number) noexcept nogil:
         """Keeps a view that is mapped. Its pages are held. False: the host is out of memory, and nothing has changed.
         """
-        cdef View* view = &self.views.at(number)
+        cdef StitchedView* view = &self.views.at(number)
         cdef BinSet* owner = &self.pool.bin_sets[view.set]
         cdef Region region = Region(view.address, view.address + view.pages * self.page_size, NO_CHUNK)
         if not has_records(self.pool, 1) or not try_store(self.pool.regions, region.end, region):
@@ -368,16 +368,16 @@ cdef class Pages:
         self.count_mappings(view, 1)
         return True
 
-    cdef void count_mappings(self, View* view, int change) noexcept nogil:
+    cdef void count_mappings(self, StitchedView* view, int change) noexcept nogil:
         cdef Run run
         cdef size_t i
         for run in view.runs:
             for i in range(run.count):
-                self.records[self.pool.bin_sets[run.set].window.page_at(run.first + i)].views += change
+                self.records[self.pool.bin_sets[run.set].bitmap.page_at(run.first + i)].views += change
 
     cdef cbool free_view(self, ChunkHandle handle) noexcept nogil:
         """Gives the pages of a view back to their homes. False: the host is out of memory, and nothing has changed."""
-        cdef View* view = &self.views.at(self.views.of_chunk(handle))
+        cdef StitchedView* view = &self.views.at(self.views.of_chunk(handle))
         cdef Chunk* chunk = &self.pool.chunks[handle]
         cdef size_t freed = 0
         while freed < view.runs.size() and self.free_run(&view.runs[freed]):
@@ -418,7 +418,7 @@ cdef class Pages:
 
     cdef void retire_view(self, uint32_t number) noexcept nogil:
         """Takes a kept view out of the pool, and forgets it. It stays mapped."""
-        cdef View* view = &self.views.at(number)
+        cdef StitchedView* view = &self.views.at(number)
         cdef BinSet* owner = &self.pool.bin_sets[view.set]
         self.pool.regions.erase(view.address + view.pages * self.page_size)
         self.pool.delete_chunk(view.chunk)

@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Window
-from bfc.allocators._pages cimport Pages, View
+from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, PageBitmap
+from bfc.allocators._pages cimport Pages, StitchedView
 from bfc.allocators._lock cimport Lock
 
 cdef extern from "columns.hpp" namespace "bfc" nogil:
@@ -57,8 +57,8 @@ cdef struct PageUse:
 cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil
 cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil
 cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexcept nogil
-cdef Window* window_of(Pages pages, ChunkHandle handle) noexcept nogil
-cdef View* view_of(Pages pages, ChunkHandle handle) noexcept nogil
+cdef PageBitmap* bitmap_of(Pages pages, ChunkHandle handle) noexcept nogil
+cdef StitchedView* view_of(Pages pages, ChunkHandle handle) noexcept nogil
 
 
 # These two need the lock.

@@ -15,10 +15,10 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     FREE, IN_USE, MAPPED_ELSEWHERE, MINIMUM_SIZE, NO_CHUNK, NO_PAGE, OWNER_SHIFT, STATE, UNMAPPED, WAITING, BinSet,
-    Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region, Window, round_up,
+    Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region, PageBitmap, round_up,
 )
 from bfc.buffers._scopes cimport name_of_owner
-from bfc.allocators._pages cimport Pages, Run, View
+from bfc.allocators._pages cimport Pages, Run, StitchedView
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import InvalidPointerError, PagesInUse
@@ -26,7 +26,7 @@ from bfc.snapshots import snapshot as _snapshot
 
 cdef extern from "history.hpp":
     pass
-cdef extern from "window.hpp":
+cdef extern from "page_bitmap.hpp":
     pass
 
 
@@ -62,7 +62,7 @@ cdef cbool add_runs(Pool pool, Region* region, vector[uint32_t]& slots, vector[R
     row.flags = IN_RANGE if owner.is_range else 0
     if owner.asleep:
         row.flags |= ASLEEP
-    if owner.is_range and owner.window == NULL and pool.pages != NULL:
+    if owner.is_range and owner.bitmap == NULL and pool.pages != NULL:
         row.flags |= IS_VIEW
     while handle != NO_CHUNK:
         row.ptr = end = pool.chunks[handle].ptr
@@ -137,19 +137,19 @@ cdef enum:
 cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil:
     """Adds the pages of the region that begins with a chunk, slot by slot. A view that is not in use has none. False:
     the host is out of memory."""
-    cdef Window* window = window_of(pages, first)
-    cdef View* view = view_of(pages, first)
+    cdef PageBitmap* bitmap = bitmap_of(pages, first)
+    cdef StitchedView* view = view_of(pages, first)
     cdef cbool listed = True
     cdef Run run
     cdef size_t slot
-    if window != NULL:
-        for slot in range(window.slots()):
-            listed = listed and try_push_back(numbers, window.page_at(slot))
+    if bitmap != NULL:
+        for slot in range(bitmap.slots()):
+            listed = listed and try_push_back(numbers, bitmap.page_at(slot))
     elif view != NULL:
         for run in view.runs:
-            window = pages.pool.bin_sets[run.set].window
+            bitmap = pages.pool.bin_sets[run.set].bitmap
             for slot in range(run.first, run.first + run.count):
-                listed = listed and try_push_back(numbers, window.page_at(slot))
+                listed = listed and try_push_back(numbers, bitmap.page_at(slot))
     return listed
 
 
@@ -192,38 +192,38 @@ cdef uint64_t count_awake(Pool pool) noexcept nogil:
 cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexcept nogil:
     """Adds the bytes of a chunk in use to those of its pages."""
     cdef Chunk* chunk = &pages.pool.chunks[handle]
-    cdef Window* window = window_of(pages, handle)
-    cdef View* view = view_of(pages, handle)
+    cdef PageBitmap* bitmap = bitmap_of(pages, handle)
+    cdef StitchedView* view = view_of(pages, handle)
     cdef uint64_t at = chunk.ptr, end = chunk.ptr + chunk.size, next_page, left
     cdef Run run
     cdef size_t slot
-    if window != NULL:
+    if bitmap != NULL:
         while at < end:
-            slot = window.slot_at(at)
-            next_page = min(end, window.address_of(slot + 1))
-            if window.page_at(slot) != NO_PAGE:
-                used[window.page_at(slot)] += next_page - at
+            slot = bitmap.slot_at(at)
+            next_page = min(end, bitmap.address_of(slot + 1))
+            if bitmap.page_at(slot) != NO_PAGE:
+                used[bitmap.page_at(slot)] += next_page - at
             at = next_page
     elif view != NULL:
         left = min(chunk.size, round_up(max(chunk.requested_size, <uint64_t>1), MINIMUM_SIZE))
         for run in view.runs:
-            window = pages.pool.bin_sets[run.set].window
+            bitmap = pages.pool.bin_sets[run.set].bitmap
             for slot in range(run.first, run.first + run.count):
-                if window.page_at(slot) != NO_PAGE:
-                    used[window.page_at(slot)] += min(left, pages.page_size)
+                if bitmap.page_at(slot) != NO_PAGE:
+                    used[bitmap.page_at(slot)] += min(left, pages.page_size)
                 left -= min(left, pages.page_size)
 
 
-cdef Window* window_of(Pages pages, ChunkHandle handle) noexcept nogil:
+cdef PageBitmap* bitmap_of(Pages pages, ChunkHandle handle) noexcept nogil:
     """The slots of the range that a chunk lies in; NULL: it lies in none."""
-    return pages.pool.bin_sets[pages.pool.chunks[handle].bin_set].window
+    return pages.pool.bin_sets[pages.pool.chunks[handle].bin_set].bitmap
 
 
-cdef View* view_of(Pages pages, ChunkHandle handle) noexcept nogil:
+cdef StitchedView* view_of(Pages pages, ChunkHandle handle) noexcept nogil:
     """The view in use whose chunk this is, or NULL."""
     cdef Chunk* chunk = &pages.pool.chunks[handle]
     cdef BinSet* owner = &pages.pool.bin_sets[chunk.bin_set]
-    if not owner.is_range or owner.window != NULL or owner.asleep or chunk.state & STATE not in (IN_USE, WAITING):
+    if not owner.is_range or owner.bitmap != NULL or owner.asleep or chunk.state & STATE not in (IN_USE, WAITING):
         return NULL
     return &pages.views.at(pages.views.of_chunk(handle))
 
@@ -232,7 +232,7 @@ cdef extern from "bins.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
-cdef extern from "window.hpp":
+cdef extern from "page_bitmap.hpp":
     pass
 
 
@@ -260,7 +260,7 @@ cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil:
     cdef uint64_t total = pool.chunk_count * sizeof(Chunk) + pool.starts.bytes()
     cdef BinSet bin_set
     for bin_set in pool.bin_sets:
-        total += bin_set.bins.bytes() + (bin_set.window.bytes() if bin_set.window != NULL else 0)
+        total += bin_set.bins.bytes() + (bin_set.bitmap.bytes() if bin_set.bitmap != NULL else 0)
     return total
 
 

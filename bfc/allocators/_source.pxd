@@ -57,7 +57,7 @@ cdef class Source:
     cdef size_t on_their_way            # regions that are asked for, or go back
     cdef list rejected                  # (address, bytes) of blocks that break the contract and were not taken back
 
-    cdef int stand_behind(self, Lock* lock, Pool pool) except -1
+    cdef int attach(self, Lock* lock, Pool pool) except -1
     cdef int open(self, object sub_allocator) except -1
     cdef int set_granularity(self) except -1
 

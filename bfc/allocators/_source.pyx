@@ -58,7 +58,7 @@ cdef class Source:
     def __cinit__(self):
         self.rejected = []
 
-    cdef int stand_behind(self, Lock* lock, Pool pool) except -1:
+    cdef int attach(self, Lock* lock, Pool pool) except -1:
         """Takes the allocator's lock, which must live as long, and its pool."""
         self.lock = lock
         self.pool = pool

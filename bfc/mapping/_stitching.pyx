@@ -19,11 +19,11 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane, Window,
+    FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane, PageBitmap,
 )
 from bfc.allocators._extending cimport bytes_behind
 from bfc.allocators._ranges cimport begin_mapping, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range
-from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, View
+from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, StitchedView
 from bfc.allocators._lock cimport acquire_lock
 from bfc.mapping._calls cimport Faults, Page, call_reserve, lies_in
 from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, Calls, MappedRun, Place, TagTransition
@@ -31,7 +31,7 @@ from bfc.mapping._sleep cimport give_page_up, take_over_transitions
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 
-cdef extern from "window.hpp":
+cdef extern from "page_bitmap.hpp":
     pass
 
 cdef enum:
@@ -90,17 +90,17 @@ cdef class Stitching(AddressRanges):
     # -- which page is in which slot ----------------------------------------------------------------------------------
 
     cdef cbool open_table(self, AddressRange addresses) noexcept nogil:
-        return self.pages.open_window(addresses.bin_set, addresses.ptr)
+        return self.pages.open_bitmap(addresses.bin_set, addresses.ptr)
 
     cdef void close_table(self, AddressRange addresses) noexcept:
-        self.pages.close_window(addresses.bin_set)
+        self.pages.close_bitmap(addresses.bin_set)
 
     cdef uint64_t slots_of(self, AddressRange addresses) noexcept:
-        return self.pool.bin_sets[addresses.bin_set].window.slots()
+        return self.pool.bin_sets[addresses.bin_set].bitmap.slots()
 
     cdef uint32_t page_in(self, AddressRange addresses, uint64_t ptr) noexcept:
         """The page in a slot, or NO_PAGE. It needs no lock: only the mapper changes the table."""
-        return self.pool.bin_sets[addresses.bin_set].window.page_at((ptr - addresses.ptr) // self.page_size)
+        return self.pool.bin_sets[addresses.bin_set].bitmap.page_at((ptr - addresses.ptr) // self.page_size)
 
     cdef bint has_page(self, AddressRange addresses, uint64_t ptr) noexcept:
         return self.page_in(addresses, ptr) != NO_PAGE
@@ -118,15 +118,15 @@ cdef class Stitching(AddressRanges):
         return self.page_size
 
     cdef int enter_pages(self, AddressRange addresses, uint64_t ptr, list pages) except -1:
-        cdef Window* window
+        cdef PageBitmap* bitmap
         cdef uint32_t number = NO_PAGE
         cdef uint64_t first
         cdef Py_ssize_t entered = 0, count = len(pages)
         cdef cbool done
         self.made.extend([None] * max(0, <Py_ssize_t>self.pages.count + count - len(self.made)))
         acquire_lock(self.lock[0])
-        window = self.pool.bin_sets[addresses.bin_set].window
-        first = window.slot_at(ptr)
+        bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
+        first = bitmap.slot_at(ptr)
         while entered < count:
             number = self.pages.enter_page(addresses.bin_set, <uint32_t>(first + entered))
             if number == NO_PAGE:
@@ -136,7 +136,7 @@ cdef class Stitching(AddressRanges):
         done = entered == count
         while entered > 0 and not done:
             entered -= 1
-            number = window.page_at(first + entered)
+            number = bitmap.page_at(first + entered)
             self.pages.forget_page(number)
             self.made[number] = None
         self.lock.release()
@@ -158,7 +158,7 @@ cdef class Stitching(AddressRanges):
         if page == NO_PAGE:
             return
         acquire_lock(self.lock[0])
-        self.pool.bin_sets[addresses.bin_set].window.set_page(slot, NO_PAGE)
+        self.pool.bin_sets[addresses.bin_set].bitmap.set_page(slot, NO_PAGE)
         self.pages.records[page].drop(self.pages.records[page].in_set(addresses.bin_set))
         is_mapped = self.pages.records[page].is_mapped()
         self.lock.release()
@@ -215,7 +215,7 @@ cdef class Stitching(AddressRanges):
             return False
         acquire_lock(self.lock[0])
         self.pages.records[page].drop(self.pages.records[page].in_set(slot.set))
-        self.pool.bin_sets[slot.set].window.set_page(slot.number, NO_PAGE)
+        self.pool.bin_sets[slot.set].bitmap.set_page(slot.number, NO_PAGE)
         forget_absent(self.pool, self.pages.chunk_of(&run))
         self.touched.nbytes = 0
         for addresses in self.ranges:
@@ -226,7 +226,7 @@ cdef class Stitching(AddressRanges):
 
     cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept:
         acquire_lock(self.lock[0])
-        cdef uint64_t ptr = self.pool.bin_sets[bin_set].window.address_of(slot)
+        cdef uint64_t ptr = self.pool.bin_sets[bin_set].bitmap.address_of(slot)
         self.lock.release()
         return ptr
 
@@ -476,7 +476,7 @@ cdef class Stitching(AddressRanges):
             handle = self.first_hole(addresses)
         if handle != NO_CHUNK:
             nbytes = min(wanted * self.page_size, self.pool.chunks[handle].size)
-            begun = self.pool.bin_sets[addresses.bin_set].window.make_room(self.pool.chunks[handle].ptr + nbytes)
+            begun = self.pool.bin_sets[addresses.bin_set].bitmap.make_room(self.pool.chunks[handle].ptr + nbytes)
             begun = begun and begin_mapping(self.pool, handle, nbytes)
             if begun and handle == addresses.tail:
                 addresses.tail = self.pool.chunks[handle].next
@@ -507,7 +507,7 @@ cdef class Stitching(AddressRanges):
         # What is held is LEAVING until the calls are over: other threads can neither take it nor move it, and
         # `let_held_go` makes it free again, page by page, whatever fails.
         acquire_lock(self.lock[0])      # the first page of a range stays there: it may be taken and freed in turn
-        for_good = from_others or self.pool.bin_sets[addresses.bin_set].window.slots() == 0
+        for_good = from_others or self.pool.bin_sets[addresses.bin_set].bitmap.slots() == 0
         self.lock.release()
         try:
             if from_others:
@@ -561,7 +561,7 @@ cdef class Stitching(AddressRanges):
         cdef cbool is_new
         for run in self.held:
             acquire_lock(self.lock[0])
-            page = self.pool.bin_sets[run.set].window.page_at(run.first)
+            page = self.pool.bin_sets[run.set].bitmap.page_at(run.first)
             is_new = self.pages.records[page].in_set(addresses.bin_set) == NO_SLOT
             self.lock.release()
             if is_new:      # what needs memory of the host comes after the lock
@@ -609,8 +609,8 @@ cdef class Stitching(AddressRanges):
 
     cdef cbool add_slots(self, AddressRange addresses, ChunkHandle handle, list pages):
         """Enters a further slot of each of these pages. False: the host has no memory for it. Needs the lock."""
-        cdef Window* window = self.pool.bin_sets[addresses.bin_set].window
-        cdef size_t slot = window.slot_at(self.pool.chunks[handle].ptr)
+        cdef PageBitmap* bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
+        cdef size_t slot = bitmap.slot_at(self.pool.chunks[handle].ptr)
         cdef Py_ssize_t added = 0, count = len(pages)
         cdef uint32_t page
         if not cut_absent(self.pool, handle, self.page_size):
@@ -628,8 +628,8 @@ cdef class Stitching(AddressRanges):
             join_absent(self.pool, handle, count * self.page_size)
             return False
         for added in range(count):
-            window.set_page(slot + added, pages[added])
-            window.note_chunk(slot + added, handle)
+            bitmap.set_page(slot + added, pages[added])
+            bitmap.note_chunk(slot + added, handle)
             handle = self.pool.chunks[handle].next
         return True
 
@@ -643,7 +643,7 @@ cdef class Stitching(AddressRanges):
         # each page is made free at its new address and MAPPED_ELSEWHERE at its old one under one lock: never both
         while self.held.size() and done:
             here = self.held.back()
-            record = &self.pages.records[self.pool.bin_sets[here.set].window.page_at(here.first)]
+            record = &self.pages.records[self.pool.bin_sets[here.set].bitmap.page_at(here.first)]
             to = record.in_set(addresses.bin_set)
             there = Run(addresses.bin_set, record.slots[to].number, 1)
             done = self.pages.free_run(&there)
@@ -692,7 +692,7 @@ cdef class Stitching(AddressRanges):
         """Holds pages for a view, and opens it. False: there are too few."""
         cdef uint64_t held
         cdef uint32_t set_of_views
-        cdef View* view
+        cdef StitchedView* view
         cdef Run run
         cdef cbool opened, is_short
         acquire_lock(self.lock[0])
@@ -824,7 +824,7 @@ cdef class Stitching(AddressRanges):
         """Takes a kept view out of use, to be unmapped once its stream has finished with it. False: its stream cannot
         be asked, as while it is captured, and the view stays; or another thread has taken it."""
         cdef Retired retired = Retired()
-        cdef View* view
+        cdef StitchedView* view
         cdef Place place
         cdef list pages = [], mapped
         cdef cbool is_kept
@@ -860,7 +860,7 @@ cdef class Stitching(AddressRanges):
         """The numbers of a view's pages. Only the thread that maps changes what is read here."""
         cdef vector[uint32_t] found
         cdef uint32_t page
-        cdef View* view = &self.pages.views.at(number)
+        cdef StitchedView* view = &self.pages.views.at(number)
         cdef Run* run
         cdef size_t i, k
         found.reserve(view.pages)
@@ -868,7 +868,7 @@ cdef class Stitching(AddressRanges):
         for k in range(view.runs.size()):   # a loop over the vector itself would copy it
             run = &view.runs[k]
             for i in range(run.count):
-                found.push_back(self.pool.bin_sets[run.set].window.page_at(run.first + i))
+                found.push_back(self.pool.bin_sets[run.set].bitmap.page_at(run.first + i))
         self.lock.release()
         for page in found:
             pages.append(page)
@@ -1016,7 +1016,7 @@ cdef class Stitching(AddressRanges):
 
     cdef void forget_chunks(self) noexcept:
         """Takes all ranges and views out of the pool."""
-        cdef View* view
+        cdef StitchedView* view
         cdef uint32_t number
         acquire_lock(self.lock[0])
         for number in range(self.pages.views.count()):
@@ -1028,7 +1028,7 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
 
     cdef void close_views(self, Faults faults) noexcept:
-        cdef View* view
+        cdef StitchedView* view
         cdef uint32_t number
         cdef uint64_t ptr, nbytes
         try:
@@ -1093,22 +1093,22 @@ cdef class Stitching(AddressRanges):
 
     cdef int list_runs(self, TagTransition transition, bint is_mapped) except -1:
         cdef AddressRange addresses
-        cdef Window* window
+        cdef PageBitmap* bitmap
         cdef uint64_t slot, count
         cdef uint32_t number
         cdef MappedRun run
         cdef set seen = set()
         for addresses in self.ranges_of(transition.tag.number):
-            window = self.pool.bin_sets[addresses.bin_set].window
+            bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
             slot = 0
-            while slot < window.slots():
+            while slot < bitmap.slots():
                 run = MappedRun()
                 run.pages = []
-                run.ptr = window.address_of(slot)
+                run.ptr = bitmap.address_of(slot)
                 run.is_mapped = is_mapped
                 count = slot
-                while slot < window.slots() and window.page_at(slot) != NO_PAGE:
-                    run.pages.append(self.made[window.page_at(slot)])
+                while slot < bitmap.slots() and bitmap.page_at(slot) != NO_PAGE:
+                    run.pages.append(self.made[bitmap.page_at(slot)])
                     slot += 1
                 run.nbytes = (slot - count) * self.page_size
                 if run.nbytes:
@@ -1292,7 +1292,7 @@ cdef class Stitching(AddressRanges):
     cdef void forget_retired(self, Place touched, Place gone) noexcept:
         """Enters in the records what `end_calls_of_other` has unmapped and unreserved of views."""
         cdef Retired retired
-        cdef View* view
+        cdef StitchedView* view
         cdef uint32_t number
         cdef Py_ssize_t i = len(self.retired), k
         while i > 0:

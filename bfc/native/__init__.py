@@ -26,8 +26,8 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     cells.hpp           which addresses a trace used when
     history_rewind.hpp  which part of a history PyTorch's viewer can follow
     pickle.hpp          pickles, written without Python objects
-    window.hpp          the slots of a range whose pages may have further addresses
-    views.hpp           pages that have several addresses, and the views stitched from them
+    page_bitmap.hpp     the slots of a range whose pages may have further addresses
+    stitched_views.hpp  pages that have several addresses, and the views stitched from them
     ranges.hpp          where a request looks in regions and in ranges at once
     orders.hpp          orders of chunks and of lanes; numbers of threads
     source.h            a sub-allocator's calls as C functions

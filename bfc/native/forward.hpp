@@ -6,9 +6,9 @@ namespace bfc {
 
 class Bins;
 class History;
+class PageBitmap;
 class Timeline;
 class Usage;
-class Window;
 struct FreeChunk;
 struct Gauge;
 struct HistoryRecord;

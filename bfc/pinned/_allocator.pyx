@@ -626,7 +626,7 @@ cdef class PinnedAllocator(PinnedBooks):
                 self.passed(handle)
                 handle = self.events.next_done()
         finally:
-            self.events.asked_by = 0
+            self.events.polled_by = 0
         return 0
 
     cdef void passed(self, uint32_t handle) noexcept:

@@ -21,7 +21,7 @@ cdef class Events:
     cdef dict marked                # allocation id -> [(stream, fence)], asked for before the free
     cdef object queue               # deque of Waiting, the oldest first
     cdef object stuck               # deque of Waiting: entries whose fence failed
-    cdef unsigned long asked_by     # the thread that is querying the queue's fences; 0: none
+    cdef unsigned long polled_by     # the thread that is querying the queue's fences; 0: none
     cdef uint64_t era_seen          # the era at which that was last checked
 
     cdef object source_of(self, stream)

@@ -116,11 +116,11 @@ cdef class Events:
         return 0
 
     cdef bint take_turn(self) noexcept:
-        """Whether this thread may query the queue's fences now: one thread at a time does so, until it sets `asked_by`
+        """Whether this thread may query the queue's fences now: one thread at a time does so, until it sets `polled_by`
         to 0; the others do not wait for it."""
         if self.is_asked():
             return False
-        self.asked_by = PyThread_get_thread_ident()
+        self.polled_by = PyThread_get_thread_ident()
         return True
 
     cdef uint32_t next_done(self) except? 0xFFFFFFFE:
@@ -153,9 +153,9 @@ cdef class Events:
         """Whether a thread is querying the queue's fences. After a fork only the surviving thread can be."""
         if self.era_seen != era():
             self.era_seen = era()
-            if self.asked_by != survivor():
-                self.asked_by = 0
-        return self.asked_by != 0
+            if self.polled_by != survivor():
+                self.polled_by = 0
+        return self.polled_by != 0
 
     cdef int try_stuck_again(self) except -1:
         while self.stuck:
@@ -167,7 +167,7 @@ cdef class Events:
         """Waits for all that is queued. Returns the first error that a fence raised, or None; `next_done` queries that
         fence again."""
         cdef Waiting entry
-        if self.is_asked() and self.asked_by == PyThread_get_thread_ident():
+        if self.is_asked() and self.polled_by == PyThread_get_thread_ident():
             return None         # inside one of its own fences
         fault = None
         for entry in list(self.queue):

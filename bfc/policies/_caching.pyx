@@ -15,7 +15,7 @@ from bfc._core cimport (
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._reasons cimport FREES_DEFERRED
-from bfc.allocators._fences cimport Waiting
+from bfc.allocators._fences cimport PendingFence
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
@@ -221,12 +221,12 @@ cdef class CachingAllocator(PagedAllocator):
     def __cinit__(self, *args, **kwargs):
         self.private_pools = PrivatePools()
         self.pool_uses = PoolUses()
-        self.pool_uses.stand_behind(&self.lock, self.private_pools)
+        self.pool_uses.attach(&self.lock, self.private_pools)
         self.segments = ExpandableSegments()
         self.segments.attach(&self.lock, self.pool, self.source, self.fences, &self.tags.asleep)
         self.observers = Observers()
         self.emptying = Emptying()
-        self.emptying.stand_behind(&self.lock, self.pool, self.source, self.private_pools, self.segments)
+        self.emptying.attach(&self.lock, self.pool, self.source, self.private_pools, self.segments)
         self.first_max_split_size = -1
         self.allowed = self.collects_above = self.oversize = UNLIMITED
 
@@ -1172,12 +1172,12 @@ cdef class CachingAllocator(PagedAllocator):
     cdef int wait_for_pool(self, PoolId id) except -1:
         """Waits for the streams that still use a pool's freed memory, and for no others."""
         self.frees.drain(RECORD)
-        cdef Waiting entry
+        cdef PendingFence entry
         for stream in sorted(self.fences.queues):
             for entry in list(self.fences.queues.get(stream, ())):
-                if self.is_of_pool(entry.late.handle, id):
+                if self.is_of_pool(entry.fenced.handle, id):
                     if self.fences.wait_for(stream, entry):
-                        self.frees.finish_waiting(entry.late.handle)
+                        self.frees.finish_waiting(entry.fenced.handle)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:

@@ -81,7 +81,7 @@ cdef class PoolUses:
     cdef Lock* lock
     cdef PrivatePools private_pools
 
-    cdef int stand_behind(self, Lock* lock, PrivatePools private_pools) except -1
+    cdef int attach(self, Lock* lock, PrivatePools private_pools) except -1
     cdef int add_reference(self, PoolId id) except -1
     cdef int release_reference(self, PoolId id) except -1
     cdef int64_t count_references(self, PoolId id) except -1

@@ -158,7 +158,7 @@ cdef tuple name_of(PoolId id):
 cdef class PoolUses:
     """References to private pools, and the scopes that divert allocations into them."""
 
-    cdef int stand_behind(self, Lock* lock, PrivatePools private_pools) except -1:
+    cdef int attach(self, Lock* lock, PrivatePools private_pools) except -1:
         """Takes the allocator's lock, which must live as long, and its pools."""
         self.lock = lock
         self.private_pools = private_pools

@@ -34,8 +34,8 @@ cdef class Emptying:
     cdef PrivatePools private_pools
     cdef ExpandableSegments segments
 
-    cdef int stand_behind(self, Lock* lock, Pool pool, Source source, PrivatePools private_pools,
-                          ExpandableSegments segments) except -1
+    cdef int attach(self, Lock* lock, Pool pool, Source source, PrivatePools private_pools,
+                    ExpandableSegments segments) except -1
     cdef uint64_t empty_all(self, bint with_default, bint strict, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
     cdef bint get_pool(self, size_t i, PrivatePool* pool) noexcept

@@ -197,8 +197,8 @@ cdef void list_parts(Pool pool, PoolId id, uint32_t kind, vector[FreePart]& out)
 cdef class Emptying:
     """Gives back what an allocator caches. It needs no lock, and never calls the allocator."""
 
-    cdef int stand_behind(self, Lock* lock, Pool pool, Source source, PrivatePools private_pools,
-                          ExpandableSegments segments) except -1:
+    cdef int attach(self, Lock* lock, Pool pool, Source source, PrivatePools private_pools,
+                    ExpandableSegments segments) except -1:
         """Takes the allocator's lock, which must live as long, and its parts."""
         self.lock = lock
         self.pool = pool

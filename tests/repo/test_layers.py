@@ -1,4 +1,4 @@
-"""Imports run downward only, by the floors that each folder's docstring lists."""
+"""Imports run downward only, by the layers that each folder's docstring lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from floors import floors_of
+from layers import layers_of
 from sources import (
     COMPILED,
     FILES,
@@ -31,15 +31,15 @@ HEADER = re.compile(r'^(?:\s*#include|cdef extern from) "([^"]+\.h(?:pp)?)"', re
 
 
 def numbered(folder: Path) -> dict[str, int]:
-    """The floor of each entry of a folder, by its name: without an ending, but for C and C++."""
+    """The layer of each entry of a folder, by its name: without an ending, but for C and C++."""
     return {
         name if name.endswith(OF_C) else name.rstrip("/").split(".")[0]: number
-        for number, names in enumerate(floors_of(folder))
+        for number, names in enumerate(layers_of(folder))
         for name in names
     }
 
 
-FLOORS = {folder: numbered(folder) for folder in FOLDERS}
+LAYERS = {folder: numbered(folder) for folder in FOLDERS}
 
 
 def entries_of(folder: Path) -> set[str]:
@@ -88,7 +88,7 @@ def imports_of(path: Path) -> list[Path]:
 
 
 def is_below(target: Path, source: Path) -> bool:
-    """Whether a file may import another: where their ways part, the other stands on a lower floor.
+    """Whether a file may import another: where their ways part, the other stands on a lower layer.
 
     The `__init__` of a folder stands above all in it, and who imports the folder imports that.
     """
@@ -99,9 +99,9 @@ def is_below(target: Path, source: Path) -> bool:
     if target in source.parents:
         return target == ROOT and source.relative_to(ROOT).parts[0] in USERS
     folder = next(parent for parent in source.parents if parent in target.parents)
-    floors = FLOORS[folder]
+    layers = LAYERS[folder]
     mine, theirs = source.relative_to(folder).parts[0], target.relative_to(folder).parts[0]
-    return floors[theirs] < floors[mine]
+    return layers[theirs] < layers[mine]
 
 
 def test_the_docstring_of_a_folder_names_what_is_in_it() -> None:
@@ -109,7 +109,7 @@ def test_the_docstring_of_a_folder_names_what_is_in_it() -> None:
     assert_none(
         f"{file_name(folder)}: {name} is {'not listed' if name in entries[folder] else 'not there'}"
         for folder in FOLDERS
-        for name in sorted(entries[folder] ^ set(FLOORS[folder]))
+        for name in sorted(entries[folder] ^ set(LAYERS[folder]))
     )
 
 
@@ -134,11 +134,11 @@ def test_imports_point_downwards() -> None:
 
 
 def rank_of(module: str) -> list[int]:
-    """What a module of ours sorts by, the lowest floor first: its place in the list of its folder,
+    """What a module of ours sorts by, the lowest layer first: its place in the list of its folder,
     behind that of the folder in the one above."""
     places, folder = [], ROOT
     for part in module.split(".")[1:]:
-        names = [name.rstrip("/").split(".")[0] for row in floors_of(folder) for name in row]
+        names = [name.rstrip("/").split(".")[0] for row in layers_of(folder) for name in row]
         places.append(names.index(part))
         folder /= part
         if not folder.is_dir():
@@ -148,7 +148,7 @@ def rank_of(module: str) -> list[int]:
 
 def place_of(line: str) -> tuple[Any, ...]:
     """Where an import stands in compiled code: Python's own modules, C's, ours that are cimported,
-    by floors, and ours that are imported."""
+    by layers, and ours that are imported."""
     match = IMPORT.match(line)
     module = match["source"] or match["modules"].split(",")[0].split(" as ")[0]
     compiled = re.search(r"\bcimport\b", line) is not None

@@ -23,9 +23,9 @@ def test_no_test_imports_another() -> None:
 
 def test_each_room_of_tests_is_one_of_the_package() -> None:
     tests = CHECKOUT / "tests"
-    rooms = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
+    folders = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
     own = {"cuda", "opencl", "torch_opencl", "repo", "documents", "bench", "peers", "dask"}
-    assert sorted(room for room in rooms - own if not (PACKAGE / room).is_dir()) == []
+    assert sorted(folder for folder in folders - own if not (PACKAGE / folder).is_dir()) == []
 
 
 #: A failure in a long file, and garbage whose finalisers raise: it is collected as the file is

@@ -54,7 +54,7 @@ struct PageRecord {
 
 enum ViewState { kUnused, kKept, kLive, kRetired };
 
-struct View {
+struct StitchedView {
     std::vector<Run> runs;      // the primary slots of its pages, in their order
     uint64_t address = 0;
     uint64_t made_at = 0;           // both in units of the count of uses of views
@@ -66,10 +66,10 @@ struct View {
 };
 
 // Views by their number. A number may be reused later.
-class Views {
+class StitchedViews {
 public:
     uint32_t count() const { return static_cast<uint32_t>(views_.size()); }
-    View& at(uint32_t number) { return views_[number]; }
+    StitchedView& at(uint32_t number) { return views_[number]; }
     uint64_t slots() const { return slots_; }
 
     // A number for a new view, and room for it in every table; kNone where the host is out of memory.
@@ -78,7 +78,7 @@ public:
         try {
             for (uint32_t number = 0; number < views_.size(); ++number)
                 if (views_[number].state == kUnused) {
-                    views_[number] = View();    // after a fork it may hold what another thread had begun
+                    views_[number] = StitchedView();    // after a fork it may hold what another thread had begun
                     return number;
                 }
             views_.emplace_back();
@@ -90,7 +90,7 @@ public:
 
     // False: the host is out of memory, and nothing has changed.
     bool enter(uint32_t number) noexcept {
-        View& view = views_[number];
+        StitchedView& view = views_[number];
         try {
             std::vector<uint32_t>& same = by_size_[key_of(view.set, view.pages)];
             same.reserve(same.size() + 1);
@@ -113,7 +113,7 @@ public:
 
     // From now on no request finds the view.
     void retire(uint32_t number) noexcept {
-        View& view = views_[number];
+        StitchedView& view = views_[number];
         std::vector<uint32_t>& same = by_size_[key_of(view.set, view.pages)];
         for (size_t i = 0; i < same.size(); ++i)
             if (same[i] == number) {
@@ -126,12 +126,12 @@ public:
         view.state = kRetired;
     }
 
-    void forget(uint32_t number) noexcept { views_[number] = View(); }
+    void forget(uint32_t number) noexcept { views_[number] = StitchedView(); }
 
 private:
     static uint64_t key_of(uint32_t set, uint32_t pages) { return uint64_t{set} << 32 | pages; }
 
-    std::vector<View> views_;
+    std::vector<StitchedView> views_;
     std::unordered_map<uint64_t, std::vector<uint32_t>> by_size_;   // kept and live views, by set and number of pages
     std::unordered_map<uint32_t, uint32_t> by_chunk_;
     uint64_t slots_ = 0;                                            // of kept and live views

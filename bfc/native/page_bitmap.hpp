@@ -14,9 +14,9 @@ namespace bfc {
 
 constexpr uint32_t kNoPage = ~uint32_t{0};
 
-class Window {
+class PageBitmap {
 public:
-    Window(uint64_t start, int page_shift) : start_(start), shift_(page_shift) {}
+    PageBitmap(uint64_t start, int page_shift) : start_(start), shift_(page_shift) {}
 
     uint64_t page_size() const { return uint64_t{1} << shift_; }
     uint64_t address_of(size_t slot) const { return start_ + (uint64_t{slot} << shift_); }
@@ -102,7 +102,7 @@ public:
     uint32_t chunk_at(size_t slot) const { return chunk_at_[slot]; }
     void note_chunk(size_t slot, uint32_t chunk) { chunk_at_[slot] = chunk; }
 
-    size_t bytes() const { return sizeof(Window) + free_.capacity() * 8 + (chunk_at_.capacity() + page_at_.capacity()) * 4; }
+    size_t bytes() const { return sizeof(PageBitmap) + free_.capacity() * 8 + (chunk_at_.capacity() + page_at_.capacity()) * 4; }
 
 private:
     // The first slot that begins at or after an address.
