@@ -11,13 +11,15 @@ import ctypes
 import functools
 import os
 import random
+import select
 import signal
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cpp import built_library
 from torch_table import Table
@@ -343,25 +345,42 @@ def go_on(policy: str, pool: Any, seed: int) -> int:
     return calls
 
 
-def in_a_child(work: Callable[[], int]) -> int:
+#: In Python 3.11, a child hangs before its first line if another thread made or dropped its thread
+#: state just when the parent forked: the child takes the lock of these states before it makes that
+#: lock anew. Since 3.12 it makes it anew first.
+FORKS_MAY_HANG = sys.version_info < (3, 12)
+
+
+def in_a_child(work: Callable[[], int], tries: int = 5) -> int:
     """What it returns, in a child that is given a minute."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(60)
-            os.write(writing, str(work()).encode())
-            os._exit(0)
-        except BaseException as error:
-            os.write(writing, f"{type(error).__name__}: {error}".encode()[:4000])
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        text = answer.read()
-    status = os.waitpid(child, 0)[1]
+    for _ in range(tries):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            answer_from_child(work, writing)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            begun = bool(select.select([answer], [], [], 20)[0])
+            if not begun:
+                os.kill(child, signal.SIGKILL)
+            text = answer.read()
+        status = os.waitpid(child, 0)[1]
+        if begun or not FORKS_MAY_HANG:
+            break
     assert status == 0, f"a child ended with {os.waitstatus_to_exitcode(status)}: {text}"
     return int(text)
+
+
+def answer_from_child(work: Callable[[], int], writing: int) -> NoReturn:
+    try:
+        signal.alarm(60)
+        os.write(writing, b" ")  # it has begun
+        os.write(writing, str(work()).encode())
+        os._exit(0)
+    except BaseException as error:
+        os.write(writing, f"{type(error).__name__}: {error}".encode()[:4000])
+    finally:
+        os._exit(1)
 
 
 warnings.filterwarnings("error", message=".*is not live.*")
