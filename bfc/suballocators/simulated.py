@@ -241,7 +241,12 @@ class SimulatedSubAllocator(SubAllocator):
         if orders.error is None and kind in ANSWERS_NONE:
             return True
         self.calls.append((kind, nbytes, None))
-        raise copy(orders.error or SubAllocatorError(f"{kind} of {nbytes} bytes fails, as ordered"))
+        error = orders.error or SubAllocatorError(f"{kind} of {nbytes} bytes fails, as ordered")
+        raised = copy(error)
+        # Dask teaches exceptions a way of copying that shares their attributes, and a failed `map`
+        # writes into its error what stayed mapped: the next failure would report that, too.
+        raised.__dict__ = dict(vars(error))
+        raise raised
 
     def _call(self, kind: Call, nbytes: int, place: int) -> None:
         """Log a call, or raise the error that `fail_at` has ordered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import itertools
 import pickle
 import random
@@ -346,6 +347,37 @@ def test_what_cannot_be_undone_is_told_and_can_be_unmapped_later(
     assert device.live_bytes == 2 * PAGE, "the memory is taken while it is mapped"
     device.unmap(*caught.value.lost[0])
     assert device.live_bytes == 0
+
+
+def copying_as_tblib_does(error: Exception) -> tuple[object, ...]:
+    """Of an exception's copy: it has not an equal `__dict__`, but the same one."""
+
+    def make(kind: type[Exception], attributes: dict[str, object]) -> Exception:
+        again = kind()
+        again.__dict__ = attributes
+        return again
+
+    return make, (type(error), error.__dict__)
+
+
+def test_what_one_failure_left_mapped_is_not_told_of_the_next(
+    device: bfc.SimulatedSubAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Dask is loaded, copies of an error share their attributes."""
+    monkeypatch.setitem(copyreg.dispatch_table, bfc.SubAllocatorError, copying_as_tblib_does)
+    address, pages = reserve(device, 4 * PAGE), [create(device) for _ in range(3)]
+    ordered = bfc.SubAllocatorError("as ordered")
+    device.fail_at(3, "map", error=ordered)
+    device.fail_at(1, "unmap")
+    with pytest.raises(bfc.SubAllocatorError) as caught:
+        device.map(address, pages)
+    assert caught.value.lost == ((address, 2 * PAGE),)
+    device.unmap(*caught.value.lost[0])
+
+    device.fail_at(1, "map", error=ordered)
+    with pytest.raises(bfc.SubAllocatorError) as caught:
+        device.map(address, pages)
+    assert caught.value.lost == ()
 
 
 def test_several_calls_fail_and_with_the_error_that_was_ordered(
