@@ -59,7 +59,11 @@ class Orders:
 
 
 class SimulatedSubAllocator(SubAllocator):
-    """A GPU made of integers: it hands out rising addresses, and no address is used twice.
+    """A GPU made of integers: addresses, and no memory behind them.
+
+    The addresses rise and none is used twice, so that a failure shows where a block came from. With
+    `reuse` freed addresses are handed out again, as GPU drivers do. An allocator whose placement
+    depends on the addresses of its blocks shows that only there.
 
     Parameters
     ----------
@@ -77,7 +81,10 @@ class SimulatedSubAllocator(SubAllocator):
         Refuse any single request above this.
     reserve_base : int, optional
         Where reserved addresses begin: a multiple of 2 MiB above 0. Reservations follow from there
-        end to end. Neighbours are not joined, and no address is used twice.
+        end to end. Neighbours are not joined.
+    reuse : bool, optional
+        Hand freed addresses out again: each block, and each reservation, gets the lowest addresses
+        that are free and long enough. A call then takes time in proportion to what is live.
 
     Attributes
     ----------
@@ -104,6 +111,14 @@ class SimulatedSubAllocator(SubAllocator):
     >>> device.calls
     [('alloc', 4096, 1099511627776), ('alloc', 2147483648, None)]
 
+    The addresses of a freed block, again:
+
+    >>> device = SimulatedSubAllocator("1 GiB", reuse=True)
+    >>> first, second = device.alloc(256, 8 << 20), device.alloc(256, 4 << 20)
+    >>> device.free(*first)
+    >>> device.alloc(256, 2 << 20) == (first[0], 2 << 20)
+    True
+
     Addresses, and a page behind them:
 
     >>> device = SimulatedSubAllocator("1 GiB")
@@ -128,6 +143,7 @@ class SimulatedSubAllocator(SubAllocator):
         supports_coalescing: bool = False,
         max_bytes: SupportsIndex | str | None = None,
         reserve_base: int = 1 << 44,
+        reuse: bool = False,
     ) -> None:
         self.total_bytes = parse_bytes(capacity)
         self.max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
@@ -138,11 +154,12 @@ class SimulatedSubAllocator(SubAllocator):
         self.alignment = alignment
         self.gap = gap
         self.supports_coalescing = supports_coalescing
+        self.reuse = reuse
         self.calls: list[tuple[str, int, int | None]] = []
         self.live: dict[int, int] = {}
         self._block_bytes = 0
         self._lock = ForkSafeLock()
-        self._next = base
+        self._base = self._next = base
         self._areas: tuple[tuple[int, int], ...] = (
             (base, 0),
         )  # of blocks; the last one has no end yet
@@ -191,10 +208,24 @@ class SimulatedSubAllocator(SubAllocator):
             raise
 
     def _place(self, step: int, nbytes: int) -> int:
+        if self.reuse:
+            return self._first_gap(self._base, step, nbytes + self.gap)
         address = (self._next + step - 1) // step * step
         if self._is_reserved(address, nbytes):  # blocks continue after all reservations
             address = (max(FAR, self._reserve_next) + step - 1) // step * step
             self._areas = (*self._areas[:-1], (self._areas[-1][0], self._next), (address, 0))
+        return address
+
+    def _first_gap(self, first: int, step: int, nbytes: int) -> int:
+        """The lowest multiple of `step`, from `first` on, with free addresses behind it."""
+        taken = [(start, start + size + self.gap) for start, size in self.live.items()]
+        taken += [(start, start + it.nbytes) for start, it in self._books.reservations.items()]
+        taken.sort()
+        address = (first + step - 1) // step * step
+        for start, end in taken:
+            if address + nbytes <= start:
+                break
+            address = max(address, (end + step - 1) // step * step)
         return address
 
     def _note(self, address: int, nbytes: int) -> tuple[int, int]:
@@ -301,7 +332,7 @@ class SimulatedSubAllocator(SubAllocator):
             return None
         before = self._reserve_base, self._reserve_next
         try:
-            if self._reserve_next == self._reserve_base:
+            if self._reserve_next == self._reserve_base and not self.reuse:
                 self._reserve_base = address
             self._reserve_next = address + nbytes
             self._books.reserved(address, nbytes)
@@ -313,12 +344,20 @@ class SimulatedSubAllocator(SubAllocator):
             raise
 
     def _free_addresses(self, nbytes: int) -> int | None:
+        if self.reuse:
+            address = self._first_gap(self._reserve_base, GRANULARITY, nbytes)
+        else:
+            address = self._next_reservation(nbytes)
+        if address + nbytes > 1 << 63 or self._books.reserved_bytes + nbytes > ADDRESS_SPACE:
+            return None
+        return address
+
+    def _next_reservation(self, nbytes: int) -> int:
+        """Where addresses can be reserved that never were in use."""
         address = self._reserve_next
         for start, end in (*self._areas[:-1], (self._areas[-1][0], self._next)):
             if address < end and address + nbytes > start:
                 address = (end + GRANULARITY - 1) // GRANULARITY * GRANULARITY
-        if address + nbytes > 1 << 63 or self._books.reserved_bytes + nbytes > ADDRESS_SPACE:
-            return None
         return address
 
     def unreserve(self, address: int, nbytes: int) -> None:

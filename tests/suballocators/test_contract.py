@@ -92,6 +92,7 @@ FACTORIES: dict[str, Callable[[], bfc.SubAllocator]] = {
         CAPACITY, supports_coalescing=True, alignment=256
     ),
     "simulated, small blocks": lambda: bfc.SimulatedSubAllocator(CAPACITY, max_bytes="6 MiB"),
+    "simulated, reusing": lambda: bfc.SimulatedSubAllocator(CAPACITY, gap=300, reuse=True),
     "host": lambda: bfc.HostSubAllocator(CAPACITY),
     "host, text": lambda: bfc.HostSubAllocator("64 MiB"),
     "behaving": lambda: Misbehaving(bfc.SimulatedSubAllocator(CAPACITY)),
@@ -250,6 +251,31 @@ def test_addresses_rise_aligned_and_apart() -> None:
     assert addresses == [4096, 12288, 20480]
     device.free(4096, 100)
     assert take(device, 100)[0] == 28672, "no address is used twice"
+
+
+def test_freed_addresses_come_again_the_lowest_first() -> None:
+    device = bfc.SimulatedSubAllocator("1 GiB", base=1000, alignment=4096, gap=100, reuse=True)
+    blocks = [take(device, size) for size in (3996, 3997, 8000, 100)]
+    assert [start for start, _ in blocks] == [4096, 8192, 16384, 24576]
+    for block in blocks[1:3]:
+        device.free(*block)
+    assert take(device, 16_285)[0] == 28672, "one byte more than the gap of two blocks"
+    assert take(device, 16_284)[0] == 8192, "the gap of two blocks"
+    device.free(4096, 3996)
+    assert take(device, 1)[0] == 4096
+    assert take(device, 1)[0] == 49152
+
+
+def test_reserved_addresses_come_again_and_overlap_no_block() -> None:
+    device = bfc.SimulatedSubAllocator("1 GiB", base=0, reserve_base=4 * MIB, reuse=True)
+    block = take(device, 5 * MIB)
+    first, second = device.reserve(2 * MIB), device.reserve(4 * MIB)
+    assert (block[0], first, second) == (0, 6 * MIB, 8 * MIB)
+    device.unreserve(6 * MIB, 2 * MIB)
+    device.free(*block)
+    assert device.reserve(4 * MIB) == 4 * MIB
+    assert take(device, 5 * MIB)[0] == 12 * MIB
+    assert take(device, 4 * MIB)[0] == 0
 
 
 def test_it_fails_when_told_to() -> None:

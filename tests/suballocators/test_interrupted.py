@@ -22,6 +22,7 @@ MIB = 1 << 20
 
 FACTORIES: dict[str, Callable[[], Any]] = {
     "simulated": lambda: bfc.SimulatedSubAllocator("64 MiB"),
+    "simulated, reusing": lambda: bfc.SimulatedSubAllocator("64 MiB", reuse=True),
     "simulated, joining": lambda: bfc.SimulatedSubAllocator("64 MiB", supports_coalescing=True),
     "host": lambda: bfc.HostSubAllocator("64 MiB"),
 }
