@@ -21,6 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("bfc", "bfc_cuda_emulator", "bfc_torch_opencl")
 #: What an archive must hold, beside every source or module of the package.
 IN_SDIST = [
     "CHANGELOG.md",
@@ -39,8 +40,8 @@ IN_SDIST = [
 ]
 #: What no wheel holds: installed, it would stand in site-packages beside other people's.
 ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
-#: `extension.cpp` is compiled by whoever uses it.
-GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!testing/)(?!.*/extension\.cpp$).*\.(c|cpp)$")
+#: C in the packages beside `bfc` is compiled by whoever uses it.
+GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/.*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
 import inspect, pathlib, sys, bfc
@@ -71,10 +72,10 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def listed(folder: str) -> set[str]:
-    """What git has in a folder."""
+def listed(*folders: str) -> set[str]:
+    """What git has in some folders."""
     names = subprocess.run(
-        ["git", "ls-files", folder], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", *folders], cwd=ROOT, check=True, capture_output=True, text=True
     )
     return set(names.stdout.split())
 
@@ -86,7 +87,7 @@ def build_sdist(scratch: Path, out: Path) -> Path:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(scratch / "unpacked", filter="data")
-    folders = set().union(*map(listed, ("bfc", "tests", "docs", "examples")))
+    folders = listed(*PACKAGES, "tests", "docs", "examples")
     require(names, folders | set(IN_SDIST), "the source archive")
     refuse({name for name in names if GENERATED.search(name)}, "the source archive")
     return sdist
@@ -105,7 +106,7 @@ def build_wheel(python: str, sdist: Path, scratch: Path, out: Path) -> Path:
         names = set(archive.namelist())
     # A module that was compiled stands for its source.
     modules = {re.sub(r"\..*", ".pyx", name) for name in names if name.endswith(".so")}
-    require(names | modules, listed("bfc"), wheel.name)
+    require(names | modules, listed(*PACKAGES), wheel.name)
     refuse({name for name in names if name.startswith(ONLY_IN_SDIST)}, wheel.name)
     return wheel
 

@@ -15,7 +15,7 @@ order:
     cupy.py, numba.py, nvtx.py, prometheus.py, pyopencl.py, rmm.py, torch.py, torch_backend.py
     _dask_page.py
     dask.py               the pools of a cluster
-    torch_opencl/         PyTorch's device "opencl"
+    torch_opencl.py       the door to the package bfc_torch_opencl
 """
 
 from __future__ import annotations

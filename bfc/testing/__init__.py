@@ -15,7 +15,8 @@ True
 In order:
 
     torch_words.py, recorded_source.py, leaks.py, sources.py, mapping_contract.py
-    contract.py, strategies.py, cuda_emulator/
+    contract.py, strategies.py
+    cuda_emulator.py        the door to the package bfc_cuda_emulator
     tensorflow_model.py, torch_device.py, torch_records.py
     torch_ranges.py         expandable segments in the model of PyTorch's policy
     torch_model.py          the slow models of both policies

@@ -16,7 +16,7 @@ import pocl
 import pytest
 from documents import BLOCK, DOCUMENTS, ROOT, run_in_a_process
 from own_interpreter import run as run_alone
-from sources import is_module
+from sources import PACKAGES, is_module
 
 import bfc
 from bfc.cli import main
@@ -111,15 +111,16 @@ def test_the_documents_show_what_commands_print():
 
 #: These import torch, which is not here, and have no examples.
 WITH_TORCH = {
-    f"bfc.integrations.torch_opencl.{name}"
+    f"bfc_torch_opencl.{name}"
     for name in ("copies", "device_module", "kernels", "places", "runtime")
 }
 FOUND = {
     module.name
-    for module in pkgutil.walk_packages(bfc.__path__, "bfc.")
+    for package in PACKAGES
+    for module in pkgutil.walk_packages([str(package)], f"{package.name}.")
     if is_module(module.name)  # or a build has left it behind, whose source is gone
 }
-MODULES = ["bfc", *sorted(FOUND - WITH_TORCH)]
+MODULES = sorted({*(package.name for package in PACKAGES), *FOUND} - WITH_TORCH)
 
 
 def test_modules_that_are_not_tried_have_no_examples() -> None:

@@ -10,10 +10,18 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "bfc"
+#: The packages beside it, and the module of bfc through which users reach each.
+BESIDE = {
+    "bfc_cuda_emulator": "bfc.testing.cuda_emulator",
+    "bfc_torch_opencl": "bfc.integrations.torch_opencl",
+}
+PACKAGES = [PACKAGE, *(CHECKOUT / name for name in BESIDE)]
 OF_C = (".hpp", ".h", ".cpp")
 SUFFIXES = (".py", ".pyx", ".pxd", ".pyi", *OF_C)
 
-FILES = sorted(path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES)
+FILES = sorted(
+    path for package in PACKAGES for path in package.rglob("*") if path.suffix in SUFFIXES
+)
 READ = [path for path in FILES if path.suffix in (".py", ".pyx", ".pxd")]
 COMPILED = [path for path in READ if path.suffix != ".py"]
 
@@ -24,7 +32,7 @@ TYPING = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)+", re.MULTILINE)
 
 
 def file_name(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+    return str(path.relative_to(PACKAGE if PACKAGE in path.parents else CHECKOUT))
 
 
 def module_name(path: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 import bfc
 from bench.peers.torch_host import VERSIONS, headers
 from bfc.compiling import needed
-from bfc.integrations.torch_opencl import building
+from bfc_torch_opencl import building
 
 pytestmark = pytest.mark.peers
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from documents import ROOT
+from sources import PACKAGES
 
 BEHAVIOUR = {
     "TensorFlow": (ROOT / "docs" / "behaviour" / "tensorflow.md").read_text(),
@@ -41,7 +42,7 @@ def citations(text: str) -> list[tuple[str, str]]:
 def written() -> dict[Path, str]:
     """All that is written in the repository, but for traces and the like."""
     kinds = (".py", ".pyi", ".pyx", ".pxd", ".hpp", ".h", ".c", ".cpp", ".md")
-    folders = [ROOT / name for name in ("bfc", "tests", "bench", "docs", "examples")]
+    folders = [*PACKAGES, *(ROOT / name for name in ("tests", "bench", "docs", "examples"))]
     paths = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
     paths += [path for folder in folders for path in sorted(folder.rglob("*"))]
     return {path: path.read_text() for path in paths if path.suffix in kinds and path.is_file()}

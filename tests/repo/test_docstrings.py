@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sources import assert_none
+from sources import BESIDE, assert_none
 from stub_docstrings import with_docstrings
 
 import bfc
@@ -133,7 +133,7 @@ def things_of(module: types.ModuleType) -> Iterator[object]:
 
 
 def is_ours(thing: object) -> bool:
-    return (getattr(thing, "__module__", None) or "").split(".")[0] == "bfc"
+    return (getattr(thing, "__module__", None) or "").split(".")[0] in ("bfc", *BESIDE)
 
 
 def definitions(thing: object) -> Iterator[Public]:

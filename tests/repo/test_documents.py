@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from documents import BLOCK, DOCUMENTS, ROOT
-from sources import assert_none
+from sources import PACKAGES, READ, assert_none
 
 
 def test_every_link_of_a_document_leads_somewhere():
@@ -25,11 +25,7 @@ def test_the_readme_has_no_link_that_an_index_page_would_break():
     assert re.findall(r"\]\((?!http)[^)]+\)", (ROOT / "README.md").read_text()) == []
 
 
-SOURCES = {
-    path: path.read_text()
-    for path in sorted((ROOT / "bfc").rglob("*"))
-    if path.suffix in (".py", ".pyx", ".pxd")
-}
+SOURCES = {path: path.read_text() for path in READ}
 
 
 def bodies_of(name: str) -> str:
@@ -42,7 +38,7 @@ def is_defined(name: str) -> bool:
     """Whether the package has a function, a class, a constant or a field of a name, or a member of
     a class where the name has a dot."""
     if re.fullmatch(r"\w+\.(pyx|pxd|py|hpp)", name):
-        return any((ROOT / "bfc").rglob(name))
+        return any(found for package in PACKAGES for found in package.rglob(name))
     owner, _, last = name.rpartition(".")
     texts = [bodies_of(owner)] if owner else list(SOURCES.values())
     a_function = re.compile(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sources import CHECKOUT, PACKAGE, assert_none, module_name
+from sources import BESIDE, CHECKOUT, PACKAGES, assert_none, module_name
 
 import bfc
 
 #: Modules that need an extra package: they may fail to import where they say that it is missing.
-EXTRAS = ("bfc.integrations", "bfc.testing")
+EXTRAS = ("bfc.integrations", "bfc.testing", *BESIDE)
 MODULES = sorted(
     module_name(path)
-    for path in PACKAGE.rglob("*.py*")
+    for package in PACKAGES
+    for path in package.rglob("*.py*")
     if path.suffix in (".py", ".pyx") and path.stem != "__main__"
 )
 #: Each module of bfc imports `bfc` first, so its children start with that, and with the packages

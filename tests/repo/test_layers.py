@@ -9,6 +9,8 @@ from typing import Any
 
 from layers import layers_of
 from sources import (
+    BESIDE,
+    CHECKOUT,
     COMPILED,
     FILES,
     IMPORT,
@@ -30,6 +32,12 @@ USERS = {"cli", "testing", "__main__"}
 HEADER = re.compile(r'^(?:\s*#include|cdef extern from) "([^"]+\.h(?:pp)?)"', re.MULTILINE)
 
 
+def seen_from_bfc(path: Path) -> Path:
+    """A package beside bfc stands on the layer of the module through which users reach it."""
+    name, *rest = path.relative_to(CHECKOUT).parts
+    return CHECKOUT.joinpath(*BESIDE.get(name, name).split("."), *rest)
+
+
 def numbered(folder: Path) -> dict[str, int]:
     """The layer of each entry of a folder, by its name: without an ending, but for C and C++."""
     return {
@@ -39,7 +47,7 @@ def numbered(folder: Path) -> dict[str, int]:
     }
 
 
-LAYERS = {folder: numbered(folder) for folder in FOLDERS}
+LAYERS = {seen_from_bfc(folder): numbered(folder) for folder in FOLDERS}
 
 
 def entries_of(folder: Path) -> set[str]:
@@ -52,11 +60,15 @@ def entries_of(folder: Path) -> set[str]:
     return found - {"__init__", "__init__.py"}
 
 
+def is_ours(dotted: str) -> bool:
+    return dotted.split(".")[0] in ("bfc", *BESIDE)
+
+
 def named_modules(found: re.Match) -> list[str]:
     """The modules of ours that an import names, as dotted paths."""
     if found["modules"]:
-        return [name for name, _ in listed(found["modules"]) if name.split(".")[0] == "bfc"]
-    if found["source"].split(".")[0] != "bfc":
+        return [name for name, _ in listed(found["modules"]) if is_ours(name)]
+    if not is_ours(found["source"]):
         return []
     names = [f"{found['source']}.{name}" for name, _ in listed(found["names"])]
     return list(filter(is_module, names)) or [found["source"]]
@@ -64,7 +76,7 @@ def named_modules(found: re.Match) -> list[str]:
 
 def path_of(dotted: str) -> Path:
     """Where a module stands, without an ending; a folder for its `__init__`."""
-    return ROOT.joinpath(*dotted.split(".")[1:])
+    return CHECKOUT.joinpath(*dotted.split("."))
 
 
 def header_of(name: str, path: Path) -> Path:
@@ -92,6 +104,7 @@ def is_below(target: Path, source: Path) -> bool:
 
     The `__init__` of a folder stands above all in it, and who imports the folder imports that.
     """
+    source, target = seen_from_bfc(source), seen_from_bfc(target)
     source = source if source.suffix in OF_C else source.with_suffix("")
     source = source.parent if source.name == "__init__" else source
     if source == target or source in target.parents:
@@ -109,7 +122,7 @@ def test_the_docstring_of_a_folder_names_what_is_in_it() -> None:
     assert_none(
         f"{file_name(folder)}: {name} is {'not listed' if name in entries[folder] else 'not there'}"
         for folder in FOLDERS
-        for name in sorted(entries[folder] ^ set(LAYERS[folder]))
+        for name in sorted(entries[folder] ^ set(LAYERS[seen_from_bfc(folder)]))
     )
 
 
@@ -203,7 +216,7 @@ def test_an_import_that_points_upwards_is_seen() -> None:
 
 def test_forks_are_hooked_into_in_one_place_and_by_the_locks() -> None:
     hook = re.compile(r"\b(pthread_atfork|register_at_fork)\((?!void)")
-    sources = [path for path in FILES if "testing" not in path.parts]
+    sources = [path for path in FILES if not {"testing", "bfc_cuda_emulator"} & {*path.parts}]
     hooked = {file_name(path) for path in sources if hook.search(path.read_text())}
-    apart = "integrations/torch_opencl/runtime.hpp"  # the extension links to nothing of ours
+    apart = "bfc_torch_opencl/runtime.hpp"  # the extension links to nothing of ours
     assert hooked == {"interpreter/_process.pyx", "native/lock.hpp", apart}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import CHECKOUT, PACKAGE
+from sources import CHECKOUT, PACKAGES
 
 import bfc
 
@@ -27,10 +27,11 @@ def test_what_is_not_python_is_installed_too(tmp_path: Path) -> None:
     wanted = {
         path.relative_to(CHECKOUT)
         for suffix in ("*.h", "*.hpp", "*.cpp", "*.c", "*.pyi", "*.pxd", "*.js", "page.*")
-        for path in PACKAGE.rglob(suffix)
+        for package in PACKAGES
+        for path in package.rglob(suffix)
     }
     assert Path("bfc/include/bfc_torch_allocator.hpp") in wanted
-    assert Path("bfc/integrations/torch_opencl/extension.cpp") in wanted
+    assert Path("bfc_torch_opencl/extension.cpp") in wanted
     assert wanted - installed == set()
 
 

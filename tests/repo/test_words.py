@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
-from sources import CHECKOUT, PACKAGE, assert_none
+from sources import CHECKOUT, PACKAGES, assert_none
 
 SOURCES = (".py", ".pyx", ".pxd", ".pyi", ".hpp", ".h", ".c", ".md", ".rst")
+FOLDERS = [*PACKAGES, CHECKOUT / "docs"]
 FILES = sorted(
     path
-    for path in (CHECKOUT / "README.md", *PACKAGE.rglob("*"), *(CHECKOUT / "docs").rglob("*"))
+    for path in (
+        CHECKOUT / "README.md",
+        *(path for folder in FOLDERS for path in folder.rglob("*")),
+    )
     if path.suffix in SOURCES
 )
 #: What was written once, and what to write instead.

@@ -12,7 +12,7 @@ import pytest
 
 import bfc
 from bfc.testing import cuda_emulator
-from bfc.testing.cuda_emulator import library
+from bfc_cuda_emulator import library
 
 ASK = "from bfc.testing import cuda_emulator; cuda_emulator.load()"
 

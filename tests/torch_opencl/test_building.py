@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bfc
-from bfc.integrations.torch_opencl import building
+from bfc_torch_opencl import building
 
 SMALL = """
 #include <Python.h>
@@ -29,7 +29,7 @@ PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&definition
 """
 LOAD = """
 import sys, pathlib
-from bfc.integrations.torch_opencl import building
+from bfc_torch_opencl import building
 module = building.load(pathlib.Path(sys.argv[1]))
 print(module.answer(), module.__file__)
 """

@@ -19,7 +19,7 @@ from torch_twins import DTYPES, Twins, are_same, random_shape, raw, that_broadca
 
 import bfc
 from bfc.copying import opencl_stream
-from bfc.integrations.torch_opencl import places
+from bfc_torch_opencl import places
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),

@@ -17,7 +17,7 @@ from torch_twins import DTYPES, SPECIAL, Twins, are_same, random_shape, that_bro
 
 from bfc.copying import opencl_stream
 from bfc.integrations import torch_opencl
-from bfc.integrations.torch_opencl import kernels, places
+from bfc_torch_opencl import kernels, places
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

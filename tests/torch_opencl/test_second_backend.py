@@ -24,7 +24,7 @@ import torch
 
 import bfc
 from bfc.integrations.torch_backend import capsule
-from bfc.integrations.torch_opencl import building
+from bfc_torch_opencl import building
 
 sys.path.insert(0, {str(HELPERS)!r})
 warnings.simplefilter("error")

@@ -19,7 +19,7 @@ import torch
 from bfc import copying, pinned
 from bfc.copying.layout import stands_still
 from bfc.errors import OutOfMemoryError
-from bfc.integrations.torch_opencl.places import (
+from bfc_torch_opencl.places import (
     NUMPY,
     Place,
     bytes_of,

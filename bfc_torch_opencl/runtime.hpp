@@ -31,7 +31,7 @@ inline std::atomic<bool> is_child{false};   // whether this is a forked child of
 inline thread_local c10::DeviceIndex current_device = 0;
 inline thread_local std::array<c10::StreamId, kMostDevices> current_streams{};
 
-// A `bfc.integrations.torch_opencl.runtime.Runtime`, kept for the life of the process. Borrowed for good.
+// A `bfc_torch_opencl.runtime.Runtime`, kept for the life of the process. Borrowed for good.
 inline PyObject* runtime = nullptr;
 
 inline void follow_forks() {

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bfc.testing.cuda_emulator.library import (
+from bfc_cuda_emulator.library import (
     build,
     loaded_driver,
     path,
@@ -164,7 +164,7 @@ def preamble() -> str:
     str
         Python code.
     """
-    find = f"import sys; sys.path.insert(0, {str(HERE.parents[2])!r})"
+    find = f"import sys; sys.path.insert(0, {str(HERE.parent)!r})"
     return f"{find}; from bfc.testing import cuda_emulator; cuda_emulator.load()"
 
 

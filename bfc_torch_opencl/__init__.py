@@ -1,8 +1,4 @@
-"""PyTorch's device "opencl": tensors whose memory comes from pools of bfc.
-
-Memory, copies, streams and statistics are real. Most computation runs on the host: kernels serve
-fill_, add, sub, mul, div, relu, sum and mm of float32, and everything else goes through PyTorch's
-fallback to the CPU, which `fallbacks()` counts.
+"""PyTorch's device "opencl": `bfc.integrations.torch_opencl` is its public name, and describes it.
 
 The extension is compiled against the PyTorch that is installed, when `enable` is first called. In
 order:
@@ -93,7 +89,7 @@ def enable(
 
     Examples
     --------
-    >>> import bfc.integrations.torch_opencl as torch_opencl
+    >>> from bfc.integrations import torch_opencl
     >>> device = torch_opencl.enable("1 GiB")  # doctest: +SKIP
     >>> torch.ones(3, device=device) + 1  # doctest: +SKIP
     tensor([2., 2., 2.], device='opencl:0')
@@ -139,7 +135,7 @@ def _start(
     settings: str,
     devices: Sequence[Any] | None,
 ) -> ModuleType:
-    from bfc.integrations.torch_opencl import building
+    from bfc_torch_opencl import building
 
     pools = DeviceAllocator(
         policy, settings=settings, devices=devices, profiling=True, memory_limit=memory
@@ -158,8 +154,8 @@ def _start(
     pools.allocator(0)  # which refuses a wrong argument, before PyTorch is changed for good
     extension = building.load()
 
-    from bfc.integrations.torch_opencl import device_module
-    from bfc.integrations.torch_opencl.runtime import Runtime
+    from bfc_torch_opencl import device_module
+    from bfc_torch_opencl.runtime import Runtime
 
     runtime = Runtime(pools, extension)
     torch.utils.rename_privateuse1_backend(NAME)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import OutOfMemoryError
 from bfc.integrations._torch_table import Table
-from bfc.integrations.torch_opencl import copies, kernels
 from bfc.interpreter._process import ForkSafeLock
 from bfc.pinned import PinnedAllocator, find
 from bfc.suballocators.host import HostSubAllocator
+from bfc_torch_opencl import copies, kernels
 
 if TYPE_CHECKING:
     from types import ModuleType

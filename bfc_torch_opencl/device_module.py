@@ -15,8 +15,8 @@ import torch
 
 from bfc.drivers.opencl import platform as _opencl
 from bfc.integrations._torch_stats import memory_stats as _stats_of
-from bfc.integrations.torch_opencl.runtime import Runtime
 from bfc.policies._caching import CachingAllocator
+from bfc_torch_opencl.runtime import Runtime
 
 NAME = "opencl"
 Device: TypeAlias = "torch.device | int | str | None"

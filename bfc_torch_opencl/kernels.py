@@ -20,7 +20,7 @@ import torch
 from bfc.copying import arithmetic
 from bfc.copying.layout import MAX_DIMS, MAX_ITEMS, are_apart, expanded_strides, joined
 from bfc.drivers.opencl import platform as _opencl
-from bfc.integrations.torch_opencl.places import Place, note_refusal, span_of
+from bfc_torch_opencl.places import Place, note_refusal, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

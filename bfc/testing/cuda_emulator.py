@@ -39,19 +39,9 @@ cuGetErrorString are not logged.
 With BFC_EMULATOR_LEAKS=1 in its environment a process says at its end what it has leaked, and its
 status is 99 if it would have been 0.
 
-The sources in C stand beside these. In order:
-
-    symbols.h
-    emulator.h
-    library.py      compiles and loads it
-    driver.py       its controls
+Its sources are a package of their own, `bfc_cuda_emulator`.
 """
 
-from bfc.testing.cuda_emulator.driver import ERRORS as ERRORS
-from bfc.testing.cuda_emulator.driver import Allocation as Allocation
-from bfc.testing.cuda_emulator.driver import Call as Call
-from bfc.testing.cuda_emulator.driver import Driver as Driver
-from bfc.testing.cuda_emulator.driver import load as load
-from bfc.testing.cuda_emulator.driver import preamble as preamble
-from bfc.testing.cuda_emulator.driver import script as script
-from bfc.testing.cuda_emulator.library import build as build
+from bfc_cuda_emulator import ERRORS, Allocation, Call, Driver, build, load, preamble, script
+
+__all__ = ["ERRORS", "Allocation", "Call", "Driver", "build", "load", "preamble", "script"]
