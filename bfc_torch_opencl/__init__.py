@@ -45,6 +45,7 @@ def enable(
     *,
     policy: Policy = "caching",
     settings: str = "",
+    torch: str | None = None,
     devices: Sequence[Any] | None = None,
 ) -> torch.device:
     """Make "opencl" a device of PyTorch, for the rest of the process.
@@ -58,6 +59,9 @@ def enable(
         PyTorch's policy, or TensorFlow's.
     settings : str, optional
         The settings of PyTorch's policy, as in PYTORCH_CUDA_ALLOC_CONF.
+    torch : str, optional
+        The version of PyTorch whose rules that policy follows, as in `bfc.CachingAllocator`. None
+        is the newest that bfc has.
     devices : sequence of pyopencl.Device or pyopencl.Context, optional
         The devices, in the order of their numbers; a part of a device will do. None is every device
         that there is.
@@ -95,19 +99,19 @@ def enable(
     tensor([2., 2., 2.], device='opencl:0')
     """
     global _extension, _enabled_with
-    given = memory, policy, settings, None if devices is None else tuple(devices)
+    given = memory, policy, settings, torch, None if devices is None else tuple(devices)
     with _lock:
         if _extension is None:
-            _extension = _start(memory, policy, settings, devices)
+            _extension = _start(memory, policy, settings, torch, devices)
             _enabled_with = given
         elif given != _enabled_with:
             raise RuntimeError(
                 "opencl was enabled with other arguments, and PyTorch keeps an allocator for good: "
                 "call enable() once, or start another process"
             )
-    import torch
+    from torch import device
 
-    return torch.device(NAME)
+    return device(NAME)
 
 
 def fallbacks() -> dict[str, int]:
@@ -133,12 +137,18 @@ def _start(
     memory: SupportsIndex | str | float | None,
     policy: Policy,
     settings: str,
+    version: str | None,
     devices: Sequence[Any] | None,
 ) -> ModuleType:
     from bfc_torch_opencl import building
 
     pools = DeviceAllocator(
-        policy, settings=settings, devices=devices, profiling=True, memory_limit=memory
+        policy,
+        settings=settings,
+        torch=version,
+        devices=devices,
+        profiling=True,
+        memory_limit=memory,
     )
     torch = building.supported_torch()
     taken = torch._C._get_privateuse1_backend_name()

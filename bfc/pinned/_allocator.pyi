@@ -8,8 +8,14 @@ from bfc.suballocators.base import SubAllocator
 
 class PinnedAllocator(PinnedBooks):
     def __init__(
-        self, sub_allocator: SubAllocator | None = None, settings: str | PinnedSettings = ""
+        self,
+        sub_allocator: SubAllocator | None = None,
+        settings: str | PinnedSettings = "",
+        *,
+        torch: str = "2.15",
     ) -> None: ...
+    @property
+    def torch(self) -> str: ...
     @property
     def settings(self) -> str: ...
     def set_settings(self, text: str | PinnedSettings) -> None: ...

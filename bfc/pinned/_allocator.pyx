@@ -28,10 +28,12 @@ from bfc import cuda
 from bfc.allocators._frees import VIEWED as _VIEWED
 from bfc.drivers.cuda._driver import device_in_use
 from bfc.errors import (
-    ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, out_of_host_memory,
+    ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, never_set_up,
+    out_of_host_memory,
 )
 from bfc.pinned._events import PUT_OFF as _PUT_OFF
 from bfc.pytorch.pinned_settings import PinnedSettings
+from bfc.pytorch.rules import rules_of
 from bfc.snapshots.refusal import with_report
 from bfc.suballocators.base import SubAllocator, check_members
 from bfc.suballocators.cuda import CUDASubAllocator
@@ -99,6 +101,13 @@ cdef class PinnedAllocator(PinnedBooks):
         same but is copied more slowly: `is_pinned` is False then, and `repr` says why.
     settings : str or PinnedSettings, optional
         The pinned_* settings of PYTORCH_CUDA_ALLOC_CONF. Others are checked and ignored.
+    torch : str, optional
+        The version of PyTorch whose rules it follows, as in `bfc.CachingAllocator`.
+
+    Attributes
+    ----------
+    torch : str
+        As given.
 
     Raises
     ------
@@ -107,7 +116,8 @@ cdef class PinnedAllocator(PinnedBooks):
     TypeError
         If an argument has the wrong type.
     ValueError
-        If the sub-allocator's memory cannot be reached from the host.
+        If bfc does not have the rules of the version `torch`, or the sub-allocator's memory cannot be
+        reached from the host.
     DriverError
         If the device fails.
     RuntimeError
@@ -134,6 +144,7 @@ cdef class PinnedAllocator(PinnedBooks):
     True
     """
 
+    cdef object rules               # of PyTorch's version: a `Rules`
     cdef object applied             # the settings
     cdef object __weakref__
     cdef object no_cuda             # why there is only pageable memory, if None was given; "" otherwise
@@ -151,9 +162,10 @@ cdef class PinnedAllocator(PinnedBooks):
         self.events = Events()
         self.is_closed = True
 
-    def __init__(self, sub_allocator=None, settings=""):
+    def __init__(self, sub_allocator=None, settings="", *, torch="2.15"):
         if self.sub_allocator is not None:
             raise RuntimeError("an allocator is set up once: make another")
+        self.rules = rules_of(torch)
         checked = _checked(settings, PinnedSettings())
         source, self.no_cuda = _source_of(sub_allocator)
         if not self.no_cuda:
@@ -164,6 +176,13 @@ cdef class PinnedAllocator(PinnedBooks):
         self.host_accessible = source.host_accessible
         self.is_closed = False
         _open[id(self)] = weakref.ref(self)
+
+    @property
+    def torch(self):
+        """The version of PyTorch whose rules it follows, such as "2.15"."""
+        if self.rules is None:
+            raise never_set_up()
+        return self.rules.version
 
     # -- settings -----------------------------------------------------------------------------------------------------
 

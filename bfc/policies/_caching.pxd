@@ -34,6 +34,7 @@ cdef class CachingAllocator(PagedAllocator):
     cdef Emptying emptying
     cdef bint expands                   # new memory is mapped into ranges
     cdef Observers observers
+    cdef object rules                   # of PyTorch's version: a `Rules`
     cdef object applied                 # the settings in force
     cdef int64_t first_max_split_size   # -1: there was no such setting
     cdef readonly bint search_again

@@ -16,6 +16,7 @@ class CachingAllocator(PagedAllocator):
         memory_limit: SupportsIndex | str | float | None = None,
         settings: str | CachingSettings = "",
         strict: bool = False,
+        torch: str = "2.15",
         stream: StreamLike | None = 0,
         retry_seconds: float = 0.0,
         max_split_size_mb: int | None = None,
@@ -42,6 +43,8 @@ class CachingAllocator(PagedAllocator):
     def collect_without_limit(self) -> bool: ...
     @property
     def release_only_what_is_needed(self) -> bool: ...
+    @property
+    def torch(self) -> str: ...
     @property
     def stitch(self) -> bool: ...
     def release_free_regions(self) -> int: ...

@@ -32,6 +32,7 @@ from bfc.policies._releasing cimport (
 from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, may_be_mapped
 
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
+from bfc.pytorch.rules import rules_of
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
 
@@ -143,7 +144,10 @@ cdef class CachingAllocator(PagedAllocator):
         What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF, such as "max_split_size_mb:128".
         `bfc.CachingSettings.from_environment()` reads BFC_ALLOC_CONF.
     strict : bool, optional
-        Place, refuse and count exactly as PyTorch 2.11 does.
+        Place, refuse and count exactly as PyTorch does.
+    torch : str, optional
+        The version of PyTorch whose rules it follows: "2.15", or "2.11". What sets them apart is in
+        docs/behaviour/pytorch.md. Independent of `strict`.
     stream : int, stream object or None, optional
         The stream that the allocator belongs to: the default of `allocate`.
     retry_seconds : float, optional
@@ -192,6 +196,8 @@ cdef class CachingAllocator(PagedAllocator):
         True if it is on.
     stitch : bool
         As given.
+    torch : str
+        As given.
 
     Raises
     ------
@@ -200,13 +206,14 @@ cdef class CachingAllocator(PagedAllocator):
     TypeError
         If `sub_allocator` is not a SubAllocator, or another argument has the wrong type.
     ValueError
-        If another argument is out of its range, `stream` cannot be the stream of an allocator, both
-        `memory_limit` and `per_process_memory_fraction` are given, or `stitch` is given together with
-        `strict`, `expandable_segments`, or a source that cannot map memory.
+        If another argument is out of its range, bfc does not have the rules of the version `torch`,
+        `stream` cannot be the stream of an allocator, both `memory_limit` and
+        `per_process_memory_fraction` are given, or `stitch` is given together with `strict`,
+        `expandable_segments`, or a source that cannot map memory.
 
     Notes
     -----
-    Any thread may use it. Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11;
+    Any thread may use it. Source: `c10::cuda::CUDACachingAllocator` of PyTorch 2.11 and 2.15;
     docs/design/differences.md lists where it differs on purpose.
 
     Examples
@@ -230,13 +237,14 @@ cdef class CachingAllocator(PagedAllocator):
         self.first_max_split_size = -1
         self.allowed = self.collects_above = self.oversize = UNLIMITED
 
-    def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, stream=0, retry_seconds=0.0,
-                 max_split_size_mb=None, max_non_split_rounding_mb=None, garbage_collection_threshold=None,
-                 roundup_power2_divisions=None, large_segment_size_mb=None, per_process_memory_fraction=None,
-                 search_again=None, collect_without_limit=None, release_only_what_is_needed=None, stitch=False,
-                 page_size=None):
+    def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, torch="2.15", stream=0,
+                 retry_seconds=0.0, max_split_size_mb=None, max_non_split_rounding_mb=None,
+                 garbage_collection_threshold=None, roundup_power2_divisions=None, large_segment_size_mb=None,
+                 per_process_memory_fraction=None, search_again=None, collect_without_limit=None,
+                 release_only_what_is_needed=None, stitch=False, page_size=None):
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
+        self.rules = rules_of(torch)
         check_switches(strict=strict, search_again=search_again, collect_without_limit=collect_without_limit,
                        release_only_what_is_needed=release_only_what_is_needed)
         check_mapping_wanted(sub_allocator, "stitch", stitch, strict, "PyTorch")
@@ -286,6 +294,13 @@ cdef class CachingAllocator(PagedAllocator):
         limit = "no limit" if self.allowed == UNLIMITED else f"limit {format_bytes(self.allowed)}"
         pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
         return f"<bfc.CachingAllocator, {limit}{pages}, on {self.sub_allocator!r}>"
+
+    @property
+    def torch(self):
+        """The version of PyTorch whose rules it follows, such as "2.15"."""
+        if self.rules is None:
+            raise never_set_up()
+        return self.rules.version
 
     @property
     def stitch(self):

@@ -21,6 +21,7 @@ from bfc.errors import (
 from bfc.interpreter._process import ForkSafeLock, is_exiting
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.rules import NEWEST, rules_of
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.opencl import OpenCLSubAllocator
 
@@ -135,6 +136,9 @@ class DeviceAllocator:
         PyTorch's policy, or TensorFlow's.
     settings : str, optional
         The settings of PyTorch's policy.
+    torch : str, optional
+        The version of PyTorch whose rules that policy follows, as in `bfc.CachingAllocator`. None
+        is the newest that bfc has.
     svm : bool, optional
         Use shared virtual memory.
     devices : sequence of pyopencl.Device or pyopencl.Context, optional
@@ -148,13 +152,16 @@ class DeviceAllocator:
     ----------
     policy : str
         As given.
+    torch : str or None
+        The version; None under TensorFlow's policy.
 
     Raises
     ------
     ValueError
-        If `policy` is neither of the two, or `settings` are given to "bfc".
+        If `policy` is neither of the two, `settings` or `torch` are given to "bfc", or bfc does not
+        have the rules of the version `torch`.
     TypeError
-        If `devices` is not a sequence of devices or contexts.
+        If `torch` is not a str, or `devices` is not a sequence of devices or contexts.
 
     Notes
     -----
@@ -176,6 +183,7 @@ class DeviceAllocator:
         policy: Policy = "caching",
         *,
         settings: str = "",
+        torch: str | None = None,
         svm: bool = False,
         devices: Sequence[Any] | None = None,
         profiling: bool = False,
@@ -183,11 +191,14 @@ class DeviceAllocator:
     ) -> None:
         if not isinstance(policy, str) or policy not in _POLICIES:
             raise ValueError(f"policy is 'caching' or 'bfc', not {policy!r}")
-        if settings and policy != "caching":
-            raise ValueError("settings are PyTorch's: they need policy='caching'")
+        if (settings or torch is not None) and policy != "caching":
+            raise ValueError("settings and torch are PyTorch's: they need policy='caching'")
         if settings:
             options["settings"] = settings
+        if policy == "caching":
+            torch = options["torch"] = rules_of(NEWEST if torch is None else torch).version
         self.policy = policy
+        self.torch = torch
         self._svm = svm
         self._profiling = profiling
         self._options = options

@@ -3,6 +3,7 @@
 Nothing here uses an allocator of bfc. In order:
 
     words.py               its names of actions, states and counters
+    rules.py               what sets its versions apart
     sizes.py               the sizes of its policy in bytes
     grammar.py             how the text of settings is read
     settings.py            the settings of the caching policy

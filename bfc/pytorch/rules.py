@@ -1,0 +1,106 @@
+"""What sets the versions of PyTorch's allocators apart.
+
+PyTorch's behaviour, 0.3, lists the differences. Code that behaves differently asks a field of
+`Rules`; no other file compares versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one version.
+
+    Attributes
+    ----------
+    version : str
+        "2.11" or "2.15".
+    by_registration : bool
+        Of free blocks of one size, that in the oldest segment is taken. If False, it is the one at
+        the lowest address.
+    scopes_gate : bool
+        While any scope of a private pool is open, no event is polled, frees of memory that other
+        streams use are put off, and a request that does not fit is not tried again.
+    rounds_limit : bool
+        A limit that is given as a fraction of the memory is rounded to the nearest byte. If False,
+        it is truncated.
+    forgets_unsplit : bool
+        That a private pool's chunks are handed out whole is forgotten with its last reference. If
+        False, it holds for a later pool with the same id, too.
+    checks_range : bool
+        A range of addresses that is smaller than the request is given back before anything is
+        mapped.
+    raises_driver_errors : bool
+        A page that the driver fails to create, for another reason than a lack of memory, is an
+        error at once. If False, it counts as a lack of memory.
+    """
+
+    version: str
+    by_registration: bool = True
+    scopes_gate: bool = False
+    rounds_limit: bool = True
+    forgets_unsplit: bool = True
+    checks_range: bool = True
+    raises_driver_errors: bool = True
+
+
+_RULES = {
+    "2.11": Rules(
+        "2.11",
+        by_registration=False,
+        scopes_gate=True,
+        rounds_limit=False,
+        forgets_unsplit=False,
+        checks_range=False,
+        raises_driver_errors=False,
+    ),
+    "2.15": Rules("2.15"),
+}
+#: Versions that are not offered, and why.
+_OTHERS = {
+    "2.12": "it orders free blocks in a way that no other version does. 2.11 and before, and 2.13 "
+    "and later, are different from it and from each other",
+    "2.13": "it places memory as 2.15 does, with two exceptions: that a private pool is not split "
+    "outlives the pool, and a range of addresses that is too small is not given back at once. Use "
+    "'2.15'",
+    "2.14": "it places memory as 2.15 does, with one exception: a range of addresses that is too "
+    "small is not given back at once. Use '2.15'",
+}
+VERSIONS = tuple(_RULES)
+NEWEST = VERSIONS[-1]
+
+
+def rules_of(version: str) -> Rules:
+    """The rules of a version.
+
+    Parameters
+    ----------
+    version : str
+        "2.11" or "2.15".
+
+    Returns
+    -------
+    Rules
+        Its rules.
+
+    Raises
+    ------
+    ValueError
+        If bfc does not have the rules of that version. The error says why.
+    TypeError
+        If `version` is not a str.
+
+    Examples
+    --------
+    >>> rules_of("2.11").by_registration, rules_of("2.15").by_registration
+    (False, True)
+    """
+    if not isinstance(version, str):
+        raise TypeError(f"torch is a text such as {NEWEST!r}, not {type(version).__name__}")
+    if version in _RULES:
+        return _RULES[version]
+    offered = " or ".join(map(repr, VERSIONS))
+    why = f": {_OTHERS[version]}" if version in _OTHERS else ""
+    raise ValueError(f"torch is {offered}, not {version!r}{why}")
