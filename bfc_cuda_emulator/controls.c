@@ -56,7 +56,7 @@ EXPORT void emu_reset(int devices, const uint64_t *totals, int driver_version, u
     machine.initialised = machine.wanted && machine.device_count;
     machine.driver_version = driver_version;
     machine.host_total = host_total;
-    machine.no_peers = false;
+    machine.no_peers = machine.rising = false;
     machine.patience = 10.0;
     for (int i = 0; i < machine.device_count; i++)
         device_reset(i, totals[i]);
@@ -81,6 +81,13 @@ EXPORT void emu_set_peers(int possible)
 {
     machine_lock();
     machine.no_peers = !possible;
+    machine_unlock();
+}
+
+EXPORT void emu_set_reuse(int reuse)
+{
+    machine_lock();
+    machine.rising = !reuse;
     machine_unlock();
 }
 

@@ -4,21 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool in_range(const struct range *range, uint64_t address)
-{
-    return range->base && address - range->base < range->bytes;
-}
-
-/* Is this an address that only the driver gives out? */
-static bool is_ours(uint64_t address)
-{
-    for (int i = 0; i < MAX_DEVICES; i++)
-        if (in_range(&machine.devices[i].range, address))
-            return true;
-    return in_range(&machine.managed, address) || in_range(&machine.host, address) ||
-           in_range(&machine.reserved, address);
-}
-
 static CUresult bad(const char *name, uint64_t address, size_t bytes, const char *what)
 {
     complain("%s: %zu bytes at 0x%llx %s", name, bytes, (unsigned long long)address, what);
@@ -45,7 +30,7 @@ static CUresult check_mapped(const char *name, uint64_t address, size_t bytes, b
 CUresult copy_check(const char *name, uint64_t address, size_t bytes, unsigned how, int device)
 {
     const struct region *region = regions_find(&machine.regions, address);
-    if (!region && is_ours(address))
+    if (!region && range_holding(address))
         return bad(name, address, bytes, "are not allocated");
     if (!region)
         return how & TOUCH_DEVICE ? bad(name, address, bytes, "are not memory of a device")
@@ -112,7 +97,7 @@ void copy_run(struct work *work)
 
 static bool pageable(uint64_t address)
 {
-    return !is_ours(address) && !regions_find(&machine.regions, address);
+    return !range_holding(address) && !regions_find(&machine.regions, address);
 }
 
 /* Takes a pageable source at once, as the driver does with its staging buffer. */

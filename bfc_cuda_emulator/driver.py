@@ -219,6 +219,7 @@ class Driver:
             "emu_clear": (None, []),
             "emu_set_patience": (None, [ctypes.c_double]),
             "emu_set_peers": (None, [number]),
+            "emu_set_reuse": (None, [number]),
             "emu_set_attribute": (None, [number, number, number]),
             "emu_set_others": (None, [number, wide]),
             "emu_set_free": (None, [number, wide]),
@@ -254,6 +255,7 @@ class Driver:
         capability: tuple[int, int] = (9, 0),
         concurrent_managed: bool = True,
         peers: bool = True,
+        reuse: bool = True,
         host: int = 1 << 40,
         patience: float = 10.0,
     ) -> None:
@@ -275,6 +277,9 @@ class Driver:
             Let the host use managed memory while the device does.
         peers : bool, optional
             Let devices access each other's memory.
+        reuse : bool, optional
+            Hand freed addresses out again, the lowest first, as GPU drivers do. Otherwise addresses
+            rise, and a use after a free is one of addresses that nobody has.
         host : int, optional
             The bytes of the host that can be pinned.
         patience : float, optional
@@ -286,6 +291,7 @@ class Driver:
         self.library.emu_reset(devices, numbers, driver_version, host)
         self.set_patience(patience)
         self.library.emu_set_peers(peers)
+        self.library.emu_set_reuse(reuse)
         for device in range(devices):
             self.set_attribute(device, 75, capability[0])
             self.set_attribute(device, 76, capability[1])

@@ -93,8 +93,9 @@ enum state { UNUSED = 0, ALIVE, CLOSED, DEAD, STALE };
 enum kind { DEVICE, MANAGED, HOST, REGISTERED, POOLED, MAPPED };
 
 /* Addresses of one kind of memory, given out upwards: a freed one is not seen again soon. */
+/* Addresses. A search for free ones begins at `next`; `top` is behind the highest that were used. */
 struct range {
-    uint64_t base, next;
+    uint64_t base, next, top;
     size_t bytes;
 };
 
@@ -273,6 +274,7 @@ struct machine {
     double patience;
     size_t host_total, host_used;
     bool no_peers;
+    bool rising; /* no address is used again soon */
     struct device devices[MAX_DEVICES];
     struct context primaries[MAX_DEVICES];
     struct pool default_pools[MAX_DEVICES + 2]; /* the last two: of the host, managed */
@@ -347,6 +349,8 @@ void context_destroy(struct context *context, enum state state);
 /* memory.c */
 bool range_open(struct range *range, size_t bytes, uint64_t hint, bool accessible);
 struct region *region_new(struct range *range, size_t bytes, size_t alignment, enum kind kind);
+struct region *region_put(struct range *range, uint64_t address, size_t bytes, enum kind kind);
+struct range *range_holding(uint64_t address);
 void region_free(struct region *region, enum state state);
 void pool_uncharge(struct region *region);
 void reservation_free(struct region *region, enum state state);

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 enum { PAGE = 4096, SMALL = 1 << 20, BIG_ALIGNMENT = 2 << 20, MAX_FREED = 1 << 16 };
+enum { SMALLEST_ALIGNMENT = 512 };
 static const size_t SMALLEST_RANGE = (size_t)1 << 30;
 
 size_t align_up(size_t bytes, size_t alignment)
@@ -38,7 +39,7 @@ bool range_open(struct range *range, size_t bytes, uint64_t hint, bool accessibl
     madvise(base, bytes, MADV_NOHUGEPAGE);
     madvise(base, bytes, MADV_DONTDUMP);
     uint64_t first = align_up((uintptr_t)base, BIG_ALIGNMENT);
-    *range = (struct range){.base = first, .next = first};
+    *range = (struct range){.base = first, .next = first, .top = first};
     range->bytes = bytes - (first - (uintptr_t)base);
     return true;
 }
@@ -128,7 +129,42 @@ static void remember_freed(struct regions *freed, struct region *region, enum st
         free(region);
 }
 
-/* Upwards from where the last one ended; from the bottom only when the top is reached. */
+static bool in_range(const struct range *range, uint64_t address)
+{
+    return range->base && address - range->base < range->bytes;
+}
+
+/* The range that an address was taken from; NULL for what is only registered. */
+struct range *range_holding(uint64_t address)
+{
+    struct range *others[] = {&machine.managed, &machine.host, &machine.reserved};
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (in_range(&machine.devices[i].range, address))
+            return &machine.devices[i].range;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (in_range(others[i], address))
+            return others[i];
+    return NULL;
+}
+
+/* Freed addresses are free again, unless addresses rise. */
+static void range_release(uint64_t address)
+{
+    struct range *range = range_holding(address);
+    if (range && !machine.rising && address < range->next)
+        range->next = address;
+}
+
+/* What a machine before this one has used is used again only where half of all addresses were:
+ * whoever still frees memory of that machine must not free memory of this one. */
+static void range_reset(struct range *range)
+{
+    if (range->top - range->base > range->bytes / 2)
+        range->top = range->base;
+    range->next = range->top;
+}
+
+/* The first free place from `next` on; from the bottom only when the top is reached. */
 static uint64_t find_place(struct range *range, size_t bytes, size_t alignment)
 {
     const struct regions *set = range == &machine.reserved ? &machine.reservations
@@ -150,13 +186,20 @@ static uint64_t find_place(struct range *range, size_t bytes, size_t alignment)
 
 struct region *region_new(struct range *range, size_t bytes, size_t alignment, enum kind kind)
 {
-    struct region *region = calloc(1, sizeof *region);
     uint64_t address = range->base ? find_place(range, bytes, alignment) : 0;
-    if (!region || !address) {
-        free(region);
+    struct region *region = address ? region_put(range, address, bytes, kind) : NULL;
+    if (region && (machine.rising || address == align_up(range->next, SMALLEST_ALIGNMENT)))
+        range->next = address + bytes;
+    return region;
+}
+
+struct region *region_put(struct range *range, uint64_t address, size_t bytes, enum kind kind)
+{
+    struct region *region = calloc(1, sizeof *region);
+    if (!region)
         return NULL;
-    }
-    range->next = address + bytes;
+    if (range->top < address + bytes)
+        range->top = address + bytes;
     *region = (struct region){.state = ALIVE, .address = address, .bytes = bytes, .kind = kind,
                               .ready = true, .id = ++machine.next_id};
     bool reserved = range == &machine.reserved;
@@ -206,6 +249,7 @@ void region_free(struct region *region, enum state state)
     if (region->kind == POOLED && region->pool)
         pool_uncharge(region);
     regions_remove(&machine.regions, region);
+    range_release(region->address);
     if (region->kind != REGISTERED && region->kind != MAPPED) {
         uint64_t first = align_up(region->address, PAGE);
         uint64_t end = (region->address + region->bytes) / PAGE * PAGE;
@@ -218,6 +262,7 @@ void region_free(struct region *region, enum state state)
 void reservation_free(struct region *region, enum state state)
 {
     regions_remove(&machine.reservations, region);
+    range_release(region->address);
     remember_freed(&machine.freed_reservations, region, state);
 }
 
@@ -235,6 +280,11 @@ void memory_reset(void)
         if (machine.regions.items[i]->kind != MAPPED)
             region_free(machine.regions.items[i], STALE);
     machine.host_used = 0;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        range_reset(&machine.devices[i].range);
+    range_reset(&machine.managed);
+    range_reset(&machine.host);
+    range_reset(&machine.reserved);
     if (machine.managed.base)
         return;
     size_t terabyte = (size_t)1 << 40;
@@ -258,7 +308,7 @@ static CUresult allocate(struct call *call, enum kind kind, size_t bytes, uint64
     struct range *range = kind == DEVICE    ? &machine.devices[probe.device].range
                           : kind == MANAGED ? &machine.managed
                                             : &machine.host;
-    size_t alignment = bytes < SMALL ? 512 : BIG_ALIGNMENT;
+    size_t alignment = bytes < SMALL ? SMALLEST_ALIGNMENT : BIG_ALIGNMENT;
     struct region *region = region_new(range, bytes, alignment, kind);
     if (!region)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -122,15 +122,13 @@ API cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdevi
         return refuse(&call, "are no multiple of the granularity");
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
-    const struct range *range = &machine.reserved;
-    uint64_t before = range->next;
-    if (aligned(wish) && wish % alignment == 0 && wish >= range->base &&
-        wish - range->base < range->bytes && bytes <= range->base + range->bytes - wish &&
-        regions_clear(&machine.reservations, wish, bytes))
-        machine.reserved.next = wish;
-    struct region *region = region_new(&machine.reserved, bytes, alignment, MAPPED);
-    if (machine.reserved.next < before)
-        machine.reserved.next = before;
+    struct range *range = &machine.reserved;
+    bool granted = aligned(wish) && wish % alignment == 0 && wish >= range->base &&
+                   wish - range->base < range->bytes &&
+                   bytes <= range->base + range->bytes - wish &&
+                   regions_clear(&machine.reservations, wish, bytes);
+    struct region *region = granted ? region_put(range, wish, bytes, MAPPED)
+                                    : region_new(range, bytes, alignment, MAPPED);
     if (!region)
         return emulator_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     *out = call.address = region->address;

@@ -193,7 +193,38 @@ def test_what_is_known_of_a_pointer(gpu: emulator.Driver) -> None:
     assert ok(cu.cuPointerGetAttributes(2, several, 4096)) == [False, 0]
 
 
-def test_addresses_are_not_used_again_soon(gpu: emulator.Driver) -> None:
+def test_freed_addresses_are_handed_out_again_the_lowest_first(gpu: emulator.Driver) -> None:
+    first, second, third = (alloc(size * MIB) for size in (8, 4, 4))
+    ok(cu.cuMemFree(second))
+    ok(cu.cuMemFree(first))
+    assert [alloc(size * MIB) for size in (16, 2, 10)] == [third + 4 * MIB, first, first + 2 * MIB]
+
+
+def test_reserved_addresses_are_handed_out_again(gpu: emulator.Driver) -> None:
+    def reserve(nbytes: int, wish: int = 0) -> int:
+        return int(ok(cu.cuMemAddressReserve(nbytes, 0, wish, 0)))
+
+    first = reserve(4 * MIB)
+    wished = reserve(4 * MIB, first + 8 * MIB)
+    assert wished == first + 8 * MIB
+    assert reserve(2 * MIB) == first + 4 * MIB
+    ok(cu.cuMemAddressFree(first, 4 * MIB))
+    assert reserve(6 * MIB) == first + 12 * MIB
+    assert reserve(4 * MIB) == first
+
+
+def test_a_new_machine_uses_no_address_of_the_one_before(gpu: emulator.Driver) -> None:
+    address = alloc(8 * MIB)
+    gpu.reset(devices=1)
+    ok(cu.cuInit(0))
+    ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+    assert alloc(8 * MIB) >= address + 8 * MIB
+
+
+def test_addresses_rise_where_that_is_asked_for(gpu: emulator.Driver) -> None:
+    gpu.reset(devices=1, reuse=False)
+    ok(cu.cuInit(0))
+    ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
     seen = set()
     for _ in range(50):
         address = alloc(GIB)
