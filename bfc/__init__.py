@@ -14,6 +14,7 @@ lines above it. In order:
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     integrations/, study/                         other libraries; policies compared
+    predicting/                                   PyTorch's programs, without a GPU
     browser/                                      a run as a page for the browser
     cli/, testing/                                they use `bfc` as a user does
     __main__.py
@@ -68,6 +69,8 @@ from bfc.pinned import PinnedAllocator
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.policies.mem_pool import MemPool, use_mem_pool
+from bfc.predicting.prediction import Prediction
+from bfc.predicting.session import predict
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
 from bfc.snapshots.asleep import SleepReport
@@ -134,6 +137,7 @@ __all__ = [
     "PinnedAllocator",
     "PinnedSettings",
     "PolicyError",
+    "Prediction",
     "RegionInfo",
     "Replay",
     "SettingsError",
@@ -156,6 +160,7 @@ __all__ = [
     "opencl",
     "owner",
     "pinned",
+    "predict",
     "report",
     "set_oom_report",
     "use",

@@ -19,5 +19,6 @@ Nothing here uses an allocator of bfc. In order:
     owners.py              the owner of each allocation in a recording
     conversion.py          a history as the events of a trace
     reader.py              what PyTorch recorded, as a trace
+    extension.py           extensions of PyTorch, compiled when first used
     stripped.py            a snapshot without the names of programs and persons
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import bfc
+from bfc.pytorch import extension as extensions
 from bfc_torch_opencl import building
 
 SMALL = """
@@ -49,6 +51,9 @@ class Extension:
         module = building.load(self.source)
         assert module.answer() == "cpu"
         return Path(module.__file__)
+
+    def key(self) -> str:
+        return extensions._key(torch, replace(building.EXTENSION, source=self.source))
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.home.rglob("*.so") if path.is_file())
@@ -92,16 +97,16 @@ def test_another_source_or_compiler_makes_another(extension, monkeypatch) -> Non
 
 
 def test_what_it_is_made_from_is_in_the_key(extension, tmp_path, monkeypatch) -> None:
-    keys = [building._key(torch, extension.source)]
+    keys = [extension.key()]
     extension.source.write_text(SMALL + "// changed\n")
-    keys.append(building._key(torch, extension.source))
+    keys.append(extension.key())
     (tmp_path / "bfc_torch_allocator.hpp").write_text("// another\n")
-    monkeypatch.setattr(building, "get_include", lambda: str(tmp_path))
-    keys.append(building._key(torch, extension.source))
-    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-DANOTHER"))
-    keys.append(building._key(torch, extension.source))
+    monkeypatch.setattr(extensions, "get_include", lambda: str(tmp_path))
+    keys.append(extension.key())
+    monkeypatch.setattr(extensions, "FLAGS", (*extensions.FLAGS, "-DANOTHER"))
+    keys.append(extension.key())
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    keys.append(building._key(torch, extension.source))
+    keys.append(extension.key())
     assert len(set(keys)) == len(keys)
 
 
@@ -114,7 +119,10 @@ def test_two_processes_at_once_make_it_once(extension) -> None:
     said = [process.communicate(timeout=300) for process in started]
     (made,) = extension.files()
     assert [out for out, _ in said] == [f"cpu {made}\n"] * 2
-    assert "".join(err for _, err in said) == building.COMPILING.format(torch.__version__) + "\n"
+    assert (
+        "".join(err for _, err in said)
+        == extensions.COMPILING.format(building.EXTENSION.what, torch.__version__) + "\n"
+    )
     assert list(made.parent.glob(".building-*")) == []
 
 
@@ -131,7 +139,7 @@ def test_a_damaged_file_is_made_again(extension, kept) -> None:
 def test_a_whole_file_that_does_not_load_is_made_again(extension) -> None:
     made = extension.load()
     text = b"no library"
-    made.rename(made.with_name(f"{made.stem.partition('-')[0]}-{building._digest(text)}.so"))
+    made.rename(made.with_name(f"{made.stem.partition('-')[0]}-{extensions._digest(text)}.so"))
     (odd,) = extension.files()
     odd.unlink()
     odd.write_bytes(text)

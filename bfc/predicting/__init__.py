@@ -1,0 +1,19 @@
+"""How much GPU memory a PyTorch program will need, found without a GPU.
+
+The program runs on tensors that are only shapes. What its operators would allocate goes to a
+`CachingAllocator` on a simulated device. torch is imported when a prediction begins. In order:
+
+    guard.cpp             a device "cuda" in a PyTorch that has none
+    guard.py              it is compiled when first used
+    devices.py            the usual GPUs
+    rules/                what CUDA's operators allocate beside their results
+    kinds.py              what an allocation is for
+    places.py             where in the program: module, line, phase
+    memory.py             the device's memory, and what happened to it
+    recorder.py           runs each operator, and follows the storages
+    hooks.py              modules, backward passes and optimizers
+    fake_torch.py         what is replaced in PyTorch
+    cuda_module.py        what `torch.cuda` answers
+    prediction.py         what was found
+    session.py            `bfc.predict`
+"""

@@ -1,0 +1,59 @@
+"""What is replaced in PyTorch so that its programs run on fake tensors of a device "cuda"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._subclasses.fake_tensor as fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def make_mode() -> Any:
+    """The mode under which every tensor is fake."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """(holder, name, what stands there) of all that is replaced."""
+    yield torch.nn.Module, "_apply", _apply
+    yield fake_tensor, "init_gpu_context", lambda device: None
+    yield FakeTensorMode, "avoid_device_init", property(lambda self: True)
+    dispatch = vars(FakeTensorMode)["__torch_dispatch__"]
+    while hasattr(dispatch, "__wrapped__"):  # what keeps torch._dynamo out, and imports it
+        dispatch = dispatch.__wrapped__
+    yield FakeTensorMode, "__torch_dispatch__", dispatch
+
+
+def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+    """`Module._apply`, which moves a model to the device. PyTorch's own swaps subclasses of
+    tensors, which fails for parameters; on a GPU it sets `param.data`, as is done here."""
+    if recurse:
+        for child in self.children():
+            child._apply(fn, recurse)
+    for key, parameter in self._parameters.items():
+        if parameter is not None:
+            self._parameters[key] = _moved(parameter, fn)
+    for key, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[key] = fn(buffer)
+    return self
+
+
+def _moved(parameter: Any, fn: Any) -> Any:
+    with torch.no_grad():
+        new = fn(parameter)
+        gradient = None if parameter.grad is None else fn(parameter.grad)
+    if not isinstance(parameter, FakeTensor):  # made before the prediction began
+        made = torch.nn.Parameter(new, parameter.requires_grad)
+        if gradient is not None:
+            made.grad = gradient
+        return made
+    if new is not parameter:
+        parameter.data = new
+        parameter.fake_device = new.fake_device
+    if gradient is not None and gradient is not parameter.grad:
+        parameter.grad.data = gradient
+        parameter.grad.fake_device = gradient.fake_device
+    return parameter

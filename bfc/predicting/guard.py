@@ -1,0 +1,40 @@
+"""The device "cuda" of a PyTorch that has none: C++ functions, compiled when first used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bfc.errors import DeviceUnavailableError
+from bfc.pytorch import extension
+
+#: The versions of torch whose internals were looked at.
+OLDEST, NEWEST = (2, 9), (2, 15)
+
+EXTENSION = extension.Extension(
+    source=Path(__file__).with_name("guard.cpp"),
+    name="_bfc_predict",
+    folder="predict",
+    what="the fake device for PyTorch",
+    needed_by="bfc.predict needs",
+    install="pip install torch --index-url the one of PyTorch's CPU wheels",
+    oldest=OLDEST,
+)
+
+
+def supported_torch() -> Any:
+    """torch. Raises DeviceUnavailableError where there is none, or one that is not known."""
+    torch = extension.supported_torch(EXTENSION)
+    if extension.torch_version(torch) > NEWEST:
+        raise DeviceUnavailableError(
+            f"bfc.predict knows torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, and this "
+            f"is torch {torch.__version__}: install one of these, or a newer bfc"
+        )
+    return torch
+
+
+def load() -> ModuleType:
+    """The module of guard.cpp."""
+    supported_torch()
+    return extension.load(EXTENSION)

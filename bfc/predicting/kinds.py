@@ -1,0 +1,16 @@
+"""What an allocation is for."""
+
+#: What an allocation is for. What no one says more of is of the phase that it was made in.
+KINDS = (
+    "other",
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "inputs",
+    "workspaces",
+    "backward pass",
+    "optimizer step",
+)
+OTHER, PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = range(5)
+INPUTS, WORKSPACES, BACKWARD_PASS, OPTIMIZER_STEP = range(5, 9)

@@ -1,0 +1,227 @@
+"""The memory of the device that is not there: PyTorch's allocator, and all that happened to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from array import array
+from collections.abc import Hashable
+from typing import Any
+
+from bfc.errors import OutOfMemoryError, SettingsError
+from bfc.policies._caching import CachingAllocator
+from bfc.predicting.kinds import OTHER
+from bfc.predicting.places import Places, is_machinery
+from bfc.suballocators.simulated import SimulatedSubAllocator
+from bfc.trace import Trace
+from bfc.trace.trace import ALLOCATE, FREE, RELEASE
+
+#: The memory of a device that never refuses.
+ENOUGH = 1 << 46
+#: The variables of PyTorch's settings, the one that counts first.
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class Allocation:
+    """One allocation on the device.
+
+    Attributes
+    ----------
+    number : int
+        Its number; none is used again.
+    nbytes : int
+        The bytes that were asked for.
+    address : int
+        Where the allocator put it; 0 once it was freed.
+    made : object
+        The node of autograd that made it, and the operator, as names and numbers.
+    """
+
+    __slots__ = ("address", "made", "nbytes", "number", "watch")
+
+    def __init__(self, number: int, nbytes: int, address: int) -> None:
+        self.number, self.nbytes, self.address = number, nbytes, address
+        self.made: tuple[object, str] | None = None
+        self.watch: object = None
+
+
+class Memory:
+    """The device's memory.
+
+    Parameters
+    ----------
+    nbytes : int
+        What the device has.
+    settings : str
+        As in PYTORCH_CUDA_ALLOC_CONF.
+    limited : bool
+        Whether the device runs out of it; otherwise it only says how much it has.
+    places : Places
+        Where in the program something happens.
+    """
+
+    def __init__(self, nbytes: int, settings: str, limited: bool, places: Places) -> None:
+        self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
+        source = SimulatedSubAllocator(nbytes if limited else ENOUGH)
+        self.allocator = CachingAllocator(source, settings=settings)
+        self.op, self.id, self.size = array("B"), array("I"), array("Q")
+        self.stream, self.owner, self.stack = array("H"), array("H"), array("I")
+        self.phase = array("B")
+        #: Of each allocation, by its number.
+        self.kinds, self.made_for = array("B"), array("I")
+        self.kept: dict[Hashable, Allocation] = {}
+        self.streams: dict[int, int] = {0: 0}
+        self.requested = self.peak_requested = self.peak_allocated = self.peak_reserved = 0
+        self.dumped: list[str] = []
+        self.recording = False
+        self.lock = threading.RLock()
+        self.began = time.time()
+
+    def allocate(self, nbytes: int, operator: str, kind: int = OTHER) -> Allocation:
+        """Allocates; raises torch.OutOfMemoryError where the device has too little."""
+        places = self.places
+        with self.lock:
+            stream = places.stream()
+            try:
+                address = self.allocator.allocate_raw(nbytes, stream)
+            except OutOfMemoryError as error:
+                raise out_of_memory(self, nbytes) from error
+            made = Allocation(len(self.kinds), nbytes, address)
+            self.requested += nbytes
+            if self.requested > self.peak_requested:
+                self.peak_requested = self.requested
+            owner, stack, phase, line = places.now(operator)
+            self.kinds.append(kind or places.kind())
+            self.made_for.append(line)
+            self._event(ALLOCATE, made.number, nbytes, stream, owner, stack, phase)
+            return made
+
+    def free(self, made: Allocation) -> None:
+        """Frees; does nothing if it was freed."""
+        with self.lock:
+            if made.address:
+                address, made.address = made.address, 0
+                self.allocator.deallocate_raw(address)
+                self.requested -= made.nbytes
+                self._event(FREE, made.number, made.nbytes, 0, 0, 0, self.places.phase)
+
+    def empty_cache(self) -> None:
+        with self.lock:
+            self.allocator.empty_cache()
+            self._event(RELEASE, 0, 0, 0, 0, 0, self.places.phase)
+
+    def _event(
+        self, op: int, number: int, nbytes: int, stream: int, owner: int, stack: int, phase: int
+    ) -> None:
+        self.op.append(op)
+        self.id.append(number)
+        self.size.append(nbytes)
+        self.stream.append(self.streams.setdefault(stream, len(self.streams)) if stream else 0)
+        self.owner.append(owner)
+        self.stack.append(stack)
+        self.phase.append(phase)
+
+    def reset_peaks(self) -> None:
+        """As `torch.cuda.reset_peak_memory_stats()`; the peaks of the whole run are kept."""
+        self.note_peaks()
+        self.allocator.reset_peak_stats()
+
+    def note_peaks(self) -> None:
+        """Keeps the peaks until now, beside those that the program may reset."""
+        stats = self.stats()
+        self.peak_allocated = max(self.peak_allocated, stats["allocated_bytes.all.peak"])
+        self.peak_reserved = max(self.peak_reserved, stats["reserved_bytes.all.peak"])
+
+    def record(self, enabled: str | None, context: str | None, most: int | None) -> None:
+        """Begins or ends the history that a snapshot holds."""
+        self.recording = enabled is not None
+        self.allocator.record_history(enabled, context=context, max_entries=most)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `torch.cuda.memory._snapshot()` returns, without our own frames."""
+        found = self.allocator.snapshot().to_torch()
+        cleaned: dict[int, list[Any]] = {}
+
+        def clean(holder: dict[str, Any]) -> None:
+            frames = holder.get("frames")
+            if frames:
+                if id(frames) not in cleaned:
+                    kept = [one for one in frames if not is_machinery(one["filename"])]
+                    cleaned[id(frames)] = kept
+                holder["frames"] = cleaned[id(frames)]
+
+        for segment in found["segments"]:
+            clean(segment)
+            for block in segment["blocks"]:
+                clean(block)
+        for entries in found["device_traces"]:
+            for entry in entries:
+                clean(entry)
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """The statistics, as `torch.cuda.memory_stats()` returns them."""
+        return self.allocator.memory_stats()
+
+    def trace(self, meta: Any) -> Trace:
+        """All events until now."""
+        places = self.places
+        return Trace(
+            self.op,
+            self.id,
+            self.size,
+            self.stream,
+            owner=self.owner,
+            stack=self.stack,
+            owners=list(places.owners),
+            frames=list(places.frames),
+            stacks=list(places.stacks),
+            meta=meta,
+        )
+
+
+def settings_in_force(given: str | None) -> str:
+    """The text of the settings: what was given, or else that of PyTorch's variables."""
+    if given is not None:
+        return given
+    return next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+
+
+def check_settings(text: str, named: str) -> None:
+    """Raises SettingsError, which names where a wrong text came from."""
+    from bfc.pytorch.settings import CachingSettings
+
+    try:
+        CachingSettings().apply(text)
+    except SettingsError as error:
+        raise SettingsError(f"{named}: {error}") from error
+
+
+def out_of_memory(memory: Memory, nbytes: int) -> Exception:
+    """The error that PyTorch raises, with its sentence."""
+    import torch
+
+    from bfc.units import format_bytes
+
+    stats = memory.stats()
+    live, held = stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
+    free = max(0, memory.nbytes - held)
+    error: Exception = torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity "
+        f"of {format_bytes(memory.nbytes)} of which {format_bytes(free)} is free. Of the allocated "
+        f"memory {format_bytes(live)} is allocated by PyTorch, and {format_bytes(held - live)} is "
+        f"reserved by PyTorch but unallocated. (predicted by bfc)"
+    )
+    return error
+
+
+@contextlib.contextmanager
+def freed_at_end(memory: Memory, held: list[Allocation]) -> Any:
+    """Frees what was added to a list, the last one first."""
+    try:
+        yield
+    finally:
+        for made in reversed(held):
+            memory.free(made)

@@ -1,0 +1,337 @@
+"""Runs each operator on fake tensors, and follows the births and deaths of the storages.
+
+It stands above PyTorch's FakeTensorMode, so that it sees what the kernels of CUDA would be called
+with. It holds no tensor and no storage: each storage is watched by a weak reference, whose callback
+runs when PyTorch gives the memory back.
+
+Three things are not as on a GPU, and are put right here:
+
+- Under `inference_mode` composite operators arrive whole, and are taken apart.
+- Autograd avoids to work in place on subclasses of tensors (`isTensorSubclassLike`), where it would
+  on a GPU: in `InputBuffer::accumulate` (torch/csrc/autograd/input_buffer.cpp), and in formulas of
+  gradients that fill zeros (torch/csrc/autograd/FunctionsManual.cpp). The new storage takes over
+  the allocation of the old one there.
+- Kernels allocate memory beside their results: the rules.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bfc.predicting.devices import GPU
+from bfc.predicting.kinds import WORKSPACES
+from bfc.predicting.memory import Allocation, Memory
+from bfc.predicting.rules.interface import ANSWERS, BEFORE, RULES, Call, Release, Rule, Workspace
+
+_aten = torch.ops.aten
+_graph_task = torch._C._current_graph_task_id
+_sequence = torch._C._autograd._get_sequence_nr
+_ZEROS = ("new_zeros", "zeros", "zeros_like")
+_FILLS_ZEROS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "scatter",
+        "scatter_add",
+        "_unsafe_index_put",
+        "index_put",
+        "index_add",
+        "index_fill",
+    )
+)
+#: The most times that a value is made up at one line before the program is taken to wait for it.
+MOST_ANSWERS = 20_000
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Operator:
+    """What is known of an operator, looked up once."""
+
+    __slots__ = (
+        "after",
+        "answer",
+        "before",
+        "composite",
+        "fills_zeros",
+        "is_add",
+        "mutates",
+        "name",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name: str = schema.name
+        names = (self.name, f"{self.name}.{schema.overload_name or 'default'}")
+        self.mutates: bool = schema.is_mutable
+        self.composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        )
+        self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
+        self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
+        self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
+        self.is_add = func is _aten.add.Tensor
+        self.fills_zeros = self.name in _FILLS_ZEROS
+
+
+class Watch(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that knows its key and its allocation."""
+
+    __slots__ = ("allocation", "key")
+    key: int
+    allocation: Allocation
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Records what a program allocates on the device.
+
+    Parameters
+    ----------
+    gpu : GPU
+        The GPU.
+    memory : Memory
+        Where it allocates.
+    version : tuple of int
+        The version of torch.
+
+    Attributes
+    ----------
+    memory : Memory
+        As given.
+    live : dict of int to Allocation
+        What is live, by the address of PyTorch's storage.
+    assumptions : dict
+        Of (what, place): the value, and how often.
+    operators : int
+        How many operators have run.
+    """
+
+    def __init__(self, gpu: GPU, memory: Memory, version: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gpu, self.memory, self.version = gpu, memory, version
+        self.places = memory.places
+        self.live: dict[int, Allocation] = {}
+        self.assumptions: dict[tuple[str, str], list[Any]] = {}
+        self.unknown: dict[str, str] = {}
+        self.operators = 0
+        self.progress: Callable[[], object] | None = None
+        self._known: dict[Any, Operator] = {}
+        self._numbered = -1
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else each call would go through torch._dynamo, and import it."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known = self._known.get(func)
+        if known is None:
+            if func is torch.ops.prim.device.default:
+                return func(*args, **kwargs)
+            known = self._known[func] = Operator(func)
+        if known.answer is not None:
+            call = self._call(func, args, kwargs)
+            return known.answer(call, lambda: self._run(known, func, args, kwargs))
+        if known.composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._run(known, func, args, kwargs)
+
+    def _run(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        self.operators += 1
+        if not self.operators & 1023 and self.progress is not None:
+            self.progress()
+        overwritten = None
+        if _graph_task() != -1:
+            overwritten = self._overwritten(known, args, kwargs)
+        if torch.is_grad_enabled():
+            number = _sequence()
+            if number != self._numbered:
+                self._numbered = number
+                self.places.remember(number - 1)
+        if (known.after or known.before) and self._on_cuda(args):
+            return self._with_rules(known, func, args, kwargs, overwritten)
+        result = func(*args, **kwargs)
+        self._follow(known, args, kwargs, result, overwritten)
+        return result
+
+    # -- rules ----------------------------------------------------------------------------------
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
+        stream = self.places.stream()
+        thread = threading.get_ident()
+        return Call(func, args, kwargs, None, self.gpu, self.version, thread, stream, self.assume)
+
+    def _with_rules(
+        self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None
+    ) -> Any:
+        call = self._call(func, args, kwargs)
+        held: dict[Workspace, Allocation] = {}
+        try:
+            for rule in known.before:
+                self._obey(rule(call), held)
+            call.result = func(*args, **kwargs)
+            self._follow(known, args, kwargs, call.result, overwritten)
+            for rule in known.after:
+                self._obey(rule(call), held)
+        finally:
+            for made in reversed(held.values()):
+                self.memory.free(made)
+        return call.result
+
+    def _obey(
+        self, wanted: Iterable[Workspace | Release], held: dict[Workspace, Allocation]
+    ) -> None:
+        memory = self.memory
+        for one in wanted:
+            if isinstance(one, Release):
+                memory.free(held.pop(one.workspace))
+            elif one.nbytes > 0:
+                if one.kept is None:
+                    held[one] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+                elif one.kept not in memory.kept:
+                    memory.kept[one.kept] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+
+    def _on_cuda(self, args: Any) -> bool:
+        for one in args:
+            if type(one) in (list, tuple):
+                if self._on_cuda(one):
+                    return True
+            elif isinstance(one, FakeTensor) and one.fake_device.type == "cuda":
+                return True
+        return False
+
+    # -- storages -------------------------------------------------------------------------------
+
+    def _follow(
+        self, known: Operator, args: Any, kwargs: Any, result: Any, overwritten: int | None
+    ) -> None:
+        if overwritten is not None:
+            self._take_over(overwritten, result)
+        self._track(result, known.name)
+        if known.mutates:
+            self._track(args, known.name)
+            if kwargs:
+                self._track(tuple(kwargs.values()), known.name)
+
+    def _track(self, value: Any, name: str) -> None:
+        if isinstance(value, FakeTensor):
+            if value.fake_device.type == "cuda":
+                self.track_storage(value.untyped_storage(), name)
+        elif type(value) in (tuple, list):
+            for one in value:
+                self._track(one, name)
+
+    def track_storage(self, storage: Any, name: str) -> None:
+        """Notes a storage that is new, or has another size."""
+        key, nbytes = storage._cdata, storage.nbytes()
+        made = self.live.get(key)
+        if made is None:
+            if nbytes:
+                made = self.memory.allocate(nbytes, name)
+                if _graph_task() != -1:
+                    made.made = (self._node(), name)
+                self._watch(storage, key, made)
+        elif made.nbytes != nbytes:
+            self._resized(storage, key, made, nbytes, name)
+
+    def _resized(self, storage: Any, key: int, made: Allocation, nbytes: int, name: str) -> None:
+        """As `resize_bytes_cuda` does: the new memory is taken before the old is given back."""
+        del self.live[key]
+        if nbytes:
+            self._watch(storage, key, self.memory.allocate(nbytes, name))
+        self.memory.free(made)
+
+    def _watch(self, storage: Any, key: int, made: Allocation) -> None:
+        watch = Watch(storage, self._died)
+        watch.key, watch.allocation = key, made
+        made.watch = watch
+        self.live[key] = made
+
+    def close(self) -> None:
+        """Forgets the storages: what becomes of them is no longer recorded."""
+        self.live.clear()
+
+    def _died(self, watch: Watch) -> None:
+        made = watch.allocation
+        if self.live.get(watch.key) is made:
+            del self.live[watch.key]
+            self.memory.free(made)
+        made.watch = None
+
+    # -- work in place ----------------------------------------------------------------------------
+
+    def _node(self) -> object:
+        """What tells the running node of autograd from others, and does not keep it alive."""
+        node = torch._C._current_autograd_node()
+        return _graph_task(), node is not None and (node.name(), node._sequence_nr())
+
+    def _overwritten(self, known: Operator, args: Any, kwargs: Any) -> int | None:
+        """The key of the operand's storage that the operator overwrites on a GPU, or None."""
+        if not known.is_add and not known.fills_zeros:
+            return None
+        if torch.is_grad_enabled() or not args or not isinstance(args[0], FakeTensor):
+            return None
+        old = args[0]
+        storage = old.untyped_storage()
+        key = storage._cdata
+        found = self.live.get(key)
+        made = None if found is None else found.made
+        if known.fills_zeros:
+            of_zeros = made is not None and made[1].removeprefix("aten::") in _ZEROS
+            return key if of_zeros and made[0] == self._node() else None  # type: ignore[index]
+        new = args[1]
+        if (
+            isinstance(new, FakeTensor)
+            and not kwargs
+            and new.shape == old.shape
+            and new.dtype == old.dtype
+            and old._use_count() <= 4
+            and torch._C._storage_Use_Count(key) <= 2
+            and storage.nbytes() == old.numel() * old.element_size()
+            and (made is None or made[0] != self._node())
+        ):
+            return int(key)
+        return None
+
+    def _take_over(self, key: int, result: Any) -> None:
+        """The new storage has the allocation of the old one."""
+        new = result.untyped_storage()
+        made = self.live.get(key)
+        if made is not None and new.nbytes() == made.nbytes:
+            del self.live[key]
+            self._watch(new, new._cdata, made)
+
+    # -- assumptions ----------------------------------------------------------------------------
+
+    def assume(self, what: str, value: object) -> None:
+        """Notes a value that was made up, with the line of the program that asks for it."""
+        place = self.line()
+        entry = self.assumptions.setdefault((what, place), [value, 0])
+        entry[1] += 1
+        if entry[1] > MOST_ANSWERS:
+            raise RuntimeError(
+                f"{place}: the program waits for a value that a prediction does not have: it has "
+                f"asked {MOST_ANSWERS} times for {what}, and was answered {value}"
+            )
+
+    @staticmethod
+    def line() -> str:
+        """The innermost line of the program, as "train.py:61"."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith((_HERE, "<frozen ")) and "/torch/" not in name:
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return "?"

@@ -1,0 +1,1 @@
+"""What indexing and embeddings allocate: sorted indices, and copies of indices from the host."""

@@ -1,0 +1,142 @@
+"""What a rule is given, and what it returns. A rule belongs to an operator of ATen:
+
+- `rule`: what is allocated after the results. The function is called with a `Call` once the
+  operator has run, and yields a `Workspace` for each allocation, in their order.
+- `before`: the same, called before the results are allocated. `call.result` is None there.
+- `answer`: the function runs in place of the operator, is called with the `Call` and with a
+  function that runs the operator, and returns the result.
+- `around`: a context manager that is entered for the whole prediction, for what is replaced in
+  torch itself. It is called with the recorder, `bfc.predicting.recorder.Recorder`.
+
+Operators are named as in `aten::max` for all overloads, or as in `aten::max.dim` for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bfc.predicting.devices import GPU
+
+
+@dataclass(eq=False)
+class Workspace:
+    """An allocation that is no result of the operator.
+
+    Attributes
+    ----------
+    nbytes : int
+        Its size; nothing is allocated for 0.
+    kept : hashable or None
+        None if it is freed when the operator returns, the last one first. Else it is allocated
+        once for this key, and kept until the program ends.
+    what : str
+        What it is, for the report.
+    """
+
+    nbytes: int
+    kept: Hashable | None = None
+    what: str = "workspace"
+
+
+@dataclass(eq=False)
+class Release:
+    """A `Workspace` that was yielded before, and is freed before the operator returns."""
+
+    workspace: Workspace
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """An operator that runs on the GPU.
+
+    Attributes
+    ----------
+    func : torch._ops.OpOverload
+        The operator.
+    args, kwargs : tuple, dict
+        Its arguments; the tensors are fake.
+    result : object
+        What it returned; None before it has run.
+    gpu : GPU
+        The GPU.
+    torch_version : tuple of int
+        The version of torch, such as (2, 13).
+    thread : int
+        The thread: each has its own handles of cuBLAS.
+    stream : int
+        The stream, 0 for the default one.
+    assume : callable
+        Called with (what, value), it notes an assumption with the line of the program.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    gpu: GPU
+    torch_version: tuple[int, ...]
+    thread: int
+    stream: int
+    assume: Callable[[str, object], None]
+
+    def named(self) -> dict[str, Any]:
+        """The arguments by the names in the operator's schema; defaults are not there."""
+        names = (argument.name for argument in self.func._schema.arguments)
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
+
+
+Rule = Callable[[Call], Iterable[Workspace | Release]]
+Answer = Callable[[Call, Callable[[], Any]], Any]
+Around = Callable[[Any], AbstractContextManager[object]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+RULES: dict[str, list[Rule]] = {}
+BEFORE: dict[str, list[Rule]] = {}
+ANSWERS: dict[str, Answer] = {}
+AROUND: list[Around] = []
+
+
+def rule(*operators: str) -> Callable[[F], F]:
+    """Registers what operators allocate after their results."""
+
+    def register(function: F) -> F:
+        for name in operators:
+            RULES.setdefault(name, []).append(function)
+        return function
+
+    return register
+
+
+def before(*operators: str) -> Callable[[F], F]:
+    """Registers what operators allocate before their results."""
+
+    def register(function: F) -> F:
+        for name in operators:
+            BEFORE.setdefault(name, []).append(function)
+        return function
+
+    return register
+
+
+def answer(*operators: str) -> Callable[[F], F]:
+    """Registers what is done in place of operators, on any device."""
+
+    def register(function: F) -> F:
+        ANSWERS.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def around(function: F) -> F:
+    """Registers a context manager that is entered for the whole prediction."""
+    AROUND.append(function)
+    return function
+
+
+def on_cuda(value: object) -> bool:
+    """Whether a value is a fake tensor on the GPU."""
+    return getattr(getattr(value, "fake_device", None), "type", "") == "cuda"

@@ -1,0 +1,100 @@
+"""`bfc.predict`: a block of a program, run on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from bfc.predicting import devices, guard
+from bfc.predicting.memory import Memory, settings_in_force
+from bfc.predicting.places import Places
+from bfc.predicting.prediction import Prediction
+
+
+@contextlib.contextmanager
+def predict(
+    device: str = "h100",
+    *,
+    cc: tuple[int, int] | None = None,
+    sms: int | None = None,
+    settings: str | None = None,
+    oom: bool = False,
+) -> Iterator[Prediction]:
+    """Find how much GPU memory a block of a PyTorch program needs, without a GPU.
+
+    Inside the block every tensor is only a shape, on the host and on the device "cuda": the
+    operators compute nothing, and what they would allocate goes to PyTorch's allocator on a
+    simulated device. `torch.cuda` answers as it would there.
+
+    Parameters
+    ----------
+    device : str, optional
+        A GPU by its name, such as "h100", or the bytes that it leaves to PyTorch, as "24 GiB".
+    cc : tuple of int, optional
+        The compute capability, such as (9, 0). None is that of the GPU.
+    sms : int, optional
+        The number of multiprocessors. None is that of the GPU.
+    settings : str, optional
+        As in PYTORCH_CUDA_ALLOC_CONF. None is what that variable has.
+    oom : bool, optional
+        Whether the device runs out of memory where it would: `torch.OutOfMemoryError`. Otherwise
+        the program goes on, and the peaks say how much it would have needed.
+
+    Yields
+    ------
+    Prediction
+        What was found, up to now inside the block, and in all after it.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If there is no torch, or one of a version that is not known, or no C++ compiler.
+    ValueError
+        If the GPU is not known.
+    SettingsError
+        If the settings are wrong.
+
+    Notes
+    -----
+    Begin it before the process makes its first backward pass: PyTorch counts the devices then.
+    Cost: about 0.2 ms for each operator. `python -m bench.predict` measures it.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> def peak(width):
+    ...     import torch
+    ...
+    ...     with bfc.predict("h100") as run:
+    ...         model = torch.nn.Linear(width, width, device="cuda")
+    ...         model(torch.randn(64, width, device="cuda")).sum().backward()
+    ...     return run.peak_reserved
+    """
+    gpu = devices.find(device, cc, sms)
+    torch = guard.supported_torch()
+    module = guard.load()
+
+    from bfc.predicting import fake_torch, hooks, rules
+    from bfc.predicting.cuda_module import CudaModule, replaced
+    from bfc.predicting.recorder import Recorder
+    from bfc.pytorch.extension import torch_version
+
+    places = Places()
+    memory = Memory(gpu.memory, settings_in_force(settings), oom, places)
+    recorder = Recorder(gpu, memory, torch_version(torch))
+    places.get_stream = module.stream
+    found = Prediction(gpu, memory)
+    found._recorder = recorder
+    with contextlib.ExitStack() as stack:
+        mode = fake_torch.make_mode()  # which imports torch._dynamo: before torch is changed
+        module.install()
+        stack.callback(module.remove)
+        stack.enter_context(replaced(CudaModule(recorder, module).replacements()))
+        stack.enter_context(replaced(fake_torch.replacements()))
+        stack.enter_context(hooks.followed(recorder))
+        for around in rules.interface.AROUND:
+            stack.enter_context(around(recorder))
+        stack.enter_context(mode)
+        stack.enter_context(recorder)
+        stack.callback(recorder.close)
+        yield found
