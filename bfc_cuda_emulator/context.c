@@ -372,7 +372,8 @@ API cuCtxSynchronize(void)
 {
     struct call call = CALL("cuCtxSynchronize");
     BEGIN(call, CONTEXT);
-    return emulator_end(&call, wait_context(&call, call.context));
+    CUresult result = capture_forbids_waiting(call.context);
+    return emulator_end(&call, result ? result : wait_context(&call, call.context));
 }
 
 API cuCtxSynchronize_v2(CUcontext handle)
@@ -381,6 +382,8 @@ API cuCtxSynchronize_v2(CUcontext handle)
     struct context *context;
     BEGIN(call, STARTED);
     CUresult result = chosen(handle, &context);
+    if (!result)
+        result = capture_forbids_waiting(context);
     return emulator_end(&call, result ? result : wait_context(&call, context));
 }
 

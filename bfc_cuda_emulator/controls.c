@@ -10,6 +10,7 @@
 static void forget_everything(void)
 {
     captures_reset();
+    graphs_reset();
     for (int i = 0; i < MAX_DEVICES; i++) {
         struct context *context = &machine.primaries[i];
         context->adoptable |= context->state == ALIVE || context->retained;

@@ -141,9 +141,11 @@ static CUresult transfer(struct call *call, CUstream handle, const struct work *
         result = capture_forbids(thread_now());
     if (!result)
         result = capture_enter(stream, &taken);
-    if (!result && taken && block)
+    if (!result && taken && block) {
+        capture_invalidate(stream->capture);
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (result || taken || !model->bytes)
+    }
+    if (result || !model->bytes)
         return emulator_end(call, result);
     struct work *work = work_new(call, model->action);
     if (!work)
@@ -157,12 +159,16 @@ static CUresult transfer(struct call *call, CUstream handle, const struct work *
     work->unit = model->unit;
     work->value = model->value;
     result = check(work, stream);
-    if (!result)
-        result = stage(work);
+    if (!result && !taken)
+        result = stage(work); /* a graph reads its source when it runs */
     if (result) {
         free(work);
+        if (taken)
+            capture_invalidate(stream->capture);
         return emulator_end(call, result);
     }
+    if (taken)
+        return emulator_end(call, capture_add(work, stream));
     if (block || (work->action == COPY && pageable(work->to)))
         return emulator_end(call, work_block(call, work, stream));
     return emulator_end(call, work_queue(work, stream));

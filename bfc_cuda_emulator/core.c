@@ -34,6 +34,10 @@ static void start(void)
     slab_open(&machine.pools, sizeof(struct pool), 1 << 12);
     slab_open(&machine.contexts, sizeof(struct context), 1 << 10);
     slab_open(&machine.physicals, sizeof(struct physical), 1 << 18);
+    slab_open(&machine.graphs, sizeof(struct graph), 1 << 16);
+    slab_open(&machine.nodes, sizeof(struct node), 1 << 20);
+    slab_open(&machine.execs, sizeof(struct exec), 1 << 16);
+    slab_open(&machine.objects, sizeof(struct object), 1 << 16);
     const char *leaks = getenv("BFC_EMULATOR_LEAKS");
     if (leaks && *leaks && strcmp(leaks, "0"))
         on_exit(report_leaks, NULL);
@@ -132,7 +136,10 @@ CUresult emulator_end(struct call *call, CUresult result)
     if (!call->locked)
         return result;
     log_call(call, result);
+    bool dying = machine.dying != NULL;
     machine_unlock();
+    if (dying)
+        objects_destroy();
     return result;
 }
 

@@ -8,7 +8,9 @@
  * virtual.c   reserved addresses and the physical memory that is mapped to them
  * pointers.c  what is asked of an address
  * work.c      the queues of the streams and what runs when
- * streams.c   streams, capture
+ * streams.c   streams
+ * captures.c  what streams put into graphs, and what may not be called meanwhile
+ * graphs.c    graphs, and what is instantiated and launched of them
  * events.c    events
  * copies.c    copies and fills
  * kernels.c   libraries, modules and launches, which do nothing
@@ -35,6 +37,9 @@ typedef struct context *CUcontext;
 typedef struct stream *CUstream;
 typedef struct event *CUevent;
 typedef struct pool *CUmemoryPool;
+typedef struct graph *CUgraph;
+typedef struct node *CUgraphNode;
+typedef struct exec *CUgraphExec;
 typedef void (*CUhostFn)(void *);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
 
@@ -48,6 +53,7 @@ enum {
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
     CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_LAUNCH_TIMEOUT = 702,
@@ -60,12 +66,14 @@ enum {
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
     CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
     CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
     CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
     CUDA_ERROR_CAPTURED_EVENT = 907,
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
 };
 
 enum { MAX_DEVICES = 16, MAX_ATTRIBUTE = 256, MAX_STACK = 64, MAX_FAULTS = 64 };
@@ -113,6 +121,8 @@ struct region {
     unsigned flags;
     bool ready;   /* a stream-ordered allocation: its stream has come to it */
     bool freeing; /* a stream-ordered free is queued */
+    bool of_graph; /* allocated by a node of a graph; ready between that node and its free */
+    bool left;     /* of a graph: a launch has allocated it, and does not free it */
     bool synchronous, read_mostly;
     struct location preferred, prefetched; /* managed; type 0: nowhere */
 };
@@ -177,6 +187,14 @@ struct work {
     CUstream handle; /* what the caller named the stream */
     void *argument;
     struct record *finished; /* set when a caller blocks on this piece */
+    struct event *event;     /* of a node that records it, or waits for it */
+    struct belongings *belongings; /* of the graph that was launched */
+};
+
+/* Nodes of one graph, each once. */
+struct nodes {
+    struct node **items;
+    size_t count, room;
 };
 
 struct stream {
@@ -191,6 +209,7 @@ struct stream {
     struct stream *next;                  /* of the context */
     struct stream *next_busy, *prev_busy; /* with work queued */
     struct capture *capture;
+    struct nodes terminals; /* what the next node that it captures depends on */
 };
 
 struct event {
@@ -199,6 +218,7 @@ struct event {
     unsigned flags;
     struct record *record;
     uint64_t captured; /* the number of the capture that it was last recorded in, or 0 */
+    struct nodes nodes; /* the terminals of the stream at that moment */
 };
 
 struct capture {
@@ -207,7 +227,57 @@ struct capture {
     uint64_t thread;
     struct stream *origin;
     bool invalid;
-    size_t nodes;
+    struct graph *graph;
+};
+
+struct node {
+    enum state state;
+    struct graph *graph;
+    int type;
+    struct work work;
+    struct nodes parents;
+    bool marked;
+};
+
+/* An object of the user's that lives as long as the graphs which hold it. */
+struct object {
+    enum state state;
+    void *pointer;
+    CUhostFn destroy;
+    unsigned references;
+    struct object *next; /* of those whose destructor is to be called */
+};
+
+struct held {
+    struct object *object;
+    unsigned count;
+};
+
+/* Memory and objects of a graph, shared with what is instantiated of it and with its launches. */
+struct belongings {
+    int users;
+    uint64_t *address;
+    struct held *object;
+    size_t addresses, objects;
+};
+
+struct graph {
+    enum state state;
+    struct nodes nodes; /* as they were added: parents before their children */
+    struct belongings *belongings;
+};
+
+struct exec {
+    enum state state;
+    uint64_t flags;
+    struct work *works;
+    size_t count;
+    struct belongings *belongings;
+};
+
+/* CUgraphEdgeData. All edges are plain here. */
+struct edge {
+    unsigned char from_port, to_port, type, reserved[5];
 };
 
 struct pool {
@@ -280,7 +350,8 @@ struct machine {
     struct pool default_pools[MAX_DEVICES + 2]; /* the last two: of the host, managed */
     struct range managed, host, reserved;
     struct regions regions, reservations, freed, freed_reservations;
-    struct slab streams, events, pools, contexts, physicals;
+    struct slab streams, events, pools, contexts, physicals, graphs, nodes, execs, objects;
+    struct object *dying;
     struct stream *busy;
     uint64_t order, next_id;
     size_t captures;
@@ -396,9 +467,32 @@ bool stream_blocking(const struct stream *stream);
 void stream_close(struct stream *stream, enum state state);
 struct stream *stream_special(struct context *context, CUstream handle);
 void stream_gone(struct stream *stream, enum state state);
+
+/* captures.c */
 CUresult capture_forbids(struct thread *thread);
+CUresult capture_forbids_waiting(const struct context *context);
+CUresult capture_forbids_asking(const struct event *event);
 CUresult capture_enter(struct stream *stream, bool *taken);
+CUresult capture_add(struct work *work, struct stream *stream);
+CUresult capture_record(struct event *event, const struct stream *stream);
+CUresult capture_wait(struct stream *stream, const struct event *event, bool *joined);
+void capture_invalidate(struct capture *capture);
+void capture_leave(struct stream *stream);
 void captures_reset(void);
+
+/* graphs.c */
+void nodes_clear(struct nodes *nodes);
+bool nodes_add(struct nodes *nodes, struct node *node);
+bool nodes_add_all(struct nodes *nodes, const struct nodes *others);
+void nodes_mark(struct graph *graph, const struct nodes *last);
+struct graph *graph_new(void);
+struct node *graph_add(struct graph *graph, const struct work *work, const struct nodes *parents);
+bool graph_has(const struct graph *graph, enum action action, uint64_t address);
+void graph_gone(struct graph *graph, enum state state);
+void exec_gone(struct exec *exec, enum state state);
+void belongings_release(struct belongings *belongings);
+void objects_destroy(void);
+void graphs_reset(void);
 
 /* events.c */
 CUresult event_find(struct call *call, CUevent handle, struct event **event);

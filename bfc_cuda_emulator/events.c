@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-enum { DISABLE_TIMING = 2, ALL_FLAGS = 7 };
+enum { DISABLE_TIMING = 2, ALL_FLAGS = 7, RECORD_EXTERNAL = 1 };
 
 CUresult event_find(struct call *call, CUevent handle, struct event **out)
 {
@@ -31,6 +31,7 @@ void event_gone(struct event *event, enum state state)
 {
     record_release(event->record);
     event->record = NULL;
+    nodes_clear(&event->nodes);
     event->state = state;
 }
 
@@ -62,7 +63,18 @@ API cuEventDestroy_v2(CUevent handle)
     return emulator_end(&call, result);
 }
 
-static CUresult record(struct call *call, struct event *event, struct stream *stream)
+/* A node records the event at each launch. */
+static CUresult record_in_graph(struct call *call, struct event *event, struct stream *stream)
+{
+    struct work *work = work_new(call, RECORD);
+    if (!work)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    work->event = event;
+    return capture_add(work, stream);
+}
+
+static CUresult record(struct call *call, struct event *event, struct stream *stream,
+                       unsigned flags)
 {
     if (event->context != stream->context) {
         complain("%s: wrong context: the event is of device %d, the stream of device %d",
@@ -73,11 +85,13 @@ static CUresult record(struct call *call, struct event *event, struct stream *st
     CUresult result = capture_enter(stream, &taken);
     if (result)
         return result;
+    if (taken && flags & RECORD_EXTERNAL)
+        return record_in_graph(call, event, stream);
     record_release(event->record);
     event->record = NULL;
-    event->captured = taken ? stream->capture->id : 0;
+    event->captured = 0;
     if (taken)
-        return CUDA_SUCCESS;
+        return capture_record(event, stream);
     struct record *mark = calloc(1, sizeof *mark);
     struct work *work = work_new(call, RECORD);
     if (!mark || !work) {
@@ -90,7 +104,8 @@ static CUresult record(struct call *call, struct event *event, struct stream *st
     return work_queue(work, stream);
 }
 
-static CUresult find_and_record(struct call *call, CUevent handle, CUstream stream_handle)
+static CUresult find_and_record(struct call *call, CUevent handle, CUstream stream_handle,
+                                unsigned flags)
 {
     struct event *event = NULL;
     struct stream *stream = NULL;
@@ -98,20 +113,19 @@ static CUresult find_and_record(struct call *call, CUevent handle, CUstream stre
     CUresult result = event_find(call, handle, &event);
     if (!result)
         result = stream_resolve(call, stream_handle, &stream);
-    return emulator_end(call, result ? result : record(call, event, stream));
+    return emulator_end(call, result ? result : record(call, event, stream, flags));
 }
 
 API cuEventRecord(CUevent handle, CUstream stream)
 {
     struct call call = CALL("cuEventRecord", .stream = NUMBER(stream));
-    return find_and_record(&call, handle, stream);
+    return find_and_record(&call, handle, stream, 0);
 }
 
 API cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags)
 {
     struct call call = CALL("cuEventRecordWithFlags", .stream = NUMBER(stream));
-    (void)flags;
-    return find_and_record(&call, handle, stream);
+    return find_and_record(&call, handle, stream, flags);
 }
 
 API cuEventQuery(CUevent handle)
@@ -120,8 +134,8 @@ API cuEventQuery(CUevent handle)
     struct event *event = NULL;
     BEGIN(call, STARTED);
     CUresult result = event_find(&call, handle, &event);
-    if (!result && event->captured)
-        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (!result)
+        result = capture_forbids_asking(event);
     if (!result)
         result = capture_forbids(thread_now());
     if (!result && event->record && !event->record->done)
@@ -135,8 +149,8 @@ API cuEventSynchronize(CUevent handle)
     struct event *event = NULL;
     BEGIN(call, STARTED);
     CUresult result = event_find(&call, handle, &event);
-    if (!result && event->captured)
-        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (!result)
+        result = capture_forbids_asking(event);
     if (!result)
         result = capture_forbids(thread_now());
     if (!result && event->record)

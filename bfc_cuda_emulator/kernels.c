@@ -80,8 +80,8 @@ API cuLaunchKernel(const void *function, unsigned width, unsigned height, unsign
         result = stream_resolve(&call, handle, &stream);
     if (!result)
         result = capture_enter(stream, &taken);
-    if (result || taken)
-        return emulator_end(&call, result);
-    struct work *work = work_new(&call, LAUNCH);
-    return emulator_end(&call, work ? work_queue(work, stream) : CUDA_ERROR_OUT_OF_MEMORY);
+    struct work *work = result ? NULL : work_new(&call, LAUNCH);
+    if (!work)
+        return emulator_end(&call, result ? result : CUDA_ERROR_OUT_OF_MEMORY);
+    return emulator_end(&call, taken ? capture_add(work, stream) : work_queue(work, stream));
 }

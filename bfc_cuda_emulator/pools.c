@@ -166,8 +166,6 @@ static CUresult allocate(struct call *call, uint64_t *out, struct pool *pool, st
 {
     bool taken = false;
     CUresult result = out && call->bytes ? capture_enter(stream, &taken) : CUDA_ERROR_INVALID_VALUE;
-    if (!result && taken)
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* graphs own no memory here */
     if (!result)
         result = charge(pool, call->bytes);
     if (result)
@@ -183,8 +181,9 @@ static CUresult allocate(struct call *call, uint64_t *out, struct pool *pool, st
     region->context = &machine.primaries[pool->device];
     region->pool = pool;
     region->ready = false;
+    region->of_graph = taken;
     *out = call->address = work->to = region->address;
-    return work_queue(work, stream);
+    return taken ? capture_add(work, stream) : work_queue(work, stream);
 }
 
 static struct region *region_of(const struct work *work)
@@ -210,7 +209,10 @@ void pool_finish(struct work *work)
     if (work_uses(region->address, region->bytes))
         complain("%s: 0x%llx is used by work that is pending on another stream", work->name,
                  (unsigned long long)region->address);
-    region_free(region, DEAD);
+    if (region->of_graph)
+        region->ready = region->freeing = region->left = false; /* the next launch has it again */
+    else
+        region_free(region, DEAD);
 }
 
 API cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
@@ -246,8 +248,8 @@ API cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     CUresult result = stream_resolve(&call, handle, &stream);
     if (!result)
         result = capture_enter(stream, &taken);
-    if (result || taken)
-        return emulator_end(&call, result ? result : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (result)
+        return emulator_end(&call, result);
     struct region *region = regions_find(&machine.regions, address);
     if (!region || region->address != address)
         return emulator_end(&call, unknown_address(&call, address));
@@ -257,10 +259,17 @@ API cuMemFreeAsync(CUdeviceptr address, CUstream handle)
                  region->freeing ? "was freed twice" : "is not from cuMemAllocAsync");
         return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
+    if (taken && !(graph_has(stream->capture->graph, ALLOC, address) &&
+                   !graph_has(stream->capture->graph, FREE, address))) {
+        capture_invalidate(stream->capture); /* a graph frees only what it has allocated */
+        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
     struct work *work = work_new(&call, FREE);
     if (!work)
         return emulator_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     work->to = address;
+    if (taken)
+        return emulator_end(&call, capture_add(work, stream));
     region->freeing = true;
     return emulator_end(&call, work_queue(work, stream));
 }

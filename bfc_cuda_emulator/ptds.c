@@ -22,12 +22,15 @@ FORWARD(cuStreamGetFlags, (CUstream s, unsigned *out), mine(s), out)
 FORWARD(cuStreamGetPriority, (CUstream s, int *out), mine(s), out)
 FORWARD(cuStreamIsCapturing, (CUstream s, int *out), mine(s), out)
 FORWARD(cuStreamBeginCapture_v2, (CUstream s, int mode), mine(s), mode)
-FORWARD(cuStreamEndCapture, (CUstream s, void **graph), mine(s), graph)
+FORWARD(cuStreamEndCapture, (CUstream s, CUgraph *graph), mine(s), graph)
+FORWARD(cuGraphLaunch, (CUgraphExec e, CUstream s), e, mine(s))
+FORWARD(cuGraphUpload, (CUgraphExec e, CUstream s), e, mine(s))
 FORWARD(cuStreamGetCaptureInfo_v2,
-        (CUstream s, int *o, uint64_t *i, void **g, const void **n, size_t *c),
+        (CUstream s, int *o, uint64_t *i, CUgraph *g, const CUgraphNode **n, size_t *c),
         mine(s), o, i, g, n, c)
 FORWARD(cuStreamGetCaptureInfo_v3,
-        (CUstream s, int *o, uint64_t *i, void **g, const void **n, const void **e, size_t *c),
+        (CUstream s, int *o, uint64_t *i, CUgraph *g, const CUgraphNode **n, const struct edge **e,
+         size_t *c),
         mine(s), o, i, g, n, e, c)
 FORWARD(cuLaunchHostFunc, (CUstream s, CUhostFn f, void *a), mine(s), f, a)
 FORWARD(cuStreamAddCallback, (CUstream s, CUstreamCallback f, void *a, unsigned n),

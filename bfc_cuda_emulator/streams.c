@@ -1,9 +1,9 @@
-/* Streams and their capture. */
+/* Streams. */
 #include "emulator.h"
 
 #include <stdlib.h>
 
-enum { NON_BLOCKING = 1, MODE_GLOBAL = 0, MODE_THREAD_LOCAL = 1, MODE_RELAXED = 2 };
+enum { NON_BLOCKING = 1, WAIT_EXTERNAL = 1 };
 
 bool stream_blocking(const struct stream *stream)
 {
@@ -37,36 +37,6 @@ void stream_close(struct stream *stream, enum state state)
     if (*link)
         *link = stream->next;
     stream->state = state;
-}
-
-static void capture_invalidate(struct capture *capture)
-{
-    capture->invalid = true;
-}
-
-static void capture_end(struct capture *capture)
-{
-    for (size_t i = 0; i < machine.streams.high; i++) {
-        struct stream *stream = (struct stream *)(machine.streams.base + i * machine.streams.size);
-        if (stream->state != UNUSED && stream->capture == capture)
-            stream->capture = NULL;
-    }
-    for (size_t i = 0; i < machine.captures; i++)
-        if (machine.capture_list[i] == capture)
-            machine.capture_list[i] = machine.capture_list[--machine.captures];
-    free(capture);
-}
-
-/* The stream goes while it captures. Nobody could end a capture that began on it any more. */
-static void capture_leave(struct stream *stream)
-{
-    if (!stream->capture)
-        return;
-    if (stream->capture->origin == stream)
-        capture_end(stream->capture);
-    else
-        capture_invalidate(stream->capture);
-    stream->capture = NULL;
 }
 
 /* The context goes, and the work with it. */
@@ -117,48 +87,6 @@ CUresult stream_resolve(struct call *call, CUstream handle, struct stream **out)
     if ((*out)->state != STALE)
         complain("%s: stream 0x%llx was destroyed", call->name, (unsigned long long)NUMBER(handle));
     return CUDA_ERROR_INVALID_HANDLE;
-}
-
-/* What may not be called now, by the documented meaning of the three modes. */
-CUresult capture_forbids(struct thread *thread)
-{
-    bool forbidden = false;
-    for (size_t i = 0; i < machine.captures; i++) {
-        struct capture *capture = machine.capture_list[i];
-        bool own = capture->thread == thread->id && capture->mode != MODE_RELAXED;
-        bool other = capture->mode == MODE_GLOBAL && thread->capture_mode == MODE_GLOBAL;
-        if (thread->capture_mode == MODE_RELAXED || !(own || other))
-            continue;
-        capture_invalidate(capture);
-        forbidden = true;
-    }
-    return forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
-}
-
-/* Work for a stream that captures goes into the graph. Work for the legacy stream would have to
- * wait for blocking streams that capture, which cannot be. */
-CUresult capture_enter(struct stream *stream, bool *taken)
-{
-    *taken = stream->capture != NULL;
-    if (*taken) {
-        stream->capture->nodes++;
-        return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-    }
-    if (stream != stream->context->legacy)
-        return CUDA_SUCCESS;
-    CUresult result = CUDA_SUCCESS;
-    for (struct stream *other = stream->context->streams; other; other = other->next)
-        if (other->capture && stream_blocking(other)) {
-            capture_invalidate(other->capture);
-            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        }
-    return result;
-}
-
-void captures_reset(void)
-{
-    while (machine.captures)
-        capture_end(machine.capture_list[0]);
 }
 
 static CUresult create(struct call *call, CUstream *out, unsigned flags, int priority)
@@ -243,7 +171,7 @@ API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags)
     struct call call = CALL("cuStreamWaitEvent", .stream = NUMBER(handle));
     struct stream *stream = NULL;
     struct event *event = NULL;
-    bool taken = false;
+    bool taken = false, joined = false;
     BEGIN(call, STARTED);
     CUresult result = flags > 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     if (!result)
@@ -252,23 +180,20 @@ API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags)
         result = event_find(&call, event_handle, &event);
     if (result)
         return emulator_end(&call, result);
-    struct capture *capture = event_capture(event);
-    if (capture && stream->capture && stream->capture != capture)
-        return emulator_end(&call, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-    if (capture) {
-        stream->capture = capture; /* the stream joins */
-        return emulator_end(&call, CUDA_SUCCESS);
-    }
-    if (stream->capture && event->record) {
-        capture_invalidate(stream->capture);
-        return emulator_end(&call, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-    }
+    if (flags != WAIT_EXTERNAL)
+        result = capture_wait(stream, event, &joined);
+    if (result || joined)
+        return emulator_end(&call, result);
     result = capture_enter(stream, &taken);
-    if (result || taken || !event->record)
+    if (result || !(event->record || taken))
         return emulator_end(&call, result);
     struct work *work = work_new(&call, WAIT);
     if (!work)
         return emulator_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
+    if (taken) {
+        work->event = event;
+        return emulator_end(&call, capture_add(work, stream));
+    }
     work->record = event->record;
     work->record->users++;
     return emulator_end(&call, work_queue(work, stream));
@@ -282,7 +207,7 @@ static CUresult queue_call(struct call *call, CUstream handle, struct work *mode
     CUresult result = stream_resolve(call, handle, &stream);
     if (!result)
         result = capture_enter(stream, &taken);
-    if (result || taken)
+    if (result)
         return emulator_end(call, result);
     struct work *work = work_new(call, CALL_HOST);
     if (!work)
@@ -291,7 +216,7 @@ static CUresult queue_call(struct call *call, CUstream handle, struct work *mode
     work->callback = model->callback;
     work->argument = model->argument;
     work->handle = handle;
-    return emulator_end(call, work_queue(work, stream));
+    return emulator_end(call, taken ? capture_add(work, stream) : work_queue(work, stream));
 }
 
 API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
@@ -367,114 +292,4 @@ API cuStreamGetPriority(CUstream handle, int *out)
     if (!result && out)
         *out = stream->priority;
     return emulator_end(&call, result);
-}
-
-API cuThreadExchangeStreamCaptureMode(int *mode)
-{
-    struct call call = CALL("cuThreadExchangeStreamCaptureMode");
-    BEGIN(call, NOTHING);
-    if (!mode || *mode < MODE_GLOBAL || *mode > MODE_RELAXED)
-        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
-    struct thread *thread = thread_now();
-    int before = thread->capture_mode;
-    thread->capture_mode = *mode;
-    *mode = before;
-    return emulator_end(&call, CUDA_SUCCESS);
-}
-
-API cuStreamBeginCapture_v2(CUstream handle, int mode)
-{
-    struct call call = CALL("cuStreamBeginCapture", .stream = NUMBER(handle));
-    struct stream *stream = NULL;
-    BEGIN(call, STARTED);
-    CUresult result = stream_resolve(&call, handle, &stream);
-    if (result)
-        return emulator_end(&call, result);
-    if (stream == stream->context->legacy)
-        return emulator_end(&call, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    struct capture *capture = calloc(1, sizeof *capture);
-    if (stream->capture || mode < MODE_GLOBAL || mode > MODE_RELAXED || !capture ||
-        machine.captures == MAX_CAPTURES) {
-        free(capture);
-        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    *capture = (struct capture){.id = ++machine.next_id, .mode = mode, .origin = stream,
-                                .thread = thread_now()->id};
-    machine.capture_list[machine.captures++] = capture;
-    stream->capture = capture;
-    return emulator_end(&call, CUDA_SUCCESS);
-}
-
-/* The graph is only a name: nothing can be launched. */
-static void *graph_of(const struct capture *capture)
-{
-    return memory_at(capture->id << 12);
-}
-
-API cuStreamEndCapture(CUstream handle, void **graph)
-{
-    struct call call = CALL("cuStreamEndCapture", .stream = NUMBER(handle));
-    struct stream *stream = NULL;
-    BEGIN(call, STARTED);
-    CUresult result = stream_resolve(&call, handle, &stream);
-    if (result)
-        return emulator_end(&call, result);
-    struct capture *capture = stream->capture;
-    if (!capture || capture->origin != stream)
-        return emulator_end(&call, capture ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
-                                           : CUDA_ERROR_INVALID_VALUE);
-    if (capture->mode != MODE_RELAXED && capture->thread != thread_now()->id)
-        return emulator_end(&call, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-    if (graph)
-        *graph = result ? NULL : graph_of(capture);
-    capture_end(capture);
-    return emulator_end(&call, result);
-}
-
-API cuGraphDestroy(void *graph)
-{
-    struct call call = CALL("cuGraphDestroy");
-    BEGIN(call, STARTED);
-    return emulator_end(&call, graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
-}
-
-static CUresult capture_status(struct call *call, CUstream handle, int *status, uint64_t *id,
-                               void **graph)
-{
-    struct stream *stream = NULL;
-    BEGIN(*call, STARTED);
-    CUresult result = stream_resolve(call, handle, &stream);
-    if (!result)
-        *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
-    if (!result && id && stream->capture)
-        *id = stream->capture->id;
-    if (graph)
-        *graph = !result && stream->capture ? graph_of(stream->capture) : NULL;
-    return emulator_end(call, result);
-}
-
-API cuStreamIsCapturing(CUstream handle, int *status)
-{
-    struct call call = CALL("cuStreamIsCapturing", .stream = NUMBER(handle));
-    return capture_status(&call, handle, status, NULL, NULL);
-}
-
-API cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, void **graph,
-                              const void **nodes, size_t *count)
-{
-    struct call call = CALL("cuStreamGetCaptureInfo", .stream = NUMBER(handle));
-    if (nodes)
-        *nodes = NULL;
-    if (count)
-        *count = 0;
-    return capture_status(&call, handle, status, id, graph);
-}
-
-API cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id, void **graph,
-                              const void **nodes, const void **edges, size_t *count)
-{
-    if (edges)
-        *edges = NULL;
-    return cuStreamGetCaptureInfo_v2(handle, status, id, graph, nodes, count);
 }

@@ -59,6 +59,26 @@
     E(cuGetProcAddress, 11030, cuGetProcAddress) \
     E(cuGetProcAddress, 12000, cuGetProcAddress_v2) \
     E(cuGraphDestroy, 10000, cuGraphDestroy) \
+    E(cuGraphExecDestroy, 10000, cuGraphExecDestroy) \
+    E(cuGraphExecGetFlags, 12000, cuGraphExecGetFlags) \
+    E(cuGraphExecUpdate, 12000, cuGraphExecUpdate_v2) \
+    E(cuGraphGetEdges, 10000, cuGraphGetEdges) \
+    E(cuGraphGetEdges, 12030, cuGraphGetEdges_v2) \
+    E(cuGraphGetNodes, 10000, cuGraphGetNodes) \
+    E(cuGraphGetRootNodes, 10000, cuGraphGetRootNodes) \
+    E(cuGraphInstantiate, 11000, cuGraphInstantiate_v2) \
+    E(cuGraphInstantiate, 12000, cuGraphInstantiateWithFlags) \
+    E(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags) \
+    E(cuGraphInstantiateWithParams, 12000, cuGraphInstantiateWithParams) \
+    P(cuGraphLaunch, 10000, cuGraphLaunch, cuGraphLaunch_ptsz) \
+    E(cuGraphNodeGetDependencies, 10000, cuGraphNodeGetDependencies) \
+    E(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2) \
+    E(cuGraphNodeGetDependentNodes, 10000, cuGraphNodeGetDependentNodes) \
+    E(cuGraphNodeGetDependentNodes, 12030, cuGraphNodeGetDependentNodes_v2) \
+    E(cuGraphNodeGetType, 10000, cuGraphNodeGetType) \
+    E(cuGraphReleaseUserObject, 11030, cuGraphReleaseUserObject) \
+    E(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject) \
+    P(cuGraphUpload, 11010, cuGraphUpload, cuGraphUpload_ptsz) \
     E(cuInit, 2000, cuInit) \
     E(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle) \
     E(cuKernelGetFunction, 12000, cuKernelGetFunction) \
@@ -150,8 +170,13 @@
     P(cuStreamIsCapturing, 10000, cuStreamIsCapturing, cuStreamIsCapturing_ptsz) \
     P(cuStreamQuery, 2000, cuStreamQuery, cuStreamQuery_ptsz) \
     P(cuStreamSynchronize, 2000, cuStreamSynchronize, cuStreamSynchronize_ptsz) \
+    E(cuStreamUpdateCaptureDependencies, 11030, cuStreamUpdateCaptureDependencies) \
+    E(cuStreamUpdateCaptureDependencies, 12030, cuStreamUpdateCaptureDependencies_v2) \
     P(cuStreamWaitEvent, 3020, cuStreamWaitEvent, cuStreamWaitEvent_ptsz) \
-    E(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode)
+    E(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) \
+    E(cuUserObjectCreate, 11030, cuUserObjectCreate) \
+    E(cuUserObjectRelease, 11030, cuUserObjectRelease) \
+    E(cuUserObjectRetain, 11030, cuUserObjectRetain)
 
 #define UNSUPPORTED(S) \
     S(cuArray3DCreate, 2000) S(cuArray3DGetDescriptor, 2000) S(cuArrayCreate, 2000) \
@@ -195,31 +220,30 @@
     S(cuGraphEventRecordNodeGetEvent, 11010) S(cuGraphEventRecordNodeSetEvent, 11010) \
     S(cuGraphEventWaitNodeGetEvent, 11010) S(cuGraphEventWaitNodeSetEvent, 11010) \
     S(cuGraphExecBatchMemOpNodeSetParams, 11070) S(cuGraphExecChildGraphNodeSetParams, 11010) \
-    S(cuGraphExecDestroy, 10000) S(cuGraphExecEventRecordNodeSetEvent, 11010) \
+    S(cuGraphExecEventRecordNodeSetEvent, 11010) \
     S(cuGraphExecEventWaitNodeSetEvent, 11010) \
     S(cuGraphExecExternalSemaphoresSignalNodeSetParams, 11020) \
-    S(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020) S(cuGraphExecGetFlags, 12000) \
+    S(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020) \
     S(cuGraphExecHostNodeSetParams, 10020) S(cuGraphExecKernelNodeSetParams, 10010) \
     S(cuGraphExecMemcpyNodeSetParams, 10020) S(cuGraphExecMemsetNodeSetParams, 10020) \
-    S(cuGraphExecNodeSetParams, 12020) S(cuGraphExecUpdate, 10020) \
+    S(cuGraphExecNodeSetParams, 12020) \
     S(cuGraphExternalSemaphoresSignalNodeGetParams, 11020) \
     S(cuGraphExternalSemaphoresSignalNodeSetParams, 11020) \
     S(cuGraphExternalSemaphoresWaitNodeGetParams, 11020) \
-    S(cuGraphExternalSemaphoresWaitNodeSetParams, 11020) S(cuGraphGetEdges, 10000) \
-    S(cuGraphGetNodes, 10000) S(cuGraphGetRootNodes, 10000) S(cuGraphHostNodeGetParams, 10000) \
-    S(cuGraphHostNodeSetParams, 10000) S(cuGraphInstantiate, 10000) \
-    S(cuGraphInstantiateWithFlags, 11040) S(cuGraphInstantiateWithParams, 12000) \
+    S(cuGraphExternalSemaphoresWaitNodeSetParams, 11020) \
+    S(cuGraphHostNodeGetParams, 10000) \
+    S(cuGraphHostNodeSetParams, 10000) \
     S(cuGraphKernelNodeCopyAttributes, 11000) S(cuGraphKernelNodeGetAttribute, 11000) \
     S(cuGraphKernelNodeGetParams, 10000) S(cuGraphKernelNodeSetAttribute, 11000) \
-    S(cuGraphKernelNodeSetParams, 10000) S(cuGraphLaunch, 10000) \
+    S(cuGraphKernelNodeSetParams, 10000) \
     S(cuGraphMemAllocNodeGetParams, 11040) S(cuGraphMemFreeNodeGetParams, 11040) \
     S(cuGraphMemcpyNodeGetParams, 10000) S(cuGraphMemcpyNodeSetParams, 10000) \
     S(cuGraphMemsetNodeGetParams, 10000) S(cuGraphMemsetNodeSetParams, 10000) \
-    S(cuGraphNodeFindInClone, 10000) S(cuGraphNodeGetDependencies, 10000) \
-    S(cuGraphNodeGetDependentNodes, 10000) S(cuGraphNodeGetEnabled, 11060) \
-    S(cuGraphNodeGetType, 10000) S(cuGraphNodeSetEnabled, 11060) S(cuGraphNodeSetParams, 12020) \
-    S(cuGraphReleaseUserObject, 11030) S(cuGraphRemoveDependencies, 10000) \
-    S(cuGraphRetainUserObject, 11030) S(cuGraphUpload, 11010) S(cuGraphicsMapResources, 3000) \
+    S(cuGraphNodeFindInClone, 10000) \
+    S(cuGraphNodeGetEnabled, 11060) \
+    S(cuGraphNodeSetEnabled, 11060) S(cuGraphNodeSetParams, 12020) \
+    S(cuGraphRemoveDependencies, 10000) \
+    S(cuGraphicsMapResources, 3000) \
     S(cuGraphicsResourceGetMappedMipmappedArray, 5000) \
     S(cuGraphicsResourceGetMappedPointer, 3000) S(cuGraphicsResourceSetMapFlags, 3000) \
     S(cuGraphicsSubResourceGetMappedArray, 3000) S(cuGraphicsUnmapResources, 3000) \
@@ -276,7 +300,7 @@
     S(cuSignalExternalSemaphoresAsync, 10000) S(cuStreamBatchMemOp, 8000) \
     S(cuStreamBeginCaptureToGraph, 12030) S(cuStreamCopyAttributes, 11000) \
     S(cuStreamGetAttribute, 11000) S(cuStreamGetGreenCtx, 12040) S(cuStreamSetAttribute, 11000) \
-    S(cuStreamUpdateCaptureDependencies, 11030) S(cuStreamWaitValue32, 8000) \
+    S(cuStreamWaitValue32, 8000) \
     S(cuStreamWaitValue64, 9000) S(cuStreamWriteValue32, 8000) S(cuStreamWriteValue64, 9000) \
     S(cuSurfObjectCreate, 5000) S(cuSurfObjectDestroy, 5000) \
     S(cuSurfObjectGetResourceDesc, 5000) S(cuSurfRefGetArray, 3000) S(cuSurfRefSetArray, 3000) \
@@ -295,7 +319,6 @@
     S(cuTexRefSetFormat, 2000) S(cuTexRefSetMaxAnisotropy, 5000) \
     S(cuTexRefSetMipmapFilterMode, 5000) S(cuTexRefSetMipmapLevelBias, 5000) \
     S(cuTexRefSetMipmapLevelClamp, 5000) S(cuTexRefSetMipmappedArray, 5000) \
-    S(cuUserObjectCreate, 11030) S(cuUserObjectRelease, 11030) S(cuUserObjectRetain, 11030) \
     S(cuWaitExternalSemaphoresAsync, 10000)
 
 #endif

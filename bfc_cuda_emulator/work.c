@@ -35,6 +35,7 @@ struct work *work_new(struct call *call, enum action action)
 static void work_free(struct work *work)
 {
     record_release(work->record);
+    belongings_release(work->belongings);
     if (work->finished) {
         work->finished->done = true;
         record_release(work->finished);

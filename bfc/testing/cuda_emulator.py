@@ -18,14 +18,16 @@ True
 
 **What it does.** Devices, primary and created contexts, device, managed, pinned, stream-ordered and
 mapped memory that copies and fills really write, streams with the rules of the legacy and the
-per-thread default stream, events, host functions, stream capture without graphs. Work runs at once
-unless a test holds its stream. Any call can be made to fail, and every call is logged. Mistakes
-that a real driver would have punished are noted as complaints. Copies of two and three dimensions
-work.
+per-thread default stream, events, host functions, stream capture and the graphs that come of it.
+Work runs at once unless a test holds its stream. Any call can be made to fail, and every call is
+logged. Mistakes that a real driver would have punished are noted as complaints. Copies of two and
+three dimensions work.
 
 **What it does not do.** It runs no kernels: modules and libraries take any code, and a launch waits
 in its stream's queue and then does nothing, so that nothing is there that its kernel would write.
-There are no graphs, no arrays and copies of them, no sharing with other processes; those calls give
+A graph comes of a capture: none is put together node by node, or launched into another capture, and
+none has conditional nodes. The nodes of a launch run one after the other, in the order of capture.
+There are no arrays and copies of them, no sharing with other processes; those calls give
 CUDA_ERROR_NOT_SUPPORTED. The CUDA runtime (cudart) checks whose driver it runs on and refuses this
 one, and so do CuPy and PyTorch; cuda-python, cuda.core and Numba's driver calls run. Its calls take
 almost no time, so do not measure time on it. It runs on Linux only, and refuses a process that has

@@ -19,7 +19,7 @@ GIB = 1 << 30
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 0, 1, 2, 3, 100
 INVALID_DEVICE, INVALID_CONTEXT, INVALID_HANDLE, NOT_FOUND, NOT_READY = 101, 201, 400, 500, 600
 LAUNCH_TIMEOUT, DESTROYED, ALREADY_REGISTERED = 702, 709, 712
-CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT, CAPTURED_EVENT = 900, 901, 906, 907
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 900, 901, 906
 MODES = cu.CUstreamCaptureMode
 GLOBAL = MODES.CU_STREAM_CAPTURE_MODE_GLOBAL
 RELAXED = MODES.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -778,7 +778,6 @@ def test_a_relaxed_thread_may_allocate_during_capture(gpu: emulator.Driver) -> N
     assert ok(cu.cuThreadExchangeStreamCaptureMode(before)) == RELAXED
     fill(address, 1, queue)
     ok(cu.cuEventRecord(mark, queue))
-    assert code(cu.cuEventQuery(mark)) == CAPTURED_EVENT
     other = stream(1)
     ok(cu.cuStreamWaitEvent(other, mark, 0))  # joins
     assert int(ok(cu.cuStreamIsCapturing(other))) == 1
