@@ -1,8 +1,26 @@
-"""The usual GPUs, by name: what the rules of operators ask of them."""
+"""The usual GPUs by name: what memory they have, and what the rules of operators ask of them.
+
+Numbers of multiprocessors are from NVIDIA's data sheets and architecture papers, threads of a
+multiprocessor from the table of compute capabilities in the CUDA programming guide. The memory is
+the "total capacity" that PyTorch's out-of-memory errors name on such a GPU, in public reports:
+drivers differ by some tens of MiB.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import SupportsIndex
+
+from bfc.units import format_bytes, parse_bytes
+
+#: What CUDA's context takes before the first tensor: 300 to 600 MiB, by the driver, the GPU and
+#: what is loaded.
+CONTEXT = 512 << 20
+#: Threads that are resident on a multiprocessor, by compute capability.
+THREADS = {(7, 5): 1024, **dict.fromkeys([(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)], 1536)}
+MOST_THREADS = 2048
 
 
 @dataclass(frozen=True)
@@ -12,7 +30,7 @@ class GPU:
     Attributes
     ----------
     name : str
-        As `torch.cuda.get_device_name` returns it.
+        As `torch.cuda.get_device_name` returns it, or "a GPU of 24.00 GiB".
     memory : int
         Its memory in bytes, as `torch.cuda.get_device_properties` tells it.
     cc : tuple of int
@@ -21,6 +39,9 @@ class GPU:
         The number of multiprocessors.
     threads_per_sm : int
         The most threads that are resident on a multiprocessor.
+    usable : int
+        The bytes that PyTorch can take: the memory without CUDA's context. A size that was given
+        instead of a name is all usable.
     """
 
     name: str
@@ -28,13 +49,146 @@ class GPU:
     cc: tuple[int, int]
     sms: int
     threads_per_sm: int
+    usable: int
 
 
-H100 = GPU("NVIDIA H100 80GB HBM3", 85_017_755_648, (9, 0), 132, 2048)
+def _gpu(name: str, gib: float, cc: tuple[int, int], sms: int) -> GPU:
+    memory = round(gib * 1024) << 20
+    full = f"NVIDIA {name}"
+    return GPU(full, memory, cc, sms, THREADS.get(cc, MOST_THREADS), memory - CONTEXT)
 
 
-def find(device: str, cc: tuple[int, int] | None = None, sms: int | None = None) -> GPU:
-    """A GPU by its name, or one with so many bytes of memory."""
-    if device != "h100":
-        raise ValueError(f"{device!r} is no GPU that bfc knows")
-    return H100
+DEVICES: dict[str, GPU] = {
+    "p100": _gpu("Tesla P100-PCIE-16GB", 15.90, (6, 0), 56),
+    "v100": _gpu("Tesla V100-SXM2-16GB", 15.77, (7, 0), 80),
+    "v100-32gb": _gpu("Tesla V100-SXM2-32GB", 31.74, (7, 0), 80),
+    "titan-rtx": _gpu("TITAN RTX", 23.65, (7, 5), 72),
+    "rtx2080ti": _gpu("GeForce RTX 2080 Ti", 10.75, (7, 5), 68),
+    "t4": _gpu("Tesla T4", 14.74, (7, 5), 40),
+    "a100": _gpu("A100-SXM4-80GB", 79.15, (8, 0), 108),
+    "a100-40gb": _gpu("A100-SXM4-40GB", 39.39, (8, 0), 108),
+    "a30": _gpu("A30", 23.50, (8, 0), 56),
+    "a10": _gpu("A10", 22.06, (8, 6), 72),
+    "a10g": _gpu("A10G", 22.06, (8, 6), 80),
+    "a40": _gpu("A40", 44.35, (8, 6), 84),
+    "rtx-a6000": _gpu("RTX A6000", 47.53, (8, 6), 84),
+    "rtx3060": _gpu("GeForce RTX 3060", 11.76, (8, 6), 28),
+    "rtx3080": _gpu("GeForce RTX 3080", 9.77, (8, 6), 68),
+    "rtx3090": _gpu("GeForce RTX 3090", 23.56, (8, 6), 82),
+    "l4": _gpu("L4", 22.03, (8, 9), 58),
+    "l40s": _gpu("L40S", 44.39, (8, 9), 142),
+    "rtx6000-ada": _gpu("RTX 6000 Ada Generation", 47.37, (8, 9), 142),
+    "rtx4070": _gpu("GeForce RTX 4070", 11.60, (8, 9), 46),
+    "rtx4080": _gpu("GeForce RTX 4080", 15.70, (8, 9), 76),
+    "rtx4090": _gpu("GeForce RTX 4090", 23.52, (8, 9), 128),
+    "h100": _gpu("H100 80GB HBM3", 79.18, (9, 0), 132),
+    "h100-pcie": _gpu("H100 PCIe", 79.18, (9, 0), 114),
+    "h100-nvl": _gpu("H100 NVL", 93.10, (9, 0), 132),
+    "h200": _gpu("H200", 139.80, (9, 0), 132),
+    "b200": _gpu("B200", 178.35, (10, 0), 148),
+    "rtx5080": _gpu("GeForce RTX 5080", 15.47, (12, 0), 84),
+    "rtx5090": _gpu("GeForce RTX 5090", 31.36, (12, 0), 170),
+    "rtx-pro-6000": _gpu("RTX PRO 6000 Blackwell", 94.97, (12, 0), 188),
+}
+#: Other names of theirs.
+ALIASES = {
+    "v100-16gb": "v100",
+    "a100-80gb": "a100",
+    "a6000": "rtx-a6000",
+    "h100-80gb": "h100",
+    "h100-sxm": "h100",
+}
+#: What a device is like of which only the bytes are said.
+TYPICAL = DEVICES["a100"]
+
+
+def _key(name: str) -> str:
+    """Upper and lower case, spaces, dashes and the maker's names do not count."""
+    text = name.lower()
+    for word in ("nvidia", "geforce", "tesla"):
+        text = text.replace(word, "")
+    return "".join(filter(str.isalnum, text))
+
+
+_NAMES = {
+    **{_key(name): name for name in DEVICES},
+    **{_key(gpu.name): name for name, gpu in DEVICES.items()},
+    **{_key(alias): name for alias, name in ALIASES.items()},
+}
+
+
+def find(
+    device: SupportsIndex | str,
+    cc: str | Sequence[int] | None = None,
+    sms: int | None = None,
+) -> GPU:
+    """A GPU by its name, or one with so many bytes of memory.
+
+    Parameters
+    ----------
+    device : int or str
+        A name such as "h100" or "RTX 4090", or what PyTorch can take: "24 GiB", or a number of
+        bytes.
+    cc : str or sequence of int, optional
+        The compute capability, such as "9.0". By default that of the named GPU; with bytes, that
+        of an A100.
+    sms : int, optional
+        The number of multiprocessors. By default as for `cc`.
+
+    Returns
+    -------
+    GPU
+        What the rules ask.
+
+    Raises
+    ------
+    ValueError
+        If the name is not in the table, with the names that are like it; or if a number is wrong.
+
+    Examples
+    --------
+    >>> find("RTX 4090").sms, find("24GiB", cc="8.6").threads_per_sm
+    (128, 1536)
+    """
+    name = _NAMES.get(_key(device)) if isinstance(device, str) else None
+    gpu = DEVICES[name] if name is not None else _of_size(device)
+    if cc is not None:
+        chosen = _capability(cc)
+        gpu = replace(gpu, cc=chosen, threads_per_sm=THREADS.get(chosen, MOST_THREADS))
+    if sms is not None:
+        if sms < 1:
+            raise ValueError(f"a GPU has at least 1 multiprocessor, not {sms}")
+        gpu = replace(gpu, sms=sms)
+    return gpu
+
+
+def _of_size(device: SupportsIndex | str) -> GPU:
+    try:
+        size = parse_bytes(device)
+    except ValueError:
+        if not isinstance(device, str) or device.strip()[:1] in {*"0123456789.-"}:
+            raise
+        near = get_close_matches(_key(device), list(_NAMES), n=4, cutoff=0.5)
+        names = dict.fromkeys(_NAMES[key] for key in near)
+        raise ValueError(
+            f"no GPU named {device!r} is known; "
+            f"{'near names are' if names else 'known are'} {', '.join(names or DEVICES)}. Or say "
+            "how many bytes PyTorch can take, such as 24GiB, with the compute capability (--cc "
+            "8.9) and the number of multiprocessors (--sms 128)"
+        ) from None
+    if size == 0:
+        raise ValueError("a device of 0 bytes holds nothing: say its size, such as 24GiB")
+    return replace(TYPICAL, name=f"a GPU of {format_bytes(size)}", memory=size, usable=size)
+
+
+def _capability(given: str | Sequence[int]) -> tuple[int, int]:
+    parts = given.split(".") if isinstance(given, str) else given
+    try:
+        major, minor = (int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{given!r} is not a compute capability: write it as 9.0; NVIDIA lists it for each GPU"
+        ) from None
+    if not (5 <= major <= 20 and 0 <= minor <= 9):
+        raise ValueError(f"{major}.{minor} is not a compute capability that PyTorch runs on")
+    return major, minor

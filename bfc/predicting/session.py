@@ -80,7 +80,7 @@ def predict(
     from bfc.pytorch.extension import torch_version
 
     places = Places()
-    memory = Memory(gpu.memory, settings_in_force(settings), oom, places)
+    memory = Memory(gpu.usable, settings_in_force(settings), oom, places)
     recorder = Recorder(gpu, memory, torch_version(torch))
     places.get_stream = module.stream
     found = Prediction(gpu, memory)

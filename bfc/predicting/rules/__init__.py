@@ -2,12 +2,30 @@
 
 interface.py          what a rule is given, and what it returns
 values.py             what a program reads of a tensor that has no values
+tensors.py            what rules ask of a tensor
+cub.py                the temporary storage of CUB's algorithms
 gemm.py               cuBLAS and cublasLt
 reductions.py         partial results of sums, maxima and the like
 indexing.py           index, index_put and embeddings
+normalization.py      the gradients of norms, batch norm
+foreach.py            operators on lists of tensors
+sorting.py            sorting, choosing and sampling
+attention.py          the kernels of scaled_dot_product_attention
+sdpa_choice.py        which of them a GPU takes
+sdpa.py               attention as the GPU would run it
 """
 
-from bfc.predicting.rules import gemm, indexing, reductions, values
+from bfc.predicting.rules import (
+    attention,
+    foreach,
+    gemm,
+    indexing,
+    normalization,
+    reductions,
+    sdpa,
+    sorting,
+    values,
+)
 from bfc.predicting.rules.interface import Call, Release, Workspace, answer, around, before, rule
 
 __all__ = [
@@ -16,10 +34,15 @@ __all__ = [
     "Workspace",
     "answer",
     "around",
+    "attention",
     "before",
+    "foreach",
     "gemm",
     "indexing",
+    "normalization",
     "reductions",
     "rule",
+    "sdpa",
+    "sorting",
     "values",
 ]

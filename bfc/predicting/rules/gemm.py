@@ -1,8 +1,7 @@
-"""Workspaces of cuBLAS and cublasLt.
+"""Products of matrices: cuBLAS and cuBLASLt.
 
-Sources, of PyTorch 2.13: aten/src/ATen/cuda/CublasHandlePool.cpp (`parseChosenWorkspaceSize`,
-`getNewWorkspace`), aten/src/ATen/native/cuda/Blas.cpp (`addmm_out_cuda_impl`),
-aten/src/ATen/cuda/CUDABlas.cpp (`gemm_and_bias`).
+From PyTorch's ATen/cuda/CublasHandlePool.cpp (the size, and one workspace for each handle and
+stream, kept) and ATen/cuda/CUDABlas.cpp, ATen/native/cuda/Blas.cpp (when cuBLASLt is called).
 """
 
 from __future__ import annotations
@@ -11,43 +10,85 @@ import os
 import re
 from collections.abc import Iterator
 
-from bfc.predicting.rules.interface import Call, Workspace, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, rule
+from bfc.predicting.rules.tensors import argument, is_contiguous
 
-#: The capabilities on which the default workspace is 32 MiB.
-_LARGE = {9: (2, 0), 10: (2, 8), 12: (2, 8)}
-
-
-def workspace_bytes(call: Call) -> int:
-    """The size of the workspace of one handle and stream."""
-    chosen = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-    pairs = re.findall(r":(\d+):(\d+)", chosen)
-    if pairs:
-        return sum(int(size) * 1024 * int(count) for size, count in pairs)
-    since = _LARGE.get(call.gpu.cc[0])
-    if since is not None and call.torch_version >= since:
-        return 4096 * 8 * 1024
-    return 4096 * 2 * 1024 + 16 * 8 * 1024
+KIB = 1 << 10
+#: cuBLASLt's own workspace takes so much unless CUBLASLT_WORKSPACE_SIZE says otherwise.
+LT_KIB = 1024
 
 
-def kept(call: Call) -> Workspace:
-    """The workspace of the handle of this thread, on this stream."""
-    return Workspace(
-        workspace_bytes(call), ("cublas", call.thread, call.stream), "cuBLAS workspace"
+def workspace_bytes(
+    capability: tuple[int, int], torch_version: tuple[int, ...], config: str | None = None
+) -> int:
+    """The workspace of one cuBLAS handle on one stream.
+
+    Parameters
+    ----------
+    capability : tuple of int
+        The GPU's compute capability.
+    torch_version : tuple of int
+        Before 2.8, only compute capability 9.0 has the large one; after it, 10 and 12 too.
+    config : str, optional
+        The text of CUBLAS_WORKSPACE_CONFIG, such as ":4096:8".
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> workspace_bytes((8, 0), (2, 13)), workspace_bytes((9, 0), (2, 13), ":16:8")
+    (8519680, 131072)
+    """
+    large = (9, 10, 12) if torch_version >= (2, 8) else (9,)
+    default = 32768 * KIB if capability[0] in large else (2 * 4096 + 8 * 16) * KIB
+    pairs = re.findall(r":([0-9]+):([0-9]+)", config or "")
+    return sum(int(size) * int(count) for size, count in pairs) * KIB if pairs else default
+
+
+def unified(torch_version: tuple[int, ...]) -> bool:
+    """Whether cuBLASLt uses cuBLAS's workspace, as it does from PyTorch 2.7 on by default."""
+    setting = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    return torch_version >= (2, 7) and setting not in ("0", "n", "N", "no", "off", "false", "FALSE")
+
+
+def _kept(call: Call) -> Workspace:
+    size = workspace_bytes(
+        call.gpu.cc, call.torch_version, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     )
+    return Workspace(size, ("cublas", call.thread, call.stream), "cuBLAS workspace")
 
 
-@rule("aten::mm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
-@rule("aten::addbmm", "aten::vdot", "aten::baddbmm_")
-def gemm(call: Call) -> Iterator[Workspace]:
-    yield kept(call)
+def _lt(call: Call) -> Workspace:
+    if unified(call.torch_version):
+        return _kept(call)
+    size = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_KIB)) * KIB
+    key = ("cublaslt", call.thread, call.stream) if call.torch_version >= (2, 7) else None
+    return Workspace(size, key, "cuBLASLt workspace")
 
 
-@rule("aten::addmm", "aten::_addmm_activation", "aten::addmm_")
-def addmm(call: Call) -> Iterator[Workspace]:
-    """A bias of one dimension goes to cublasLt, whose workspace is that of cuBLAS since 2.7."""
-    bias, a, b = call.args[:3]
-    with_bias = bias.dim() == 1 and bias.is_contiguous() and min(*a.shape, *b.shape) > 1
-    if with_bias and call.torch_version < (2, 7):
-        yield Workspace(1 << 20, what="cublasLt workspace")
-    else:
-        yield kept(call)
+@rule(
+    *("aten::mm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::mv"),
+    *("aten::addmv", "aten::addmv_", "aten::dot", "aten::vdot", "aten::_grouped_mm"),
+)
+def product(call: Call) -> Iterator[Workspace | Release]:
+    """cuBLAS, whose workspace belongs to the handle: one for each thread and stream."""
+    yield _kept(call)
+
+
+@rule("aten::_scaled_mm", "aten::_int_mm", "aten::_scaled_grouped_mm")
+def scaled_product(call: Call) -> Iterator[Workspace | Release]:
+    """Products of 8-bit numbers, which only cuBLASLt has."""
+    yield _lt(call)
+
+
+@rule("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
+def addmm(call: Call) -> Iterator[Workspace | Release]:
+    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough."""
+    bias, left, right = call.args[:3]
+    row = len(bias.shape) == 1 and bias.shape[0] == right.shape[1] and is_contiguous(bias)
+    large = all(size > 1 for size in (*left.shape, *right.shape))
+    plain = argument(call, "beta", 1) == 1 and argument(call, "alpha", 1) == 1
+    yield _lt(call) if row and large and plain else _kept(call)

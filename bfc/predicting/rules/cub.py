@@ -1,0 +1,124 @@
+"""The temporary storage of CUB's algorithms on a device.
+
+From CCCL's cub/device/dispatch/dispatch_radix_sort.cuh, dispatch_scan.cuh,
+dispatch_select_if.cuh and the tables in dispatch/tuning (release 12.9; 13.3 has the same numbers).
+PyTorch counts the items in 64 bits. Two sizes in recordings agree to the byte: 4096 and 8192 pairs
+of 8 bytes and 8, sorted by 14 bits on a GPU of compute capability 8, take 72191 and 138751.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bfc.predicting.rules.interface import Release, Workspace
+from bfc.predicting.rules.tensors import div_up
+
+ALIGNMENT = 256
+SHARED_MEMORY = 48 << 10
+RADIX_BITS = 8
+DIGITS = 1 << RADIX_BITS
+OFFSET = 8
+#: The bytes of the counters of a block that looks back, and of a portion.
+ATOMIC_OFFSET = 4
+MOST_IN_A_PORTION = (1 << 28) - 1
+#: What CUB asks for where it needs nothing, so that a pointer is not null.
+NOTHING = 1
+#: Threads and elements of 4 bytes of the sort of a single tile.
+SINGLE_TILE = (256, 19)
+
+
+def aliased(*sizes: int) -> int:
+    """Several arrays in one allocation, each aligned."""
+    total = sum(div_up(size, ALIGNMENT) * ALIGNMENT for size in sizes)
+    return total + ALIGNMENT - 1 if total else NOTHING
+
+
+def scaled(threads: int, items: int, size: int) -> int:
+    """The elements of a tile, whose registers hold so many elements of 4 bytes."""
+    items = max(1, items * 4 // max(4, size))
+    return items * min(threads, div_up(SHARED_MEMORY // (size * items), 32) * 32)
+
+
+def _onesweep(capability: tuple[int, int], key: int, value: int) -> tuple[int, int]:
+    """Threads, and elements of 4 bytes a thread, of one sweep of the sort."""
+    if capability >= (9, 0):
+        if key == 8:
+            return 384, 30 if 0 < value < 8 or not value else 24
+        if key == 4:
+            return 384, 19 if not value else 17 if value < 8 else 29
+        return (512, 19) if not value else (512, 23) if key == 2 else (384, 18)
+    if capability >= (8, 0):
+        return 384, 17 if key == 4 and value else 21
+    if capability >= (7, 0):
+        return 256, 46 if key == value == 4 else 23
+    return 256, 30
+
+
+def radix_sort(count: int, key: int, value: int, bits: int, capability: tuple[int, int]) -> int:
+    """The temporary storage of a radix sort.
+
+    Parameters
+    ----------
+    count : int
+        How many pairs, or keys.
+    key, value : int
+        Their bytes; 0 for a sort of keys alone.
+    bits : int
+        The bits of the key that are compared.
+    capability : tuple of int
+        The GPU's compute capability.
+
+    Returns
+    -------
+    int
+        Bytes. Before compute capability 9.0, keys of 1 and 2 bytes are sorted by another algorithm,
+        whose histograms depend on how many blocks fit on a multiprocessor: they are left out.
+
+    Examples
+    --------
+    >>> radix_sort(8192, 8, 8, 14, (8, 0)), radix_sort(2048, 8, 8, 14, (8, 0))
+    (138751, 1)
+    """
+    dominant = max(key, value)
+    if count <= scaled(*SINGLE_TILE, dominant):
+        return NOTHING
+    passes = div_up(bits, RADIX_BITS)
+    others = (count * key, count * value) if passes > 1 else (0, 0)
+    if key < 4 and capability < (9, 0):
+        return aliased(*others, DIGITS * OFFSET)
+    tile = scaled(*_onesweep(capability, key, value), dominant)
+    portion = MOST_IN_A_PORTION // tile * tile
+    portions = div_up(count, portion)
+    blocks = div_up(min(count, portion), tile)
+    return aliased(
+        portions * passes * DIGITS * OFFSET,
+        blocks * DIGITS * ATOMIC_OFFSET,
+        *others,
+        portions * passes * ATOMIC_OFFSET,
+    )
+
+
+def tiles(count: int, threads: int, items: int, size: int) -> int:
+    """How many tiles a scan has, whose elements are scaled to what memory can deliver."""
+    items = max(1, min(items * 4 // size, items * 2))
+    threads = min(threads, div_up(SHARED_MEMORY // (size * items), 32) * 32)
+    return div_up(count, threads * items)
+
+
+def scan(count: int, size: int, threads: int = 128, items: int = 15) -> int:
+    """The temporary storage of a scan: a descriptor for each tile, and a warp's of padding.
+
+    A descriptor of elements up to 8 bytes has the size of two of them; larger ones lie in arrays of
+    their own.
+    """
+    descriptors = tiles(count, threads, items, size) + 32
+    if size <= 8:
+        return aliased(descriptors * max(2 * size, 4))
+    return aliased(descriptors * 4, descriptors * size, descriptors * size)
+
+
+def for_a_moment(size: int, what: str) -> Iterator[Workspace | Release]:
+    """Temporary storage, which is given back as soon as the algorithm was started."""
+    workspace = Workspace(size, what=what)
+    yield workspace
+    yield Release(workspace)

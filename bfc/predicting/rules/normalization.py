@@ -1,0 +1,148 @@
+"""Normalisation: the gradients of weights, and cuDNN's batch norm.
+
+From PyTorch's ATen/native/cuda/layer_norm_kernel.cu (LaunchGammaBetaBackwardCUDAKernel,
+GammaBetaBackward), group_norm_kernel.cu, Normalization.cu and Normalization.cuh, and
+ATen/native/cudnn/BatchNorm.cpp (the reserve, which a device sizes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from bfc.predicting.rules.interface import Call, Release, Workspace, rule
+from bfc.predicting.rules.reductions import kernel_of, reduce
+from bfc.predicting.rules.tensors import argument, div_up, numel, operator, type_name
+
+#: With more rows than that and few columns, the gradients of weights are summed in blocks.
+MANY_ROWS = 64 * 1024
+COLUMNS = 32
+ROWS = 32
+MOST_BLOCKS = 64 * 1024 // 2
+
+
+@rule("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
+def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
+    """Partial gradients of the weight and the bias, where there are many short rows."""
+    tensor = argument(call, "input")
+    shape = argument(call, "normalized_shape")
+    columns = math.prod(shape)
+    rows = numel(tensor) // max(columns, 1)
+    # both of int division: N / 32 < SMs / 2
+    if not (rows > MANY_ROWS and columns // COLUMNS < call.gpu.sms // 2):
+        return
+    across = div_up(columns, COLUMNS)
+    blocks = min(MOST_BLOCKS // across, div_up(rows, ROWS))
+    results = [one for one in call.result[1:] if one is not None]
+    for result in results:
+        size = blocks * columns * int(result.element_size())
+        yield Workspace(size, what="partial gradients")
+    for result in results:
+        partial = _Rows(result, blocks, columns)
+        kernel = kernel_of("sum", partial, False)
+        yield from reduce(call, partial, [0], kernel, int(result.element_size()))
+
+
+class _Rows:
+    """A contiguous matrix with the elements of another tensor."""
+
+    def __init__(self, like: Any, rows: int, columns: int) -> None:
+        self.shape, self.dtype, self.device = (rows, columns), like.dtype, like.device
+        self._size = int(like.element_size())
+
+    def stride(self) -> tuple[int, int]:
+        """Row by row."""
+        return self.shape[1], 1
+
+    def element_size(self) -> int:
+        """The bytes of an element."""
+        return self._size
+
+
+@rule("aten::native_group_norm", "aten::native_group_norm_backward")
+def group_norm(call: Call) -> Iterator[Workspace | Release]:
+    """A factor and a summand for each channel of each image; sums in the backward pass."""
+    tensor = argument(call, "input")
+    count, channels = int(argument(call, "N")), int(argument(call, "C"))
+    wide = 8 if type_name(tensor) == "float64" else 4
+    each = count * channels * wide
+    backward = operator(call).endswith("_backward")
+    inner = int(argument(call, "HxW"))
+    groups = int(argument(call, "group"))
+    if not backward:
+        if inner > 1:
+            yield Workspace(each, what="factors")
+            yield Workspace(each, what="summands")
+        return
+    if inner == 1:
+        yield from _sums_of_groups(count * groups * wide)
+        return
+    yield Workspace(each, what="sums of gradients")
+    yield Workspace(each, what="sums of products")
+    yield from _sums_of_groups(count * groups * wide)
+    if argument(call, "weight") is not None:
+        yield Workspace(each, what="factors")
+
+
+def _sums_of_groups(size: int) -> Iterator[Workspace | Release]:
+    yield Workspace(size, what="factors of groups")
+    yield Workspace(size, what="summands of groups")
+
+
+# -- batch norm -------------------------------------------------------------------------------
+
+#: A block works on so many channels at once, and a thread on so many rows.
+TILE, ELEMENTS, THREADS, MOST_ALONG, LEAST_ALONG = 32, 16, 512, 128, 8
+
+
+@rule("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
+def batch_norm(call: Call) -> Iterator[Workspace | Release]:
+    """PyTorch's own kernels share a channel between blocks where channels lie side by side."""
+    training = argument(call, "training", operator(call) == "_batch_norm_with_update")
+    if training and _by_channel(call.args[0]) and not uses_cudnn(call):
+        yield from _shared_channels(call.args[0], 4)
+
+
+@rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
+def batch_norm_backward(call: Call) -> Iterator[Workspace | Release]:
+    """The same for the sums of gradients, which have arrays of their own."""
+    tensor = argument(call, "input")
+    if _by_channel(tensor):
+        for name in ("mean of gradients", "mean of products"):
+            yield Workspace(int(tensor.shape[1]) * 4, what=name)
+        yield from _shared_channels(tensor, 2)
+
+
+def uses_cudnn(call: Call) -> bool:
+    """Whether cuDNN normalises: 32 bits, or 16 with weights of 32, and at least 3 dimensions."""
+    tensor, weight, bias, mean, variance = call.args[:5]
+    if weight is None or bias is None or (mean is None) != (variance is None):
+        return False
+    name = type_name(tensor)
+    if "bfloat16" in (name, type_name(weight)):
+        return False
+    return len(tensor.shape) >= 3 and (name != "float16" or type_name(weight) == "float32")
+
+
+def _by_channel(tensor: Any) -> bool:
+    return len(tensor.shape) >= 2 and bool(tensor.stride()[1] == 1) and numel(tensor) > 0
+
+
+def _shared_channels(tensor: Any, values: int) -> Iterator[Workspace | Release]:
+    """Partial sums and semaphores, if several blocks work on a channel."""
+    channels = int(tensor.shape[1])
+    rows = numel(tensor) // channels
+    width = min(power_of_2(channels), TILE)
+    height = min(power_of_2(div_up(rows, ELEMENTS)), THREADS // width)
+    if width * height != THREADS:
+        width = min(power_of_2(channels), THREADS // height)
+    along = min(div_up(rows, height * ELEMENTS), MOST_ALONG)
+    if along >= LEAST_ALONG:
+        yield Workspace(values * channels * along * 4, what="partial sums of blocks")
+        yield Workspace(div_up(channels, width) * 4, what="semaphores")
+
+
+def power_of_2(number: int) -> int:
+    """The highest power of 2 that is not above a number."""
+    return 1 << (max(number, 1).bit_length() - 1)

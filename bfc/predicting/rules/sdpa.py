@@ -1,0 +1,158 @@
+"""`scaled_dot_product_attention` as the GPU would run it, in place of what the build would take.
+
+From PyTorch's ATen/native/transformers/attention.cpp: heads are padded to a multiple of 8, masks
+are converted, and what each kernel is called with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from bfc.predicting.rules.interface import around, on_cuda
+from bfc.predicting.rules.sdpa_choice import Attention, Backend, choose
+
+#: The efficient kernel reads masks in steps of so many elements.
+MASK_STEP = 8
+
+
+@around
+@contextmanager
+def replaced(recorder: Any) -> Iterator[None]:
+    """While a prediction runs, the function of `torch.nn.functional` asks for the GPU's choice."""
+    import torch
+    import torch.nn.functional as functional
+
+    build = functional.scaled_dot_product_attention
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if not on_cuda(query) or query.is_nested:
+            return build(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+        call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, False)
+        return _run(_cast(call), scale, recorder, build)
+
+    with (
+        patch.object(functional, "scaled_dot_product_attention", attention),
+        patch.object(torch._C._nn, "scaled_dot_product_attention", attention),
+    ):
+        yield
+
+
+def _cast(call: Attention) -> Attention:
+    """What autocast makes of the arguments, and whether a gradient will be asked for."""
+    import torch
+
+    tensors = [call.query, call.key, call.value, call.mask]
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        tensors = [
+            tensor.to(dtype)
+            if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+            else tensor
+            for tensor in tensors
+        ]
+    query, key, value, mask = tensors
+    gradient = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+    return replace(call, query=query, key=key, value=value, mask=mask, gradient=gradient)
+
+
+def _enabled(backend: Backend) -> bool:
+    """Whether the program allows a kernel."""
+    import torch.backends.cuda as cuda
+
+    asks: dict[Backend, Callable[[], bool]] = {
+        Backend.FLASH: cuda.flash_sdp_enabled,
+        Backend.EFFICIENT: cuda.mem_efficient_sdp_enabled,
+        Backend.MATH: cuda.math_sdp_enabled,
+        Backend.CUDNN: cuda.cudnn_sdp_enabled,
+    }
+    return bool(asks[backend]())
+
+
+def _run(call: Attention, scale: float | None, recorder: Any, build: Any) -> Any:
+    import torch
+
+    gpu, version = recorder.gpu, recorder.version
+    backend = choose(call, gpu, version, _enabled)
+    if backend is None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    aten = torch.ops.aten
+    query, key, value, causal = call.query, call.key, call.value, call.causal
+    if backend == Backend.FLASH:
+        return _flash(call, scale)
+    mask = _float_mask(call)
+    if backend == Backend.CUDNN:
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, call.gradient, call.dropout, causal, False, scale=scale
+        )[0]
+    if backend == Backend.EFFICIENT:
+        mask = None if mask is None else _aligned(mask, call)
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, call.gradient, call.dropout, causal, scale=scale
+        )[0]
+    return aten._scaled_dot_product_attention_math(
+        query, key, value, mask, call.dropout, causal, None, scale=scale, enable_gqa=call.gqa
+    )[0]
+
+
+def _flash(call: Attention, scale: float | None) -> Any:
+    import torch
+    import torch.nn.functional as functional
+
+    head = call.head
+    padded = [
+        functional.pad(tensor, (0, -head % 8)) if head % 8 else tensor
+        for tensor in (call.query, call.key, call.value)
+    ]
+    found = torch.ops.aten._scaled_dot_product_flash_attention(
+        *padded,
+        call.dropout,
+        call.causal,
+        False,
+        scale=1 / math.sqrt(head) if scale is None else scale,
+    )[0]
+    return found[..., :head] if head % 8 else found
+
+
+def _float_mask(call: Attention) -> Any:
+    """A mask of booleans as numbers that are added."""
+    import torch
+
+    mask = call.mask
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    lowest = torch.scalar_tensor(-math.inf, dtype=call.query.dtype, device=mask.device)
+    return torch.where(mask, 0.0, lowest)
+
+
+def _aligned(mask: Any, call: Attention) -> Any:
+    """A mask for each head, in memory that is padded to what the kernel reads at once."""
+    import torch.nn.functional as functional
+
+    last = int(mask.shape[-1])
+    if mask.stride()[-1] != 1 or any(stride % MASK_STEP for stride in mask.stride()[:-1]):
+        mask = functional.pad(mask, (0, MASK_STEP - last % MASK_STEP))[..., :last]
+    batch, heads, queries, _ = call.query.shape
+    return mask.expand(batch, heads, queries, call.key.shape[2])

@@ -1,0 +1,65 @@
+"""What rules ask of a tensor, which is anything with `shape`, `stride()`, `dtype`,
+`element_size()` and `device`: no rule of sizes imports PyTorch, and their tests need none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bfc.predicting.rules.interface import Call, Workspace
+
+
+def argument(call: Call, name: str, default: Any = None) -> Any:
+    """An argument by its name in the schema, or the default there."""
+    if name in call.kwargs:
+        return call.kwargs[name]
+    for index, one in enumerate(call.func._schema.arguments):
+        if one.name == name:
+            return call.args[index] if index < len(call.args) else one.default_value
+    return default
+
+
+def operator(call: Call) -> str:
+    """The name of the operator: "max"."""
+    return str(call.func._schema.name).partition("::")[2]
+
+
+def numel(tensor: Any) -> int:
+    """How many elements a tensor has."""
+    return math.prod(tensor.shape)
+
+
+def nbytes(tensor: Any) -> int:
+    """The bytes of a contiguous copy of a tensor."""
+    return numel(tensor) * int(tensor.element_size())
+
+
+def type_name(tensor: Any) -> str:
+    """The type of the elements: "float16"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def is_contiguous(tensor: Any) -> bool:
+    """Whether the elements lie row by row without gaps."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if size != 1 and stride != expected:
+            return numel(tensor) == 0
+        expected *= size
+    return True
+
+
+def on_host(tensor: Any) -> bool:
+    """Whether a tensor lies in host memory."""
+    return str(tensor.device.type) == "cpu"
+
+
+def div_up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def contiguous_copy(tensor: Any, what: str) -> list[Workspace]:
+    """The copy that a kernel makes of a tensor that is not contiguous."""
+    return [] if is_contiguous(tensor) else [Workspace(nbytes(tensor), what=what)]

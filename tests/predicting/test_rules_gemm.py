@@ -1,0 +1,66 @@
+"""cuBLAS's workspaces."""
+
+from __future__ import annotations
+
+import pytest
+from rule_calls import Shape, call, of
+
+from bfc.predicting.rules import gemm
+from bfc.predicting.rules.interface import RULES
+
+MIB = 1 << 20
+A, B, BIAS = Shape((64, 32)), Shape((32, 16)), Shape((16,))
+
+
+@pytest.mark.parametrize(
+    ("cc", "torch", "nbytes"),
+    [
+        ((7, 5), (2, 13), 8519680),
+        ((8, 9), (2, 13), 8519680),
+        ((9, 0), (2, 6), 32 * MIB),
+        ((10, 0), (2, 7), 8519680),
+        ((10, 0), (2, 13), 32 * MIB),
+        ((12, 0), (2, 13), 32 * MIB),
+    ],
+)
+def test_its_size_goes_by_the_compute_capability(
+    cc: tuple[int, int], torch: tuple[int, int], nbytes: int
+) -> None:
+    assert gemm.workspace_bytes(cc, torch) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("config", "nbytes"), [(":4096:8", 32 * MIB), (":16:8:8:2", 147456), ("no", 8519680)]
+)
+def test_the_environment_says_another(config: str, nbytes: int) -> None:
+    assert gemm.workspace_bytes((8, 0), (2, 13), config) == nbytes
+
+
+def test_each_thread_and_stream_keeps_one() -> None:
+    keys = set()
+    for thread, stream in ((1, 0), (2, 0), (1, 7)):
+        for name in ("mm(self, mat2)", "bmm(self, mat2)"):
+            made = call(name, A, B, thread=thread, stream=stream)
+            for rule in RULES[made.func._schema.name]:
+                keys |= {one.kept for one in rule(made)}
+    assert len(keys) == 3
+
+
+ADDMM = "addmm(self, mat1, mat2, beta=1, alpha=1)"
+
+
+def test_a_bias_shares_it_since_2_7(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = call(ADDMM, BIAS, A, B, beta=1, alpha=1)
+    assert of(made) == [0, 8519680]
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
+    assert of(made) == [0, MIB]
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    assert of(made) == [0, 4 * MIB]
+
+
+def test_a_bias_had_one_for_each_call_before() -> None:
+    made = call(ADDMM, BIAS, A, B, beta=1, alpha=1, torch=(2, 6))
+    assert of(made) == [0, MIB]
+    assert [one.kept for one in RULES["aten::addmm"][0](made)] == [None]
+    small = call(ADDMM, Shape((1,)), A, Shape((32, 1)), beta=1, alpha=1, torch=(2, 6))
+    assert of(small) == [0, 8519680]

@@ -1,0 +1,103 @@
+"""What indexing takes, and CUB's temporary storage."""
+
+from __future__ import annotations
+
+import pytest
+from rule_calls import Shape, call, of
+
+from bfc.predicting.rules import cub
+from bfc.predicting.rules.tensors import div_up
+
+
+@pytest.mark.parametrize(
+    ("count", "nbytes"),
+    [(2048, 1), (2304, 1), (4096, 72191), (8192, 138751)],
+)
+def test_the_radix_sorts_that_were_recorded(count: int, nbytes: int) -> None:
+    """Pairs of 8 bytes and 8, whose keys have 14 bits, on an A100."""
+    assert cub.radix_sort(count, 8, 8, 14, (8, 0)) == nbytes
+
+
+def test_a_sort_of_one_pass_needs_no_second_buffer() -> None:
+    assert cub.radix_sort(100_000, 8, 8, 8, (8, 0)) < 100_000
+    assert cub.radix_sort(100_000, 8, 8, 9, (8, 0)) > 1_600_000
+
+
+def test_a_sort_of_keys_alone_needs_less() -> None:
+    pairs, keys = (cub.radix_sort(1 << 20, 4, value, 32, (9, 0)) for value in (8, 0))
+    assert pairs - keys == pytest.approx(8 << 20, rel=0.01)
+
+
+def test_a_scan_has_a_descriptor_for_each_tile() -> None:
+    assert cub.tiles(1_000_000, 128, 15, 4) == div_up(1_000_000, 1920)
+    assert cub.scan(1_000_000, 4) == cub.aliased((521 + 32) * 8)
+
+
+PUT = "_index_put_impl_(self, indices, values, accumulate=False, unsafe=False)"
+
+
+def test_the_gradient_of_an_index_sorts_the_rows() -> None:
+    """The order that recordings hold."""
+    weight, index, rows = Shape((10000, 512)), Shape((32, 256), "int64"), Shape((32, 256, 512))
+    n = 8 * 8192
+    made = call(PUT, weight, [index], rows, True, True, result=weight)
+    assert of(made) == [0, n, n, -n, n, n, n, 138751, -138751, -n, -n, -n, -n]
+
+
+def test_an_index_from_the_host_is_computed_there() -> None:
+    weight, rows = Shape((10000, 512)), Shape((64, 512))
+    index = Shape((64,), "int64", place="cpu")
+    made = call(PUT, weight, [index], rows, True, True, result=weight)
+    assert of(made) == [0, 512, 512, 512, 512, 1, -1, -512, -512, -512, -512]
+
+
+def test_two_indices_are_one_index() -> None:
+    logits, one = Shape((64, 1000)), Shape((64,), "int64")
+    made = call(PUT, logits, [one, one], Shape((64,)), True, True, result=logits)
+    n = 512
+    assert of(made) == [0, n, n, -n, n, n, -n, -n, n, n, n, 1, -1, -n, -n, -n, -n]
+
+
+def test_a_number_is_written_out_for_each_place() -> None:
+    tensor, index = Shape((100, 8)), Shape((16,), "int64")
+    made = call(PUT, tensor, [index], Shape(()), True, True, result=tensor)
+    assert 16 * 8 * 4 in of(made)
+
+
+def test_a_program_s_own_call_checks_the_range() -> None:
+    tensor, index = Shape((100, 8)), Shape((16,), "int64")
+    made = call("index_put_(self, indices, values, accumulate=False)", tensor, [index])
+    made.args = (tensor, [index], Shape((16, 8)), True)
+    assert of(made)[:5] == [0, 8, -8, 8, -8]
+
+
+def test_what_does_not_add_up_is_not_sorted() -> None:
+    tensor, host = Shape((100, 8)), Shape((16,), "int64", place="cpu")
+    assert of(call(PUT, tensor, [host], Shape((16, 8)))) == [0, 128]
+    assert of(call(PUT, tensor, [Shape((16,), "int64")], Shape((16, 8)))) == [0]
+    assert of(call("index(self, indices)", tensor, [None, host])) == [0, 128]
+
+
+BACKWARD = (
+    "embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)"
+)
+
+
+def test_the_gradient_of_an_embedding_needs_nothing_for_few_indices() -> None:
+    made = call(BACKWARD, Shape((3, 1024, 64)), Shape((3, 1024), "int64"), 1000, -1, False)
+    assert of(made) == [0]
+
+
+def test_the_gradient_of_an_embedding_sums_segments_of_many() -> None:
+    made = call(BACKWARD, Shape((8, 1024, 64)), Shape((8, 1024), "int64"), 1000, -1, False)
+    found = of(made)
+    where = found.index(0)
+    n = 8192 * 8
+    sort = cub.radix_sort(8192, 8, 8, 64, (8, 0))
+    assert found[:where] == [n, n, n, sort, -sort, -n]
+    assert [size for size in found[where:] if size >= n] == [*[n] * 4, 8192 * 64 * 4]
+
+
+def test_a_number_from_the_host_lies_on_the_device_first() -> None:
+    condition, number = Shape((16,), "bool"), Shape((), place="cpu")
+    assert of(call("where(condition, self, other)", condition, Shape((16,)), number)) == [4, 0]

@@ -1,0 +1,118 @@
+"""What normalisation, operators on lists, sorting, choosing and sampling take."""
+
+from __future__ import annotations
+
+from rule_calls import Shape, call, of, shapes
+
+from bfc.predicting.rules import cub
+
+LAYER_NORM = (
+    "native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias)"
+)
+
+
+def layer_norm(rows: int, columns: int, gpu: str = "a100") -> list[int]:
+    tensor, weight = Shape((rows, columns)), Shape((columns,))
+    arguments = (tensor, tensor, [columns], None, None, weight, weight)
+    return of(call(LAYER_NORM, *arguments, result=(tensor, weight, weight), gpu=gpu))
+
+
+def test_weights_of_many_short_rows_are_summed_in_blocks() -> None:
+    blocks = 32768 // (256 // 32)
+    found = layer_norm(1 << 18, 256)
+    assert found[:3] == [0, blocks * 256 * 4, blocks * 256 * 4]
+    assert len(found) == 3 + 2 * 4  # and each of the two sums has partial results
+
+
+def test_weights_of_few_or_long_rows_are_not() -> None:
+    assert layer_norm(1 << 16, 256) == [0]
+    assert layer_norm(1 << 18, 1728) == [0]  # as many columns as fill 54 of 108 multiprocessors
+    assert layer_norm(1 << 18, 1700)[1] > 0
+
+
+GROUP_NORM = "native_group_norm(input, weight, bias, N, C, HxW, group, eps)"
+GROUP_BACKWARD = "native_group_norm_backward(g, input, mean, rstd, weight, N, C, HxW, group)"
+
+
+def test_group_norm_has_a_factor_for_each_channel() -> None:
+    image = Shape((4, 64, 32, 32))
+    assert of(call(GROUP_NORM, image, None, None, 4, 64, 1024, 8, 1e-5)) == [0, 1024, 1024]
+    weight = Shape((64,))
+    found = of(call(GROUP_BACKWARD, image, image, None, None, weight, 4, 64, 1024, 8))
+    assert found == [0, 1024, 1024, 128, 128, 1024]
+
+
+BATCH_NORM = "native_batch_norm(input, weight, bias, running_mean, running_var, training)"
+
+
+def batch_norm(tensor: Shape, weight: Shape) -> list[int]:
+    return of(call(BATCH_NORM, tensor, weight, weight, weight, weight, True))
+
+
+def test_batch_norm_of_channels_last_halves_shares_channels_between_blocks() -> None:
+    last = Shape((64, 64, 56, 56), "bfloat16", (64 * 56 * 56, 1, 64 * 56, 64))
+    assert batch_norm(last, Shape((64,), "bfloat16")) == [0, 4 * 64 * 128 * 4, 2 * 4]
+
+
+def test_batch_norm_needs_nothing_where_cudnn_or_a_channel_s_own_block_works() -> None:
+    images = Shape((64, 64, 56, 56))
+    assert batch_norm(images, Shape((64,))) == [0]
+    last = Shape((64, 64, 56, 56), "float32", (64 * 56 * 56, 1, 64 * 56, 64))
+    assert batch_norm(last, Shape((64,))) == [0]
+    assert batch_norm(Shape((4, 64, 8, 8), "bfloat16"), Shape((64,), "bfloat16")) == [0]
+
+
+def test_norms_of_a_list_have_a_number_for_each_chunk() -> None:
+    tensors = shapes([(65537,), (10,), (1000, 1000)])
+    assert of(call("_foreach_norm(self, ord)", tensors, 2)) == [3 * 16 * 4, 0]
+    mixed = [*tensors, Shape((4,), "float16")]
+    assert of(call("_foreach_norm(self, ord)", mixed, 2)) == [0]
+
+
+SORT = "sort(self, dim=-1, descending=False)"
+
+
+def test_short_rows_are_sorted_in_place() -> None:
+    assert of(call(SORT, Shape((1000, 4096)), -1)) == [0]
+
+
+def test_one_long_row_is_sorted_by_cub() -> None:
+    size = cub.radix_sort(100_000, 4, 8, 32, (8, 0))
+    assert of(call(SORT, Shape((100_000,)), -1)) == [0, 800_000, size, -size]
+
+
+def test_some_long_rows_are_sorted_together() -> None:
+    found = of(call(SORT, Shape((4, 5000)), -1))
+    assert found[:4] == [0, 160_000, 160_000, 80_000]
+    assert found[5] == -found[4]
+    assert found[6] == -80_000
+
+
+def test_many_long_rows_are_segments() -> None:
+    found = of(call(SORT, Shape((200, 5000)), -1))
+    assert found[1] == 8_000_000
+    assert found[2] == cub.aliased(4_000_000, 8_000_000)
+
+
+def test_a_scan_of_booleans_copies_them() -> None:
+    found = of(
+        call("cumsum(self, dim)", Shape((64, 64), "bool"), 0, result=Shape((64, 64), "int64"))
+    )
+    assert found == [0, 64 * 64 * 8]
+
+
+def test_a_scan_of_one_row_is_cub_s() -> None:
+    row = Shape((1 << 20,))
+    size = cub.scan(1 << 20, 4)
+    assert of(call("cumsum(self, dim)", row, 0, result=row)) == [0, size, -size]
+
+
+def test_sampling_one_is_a_race() -> None:
+    found = of(call("multinomial(self, num_samples, replacement)", Shape((8, 1000)), 1, False))
+    assert found[-2:] == [32_000, 0]
+
+
+def test_topk_copies_what_is_not_in_order() -> None:
+    assert of(call("topk(self, k, dim)", Shape((8, 1000)), 5, -1)) == [0]
+    turned = Shape((1000, 8), strides=(1, 1000))
+    assert of(call("topk(self, k, dim)", turned, 5, 0)) == [32_000, 0]
