@@ -63,8 +63,11 @@ def open_allocators():
     return allocators
 
 
-def _checked(settings, now):
-    return settings if isinstance(settings, PinnedSettings) else now.apply(settings)
+def _checked(settings, now, torch):
+    if not isinstance(settings, PinnedSettings):
+        return now.apply(settings, torch=torch)
+    settings.check_version(torch)
+    return settings
 
 
 def _source_of(sub_allocator):
@@ -166,7 +169,7 @@ cdef class PinnedAllocator(PinnedBooks):
         if self.sub_allocator is not None:
             raise RuntimeError("an allocator is set up once: make another")
         self.rules = rules_of(torch)
-        checked = _checked(settings, PinnedSettings())
+        checked = _checked(settings, PinnedSettings(), torch)
         source, self.no_cuda = _source_of(sub_allocator)
         if not self.no_cuda:
             self.require_registering(source, checked)
@@ -228,7 +231,7 @@ cdef class PinnedAllocator(PinnedBooks):
         >>> allocator.settings
         'pinned_max_cached_size_mb:16'
         """
-        checked = _checked(text, self.applied)
+        checked = _checked(text, self.applied, self.rules.version)
         if not self.no_cuda:
             self.require_registering(self.sub_allocator, checked)
         self.apply(checked)

@@ -253,7 +253,8 @@ cdef class CachingAllocator(PagedAllocator):
         if memory_limit is not None and per_process_memory_fraction is not None:
             raise ValueError("memory_limit and per_process_memory_fraction both set the limit: give one of them")
         if not isinstance(settings, CachingSettings):
-            settings = CachingSettings().apply(settings, strict=strict)
+            settings = CachingSettings().apply(settings, strict=strict, torch=torch)
+        settings.check_version(torch)
         settings = settings.with_options(
             max_split_size_mb=max_split_size_mb, max_non_split_rounding_mb=max_non_split_rounding_mb,
             garbage_collection_threshold=garbage_collection_threshold,
@@ -345,7 +346,7 @@ cdef class CachingAllocator(PagedAllocator):
         >>> allocator.allocated_size(address) >> 20
         96
         """
-        settings = self.settings_now().apply(text, strict=self.strict)
+        settings = self.settings_now().apply(text, strict=self.strict, torch=self.rules.version)
         if not self.strict and settings.per_process_memory_fraction != self.applied.per_process_memory_fraction:
             raise late_fraction(settings.per_process_memory_fraction)
         self.apply(settings)

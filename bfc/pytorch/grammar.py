@@ -1,7 +1,8 @@
 """The text form of settings: tokens, items, keys, values, and the errors about them.
 
-PyTorch's behaviour, 2.18, describes it. Keys of PyTorch 2.11 that have no effect on this allocator
-are read, checked and kept, so that a text for PyTorch can be used unchanged.
+PyTorch's behaviour, 2.18, describes it. Keys that have no effect on this allocator are read,
+checked and kept, so that a text for PyTorch can be used unchanged. A key that the version of
+PyTorch does not have is unknown, as in PyTorch, and the error names the version that has it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import operator
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bfc.errors import SettingsError
-from bfc.pytorch.sizes import ENTRIES, LEAST_LARGE_SEGMENT, MIB, WORD, division_entry
+from bfc.pytorch.rules import NEWEST, SINCE, rules_of
+from bfc.pytorch.sizes import ENTRIES, GIB, LEAST_LARGE_SEGMENT, MIB, WORD, division_entry
 
 #: The most digits of a number, unless `strict` reads it as PyTorch does.
 _MOST_DIGITS = 100
@@ -33,15 +36,15 @@ _ALIASES = {
     "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
     "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
 }
-#: Settings that only later versions of PyTorch have.
-LATER = (
-    "throw_on_cudamalloc_oom",
-    "pinned_max_round_threshold_mb",
-    "pinned_max_cached_size_mb",
-    "pinned_free_catch_all",
-    "expandable_segments_reserve",
-    "expandable_segments_reserve_by_class",
-)
+RESERVE = "expandable_segments_reserve"
+RESERVE_BY_CLASS = "expandable_segments_reserve_by_class"
+#: What the pairs in the lists of some keys are, for errors.
+_PAIRS = {
+    ROUNDUP: ("a size in MiB", "a number of divisions"),
+    RESERVE_BY_CLASS: ("a name", "a part of the device, or a size in GiB"),
+}
+#: A size of reserved addresses: a part of the device's memory, or bytes.
+Reserve = float | int
 
 #: A value as written: one token, or the pairs of a list.
 Value = str | tuple[tuple[str, str], ...]
@@ -52,6 +55,7 @@ _SPACE = str.maketrans("", "", " \t\n\v\f\r")
 _WHOLE = re.compile(r"([+-]?)(\d+)", re.ASCII)
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _HEX = r"0x(?:[\da-f]+(?:\.[\da-f]*)?|\.[\da-f]+)(?:p[+-]?\d+)?"
+_DIGITS = re.compile(rf"\+?{_DECIMAL}", re.ASCII | re.IGNORECASE)
 _REAL = re.compile(rf"[+-]?(?:inf|nan|{_HEX}|{_DECIMAL})", re.ASCII | re.IGNORECASE)
 _PLAIN_REAL = re.compile(rf"-?(?:inf|nan|{_DECIMAL})", re.ASCII | re.IGNORECASE)
 
@@ -67,6 +71,15 @@ def rendered(value: Value) -> str:
 
 def _write_mib(nbytes: int) -> str:
     return str(nbytes // MIB)
+
+
+def _write_reserve(reserve: Reserve) -> str:
+    number = reserve if isinstance(reserve, float) else reserve / GIB
+    return repr(number).removesuffix(".0") + ("" if isinstance(reserve, float) else "G")
+
+
+def _write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> Value:
+    return tuple((name, _write_reserve(reserve)) for name, reserve in reserves)
 
 
 def _write_divisions(divisions: tuple[int, ...]) -> Value:
@@ -88,8 +101,10 @@ def written(key: str, value: Any) -> Value:
                 (">" if interval == ">" else whole(interval), whole(divisions))
                 for interval, divisions in value.items()
             )
+        if key == RESERVE_BY_CLASS:
+            return tuple((text(name), reserve(part)) for name, part in value.items())
         return KINDS[key].word(value)
-    except TypeError:
+    except (TypeError, AttributeError):
         raise TypeError(f"{key} is {KINDS[key].type}, not {value!r:.{SHOWN}}") from None
 
 
@@ -113,6 +128,16 @@ def flag(value: Any) -> str:
     return str(value)
 
 
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def reserve(value: Any) -> str:
+    return value if isinstance(value, str) else real(value)
+
+
 # Reading -------------------------------------------------------------------------------------
 
 
@@ -120,8 +145,12 @@ def _shown(text: str) -> str:
     return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."
 
 
-def read_fields(text: str, strict: bool, keys: Keys, large: int) -> dict[str, Any]:
-    """The fields that a text changes. `large` is the large segment size before it."""
+def read_fields(
+    text: str, strict: bool, keys: Keys, large: int, torch: str = NEWEST
+) -> dict[str, Any]:
+    """The fields that a text changes. `large` is the large segment size before it, and `torch` the
+    version whose settings these are."""
+    keys = keys.of_version(torch)
     if not isinstance(text, str):
         raise TypeError(f"settings are a text such as '{keys.example}', not {type(text).__name__}")
     items = Items(_TOKEN.findall(text.translate(_SPACE)), strict, keys).read()
@@ -143,7 +172,7 @@ class Items:
         while self.at < len(self.tokens):
             key = self.tokens[self.at]
             name = _name(key)
-            if name not in self.keys.kinds and name not in self.keys.fixed:
+            if not self.keys.has(name):
                 raise self.keys.unknown(key)
             if name in seen and not self.strict:
                 other = "" if key == name else f" (it is another name of {name})"
@@ -173,21 +202,25 @@ class Items:
 
     def _value(self, key: str) -> Value:
         self._next(key, "a colon", ":")
-        if self._peek() != "[":
-            return self._next(key, "the value")
-        if key == ROUNDUP:
+        is_list = self._peek() == "["
+        if is_list and key not in _PAIRS:
+            raise self.keys.malformed(key, "this setting takes no list", "[")
+        if is_list:
             self.at += 1
             return self._list(key)
-        raise self.keys.malformed(key, "this setting takes no list", "[")
+        value = self._next(key, "the value")
+        if key == RESERVE_BY_CLASS:
+            raise self.keys.malformed(key, "this setting takes a list", value)
+        return value
 
     def _list(self, key: str) -> Value:
         pairs: list[tuple[str, str]] = []
         seen: set[str] = set()
         while self._peek() != "]":
-            interval = self._next(key, "a size in MiB")
+            interval = self._next(key, _PAIRS[key][0])
             if self._next(key, "a colon", ":") == "]":  # PyTorch reads the text a second time
                 raise self.keys.malformed(key, f"the list ends after {_shown(interval)}", interval)
-            pairs.append((interval, self._next(key, "a number of divisions")))
+            pairs.append((interval, self._next(key, _PAIRS[key][1])))
             if interval in seen and not self.strict:
                 raise self.keys.malformed(
                     key, f"{_shown(interval)} is given twice in the list", interval
@@ -216,8 +249,17 @@ class Keys:
 
     kinds: Mapping[str, Kind]
     fixed: Mapping[str, Fixed]
-    later: tuple[str, ...]
     example: str
+    version: str = NEWEST
+
+    def of_version(self, torch: str) -> Keys:
+        """These keys in a version of PyTorch."""
+        return self if torch == self.version else replace(self, version=rules_of(torch).version)
+
+    def has(self, name: str) -> bool:
+        """Whether the version has a key."""
+        is_known = name in self.kinds or name in self.fixed
+        return is_known and name not in rules_of(self.version).lacks
 
     def allowed(self, key: str, large: int = 0) -> str:
         """The allowed values of a key, with the large segment size if it is given."""
@@ -228,27 +270,30 @@ class Keys:
         return SettingsError(fault, key=key, given=given, allowed=self.allowed(key))
 
     def unknown(self, key: str) -> SettingsError:
-        if key in self.later:
+        if _name(key) in rules_of(self.version).lacks:
             return SettingsError(
-                "a later PyTorch has this setting, but PyTorch 2.11, which bfc follows, does not",
+                f"PyTorch {SINCE[_name(key)]} and later have it, PyTorch {self.version} does not",
                 key=key,
                 given=key,
                 allowed=self.all(),
+                hint=f"torch={NEWEST!r} in place of torch={self.version!r}, if that PyTorch runs",
             )
         if key in _SEPARATORS:
             fault, close = f"a setting is missing before {key!r}", []
         else:
             fault = f"there is no setting {_shown(key)}"
-            names = (*self.kinds, *self.fixed)
+            names = self._names()
             close = difflib.get_close_matches(key[:SHOWN].lower(), names, 1)
         hint = close[0] if close else ""
         return SettingsError(fault, given=key, allowed=self.all(), hint=hint)
 
     def all(self) -> str:
         """All keys, a few on each line."""
-        names = ", ".join((*self.kinds, *self.fixed))
-        lines = textwrap.wrap(names, 100, break_long_words=False)
+        lines = textwrap.wrap(", ".join(self._names()), 100, break_long_words=False)
         return "\n    ".join(["KEY:VALUE,KEY:VALUE with these keys:", *lines])
+
+    def _names(self) -> list[str]:
+        return [name for name in (*self.kinds, *self.fixed) if self.has(name)]
 
 
 class Reader:
@@ -277,6 +322,11 @@ class Reader:
                 self.keys.fixed[key].check(key, rendered(value))
             elif key == ROUNDUP:  # repeated ones add up
                 changes[key] = self.divisions(value, changes[key])
+            elif key == RESERVE_BY_CLASS:
+                changes[key] = self.reserves(value)
+            elif key == RESERVE:
+                found = self.reserve(key, rendered(value))
+                changes |= {} if found is None else {key: found}
             elif key != _LARGE:
                 changes[self.keys.kinds[_name(key)].field] = self._read(key, value)
         return changes
@@ -383,6 +433,24 @@ class Reader:
             is_first = False
         return tuple(entries)
 
+    def reserve(self, key: str, given: str) -> Reserve | None:
+        """A size of reserved addresses. PyTorch, and so `strict`, warns of a wrong one, and leaves
+        it out: None."""
+        digits = given[:-1] if given[-1:] in ("G", "g") else given
+        number = float(digits) if _DIGITS.fullmatch(digits) and len(digits) <= _MOST_DIGITS else 0.0
+        if 0.0 < number < math.inf:
+            return min(int(number * GIB), WORD - 1) if given != digits else number
+        if not self.strict:
+            raise self.fault(key, given, "is not a part of the device, or a size in GiB")
+        warnings.warn(f"{key}: {_shown(given)} is wrong, and is ignored", stacklevel=2)
+        return None
+
+    def reserves(self, value: Value) -> tuple[tuple[str, Reserve], ...]:
+        """The sizes by class. Of repeated ones the last counts."""
+        assert not isinstance(value, str)
+        read = {name: self.reserve(RESERVE_BY_CLASS, written) for name, written in value}
+        return tuple((name, found) for name, found in read.items() if found is not None)
+
     def _listed(self, interval: str, written: str) -> int:
         number = self.whole(ROUNDUP, written)
         if number.bit_count() > 1:
@@ -460,6 +528,31 @@ KINDS = {
     "pinned_reserve_segment_size_mb": mib_kind(
         "pinned_reserve_segment_size", Reader.pinned_reserve, "at least 1"
     ),
+    "pinned_max_round_threshold_mb": mib_kind(
+        "pinned_max_round_threshold", Reader.pinned_limit, "at least 0"
+    ),
+    "pinned_max_cached_size_mb": mib_kind(
+        "pinned_max_cached_size", Reader.pinned_limit, "at least 0"
+    ),
+    "pinned_free_catch_all": flag_kind("pinned_free_catch_all"),
+    "throw_on_cudamalloc_oom": flag_kind("throw_on_cudamalloc_oom"),
+    RESERVE: Kind(
+        RESERVE,
+        Reader.reserve,
+        _write_reserve,
+        reserve,
+        'a float, or a text such as "40G"',
+        "a part of the device's memory above 0, such as 0.5, or GiB such as 40G",
+    ),
+    RESERVE_BY_CLASS: Kind(
+        RESERVE_BY_CLASS,
+        Reader.reserve,
+        _write_reserves,
+        reserve,
+        "a dict such as {'capture': 0.25}",
+        "a list such as [capture:0.25,workspace:40G] of names and their parts of the device's "
+        "memory, or GiB",
+    ),
 }
 
 
@@ -499,4 +592,4 @@ FIXED = {
         "stream-ordered pool",
     ),
 }
-CACHING = Keys(KINDS, FIXED, LATER, "max_split_size_mb:40")
+CACHING = Keys(KINDS, FIXED, "max_split_size_mb:40")

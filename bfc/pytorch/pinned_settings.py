@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from bfc.pytorch.grammar import FIXED, KINDS, LATER, Fixed, Keys, Reader, mib_kind, read_fields
+from bfc.pytorch.grammar import FIXED, KINDS, Fixed, Keys, read_fields
+from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.sizes import LARGE_SEGMENT
 
 
@@ -47,16 +48,18 @@ class PinnedSettings:
     pinned_max_round_threshold: int | None = None
     pinned_max_cached_size: int | None = None
 
-    def apply(self, text: str, strict: bool = False) -> PinnedSettings:
+    def apply(self, text: str, strict: bool = False, *, torch: str = NEWEST) -> PinnedSettings:
         """The settings after a text. Those that it does not name stay.
 
         Parameters
         ----------
         text : str
-            What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF. pinned_max_round_threshold_mb and
-            pinned_max_cached_size_mb are from a later PyTorch than 2.11.
+            What PyTorch takes in PYTORCH_CUDA_ALLOC_CONF.
         strict : bool, optional
             As in `CachingSettings.apply`.
+        torch : str, optional
+            The version of PyTorch. 2.13 is the first with pinned_max_round_threshold_mb and
+            pinned_max_cached_size_mb.
 
         Returns
         -------
@@ -81,10 +84,32 @@ class PinnedSettings:
         Traceback (most recent call last):
         bfc.errors.SettingsError: pinned_use_background_threads: True is not possible: ...
         """
-        read = read_fields(text, strict, _PINNED, LARGE_SEGMENT)
+        read = read_fields(text, strict, _PINNED, LARGE_SEGMENT, torch)
         own = {field.name for field in dataclasses.fields(self)}
         changes = {name: value for name, value in read.items() if name in own}
         return dataclasses.replace(self, **changes, text=text)
+
+    def check_version(self, torch: str) -> None:
+        """Refuse these settings for a version of PyTorch that does not have all of them.
+
+        Parameters
+        ----------
+        torch : str
+            The version.
+
+        Raises
+        ------
+        SettingsError
+            If a limit is set, and the version has none. The error names the version that has it.
+
+        Examples
+        --------
+        >>> PinnedSettings(pinned_max_cached_size=0).check_version("2.15")
+        """
+        keys = _PINNED.of_version(torch)
+        for key in ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"):
+            if getattr(self, KINDS[key].field) is not None and not keys.has(key):
+                raise keys.unknown(key)
 
     def round_size(self, nbytes: int) -> int:
         """The size of the block for a request.
@@ -110,14 +135,6 @@ class PinnedSettings:
         return nbytes
 
 
-_PINNED_KINDS = {
-    "pinned_max_round_threshold_mb": mib_kind(
-        "pinned_max_round_threshold", Reader.pinned_limit, "at least 0"
-    ),
-    "pinned_max_cached_size_mb": mib_kind(
-        "pinned_max_cached_size", Reader.pinned_limit, "at least 0"
-    ),
-}
 _PINNED_FIXED = {
     "pinned_use_background_threads": Fixed(
         "False",
@@ -133,8 +150,7 @@ _PINNED_FIXED = {
     ),
 }
 _PINNED = Keys(
-    {key: kind for key, kind in KINDS.items() if key not in _PINNED_FIXED} | _PINNED_KINDS,
+    {key: kind for key, kind in KINDS.items() if key not in _PINNED_FIXED},
     FIXED | _PINNED_FIXED,
-    tuple(key for key in LATER if key not in _PINNED_KINDS and key not in _PINNED_FIXED),
     "pinned_max_cached_size_mb:16",
 )

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: The settings that not every version has, and the first one that has them.
+SINCE = {
+    "throw_on_cudamalloc_oom": "2.12",
+    "pinned_free_catch_all": "2.12",
+    "pinned_max_round_threshold_mb": "2.13",
+    "pinned_max_cached_size_mb": "2.13",
+    "expandable_segments_reserve": "2.15",
+    "expandable_segments_reserve_by_class": "2.15",
+}
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -35,6 +45,10 @@ class Rules:
     raises_driver_errors : bool
         A page that the driver fails to create, for another reason than a lack of memory, is an
         error at once. If False, it counts as a lack of memory.
+    lacks : frozenset of str
+        Those of the settings in SINCE that it does not have.
+    has_host_history : bool
+        Snapshots have lists of pinned memory and of its history, and the limits on that memory.
     """
 
     version: str
@@ -44,6 +58,8 @@ class Rules:
     forgets_unsplit: bool = True
     checks_range: bool = True
     raises_driver_errors: bool = True
+    lacks: frozenset[str] = frozenset()
+    has_host_history: bool = True
 
 
 _RULES = {
@@ -55,6 +71,8 @@ _RULES = {
         forgets_unsplit=False,
         checks_range=False,
         raises_driver_errors=False,
+        lacks=frozenset(SINCE),
+        has_host_history=False,
     ),
     "2.15": Rules("2.15"),
 }

@@ -1,12 +1,13 @@
 """The settings of PyTorch's caching policy.
 
 PyTorch's behaviour, 2.18, describes them. `grammar.py` has their text form, the one that PyTorch
-2.11 reads from PYTORCH_CUDA_ALLOC_CONF.
+reads from PYTORCH_CUDA_ALLOC_CONF.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 from collections.abc import Mapping
@@ -18,16 +19,20 @@ from bfc.pytorch.grammar import (
     CACHING,
     FRACTION,
     KINDS,
+    RESERVE,
+    RESERVE_BY_CLASS,
     ROUNDUP,
     SHOWN,
     Item,
     Reader,
+    Reserve,
     read_fields,
     real,
     rendered,
     whole,
     written,
 )
+from bfc.pytorch.rules import NEWEST, rules_of
 from bfc.pytorch.sizes import (
     ENTRIES,
     LARGE_SEGMENT,
@@ -81,6 +86,22 @@ class CachingSettings:
         No effect.
     pinned_reserve_segment_size : int
         No effect here; see `PinnedSettings`.
+    pinned_max_round_threshold : int or None
+        No effect here; see `PinnedSettings`. From PyTorch 2.13 on, like the next one.
+    pinned_max_cached_size : int or None
+        No effect here; see `PinnedSettings`.
+    pinned_free_catch_all : bool
+        No effect. From PyTorch 2.12 on.
+    throw_on_cudamalloc_oom : bool
+        Refuse a request that would pass the fraction of the device, before the device is asked and
+        before anything is released. From PyTorch 2.12 on.
+    expandable_segments_reserve : float, int or None
+        The addresses reserved for an expandable segment: a part of the device's memory, or bytes if
+        it is an int; None is 9/8 of the memory, which is also the most. From PyTorch 2.15 on, like
+        the next one.
+    expandable_segments_reserve_by_class : tuple of (str, float or int)
+        The same for streams that a program of C++ has given a name. Nothing here gives them one, so
+        this has no effect.
 
     Raises
     ------
@@ -112,6 +133,12 @@ class CachingSettings:
     pinned_num_register_threads: int = 1
     pinned_use_background_threads: bool = False
     pinned_reserve_segment_size: int = 0
+    pinned_max_round_threshold: int | None = None
+    pinned_max_cached_size: int | None = None
+    pinned_free_catch_all: bool = False
+    throw_on_cudamalloc_oom: bool = False
+    expandable_segments_reserve: Reserve | None = None
+    expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
 
     def __post_init__(self) -> None:
         large = _checked("large_segment_size", self.large_segment_size, LEAST_LARGE_SEGMENT)
@@ -120,7 +147,11 @@ class CachingSettings:
 
     @classmethod
     def from_environment(
-        cls, environ: Mapping[str, str] = os.environ, strict: bool = False
+        cls,
+        environ: Mapping[str, str] = os.environ,
+        strict: bool = False,
+        *,
+        torch: str = NEWEST,
     ) -> CachingSettings:
         """The settings in the environment variable BFC_ALLOC_CONF; the defaults if it is not set.
 
@@ -129,6 +160,8 @@ class CachingSettings:
         environ : mapping of str to str, optional
             The environment.
         strict : bool, optional
+            As in `apply`.
+        torch : str, optional
             As in `apply`.
 
         Returns
@@ -147,12 +180,12 @@ class CachingSettings:
         'large_segment_size_mb:64'
         """
         try:
-            return cls().apply(environ.get(VARIABLE, ""), strict)
+            return cls().apply(environ.get(VARIABLE, ""), strict, torch=torch)
         except SettingsError as error:
             raise error.found_in(VARIABLE) from None
 
-    def apply(self, text: str, strict: bool = False) -> CachingSettings:
-        """The settings after a text, as PyTorch 2.11 reads it.
+    def apply(self, text: str, strict: bool = False, *, torch: str = NEWEST) -> CachingSettings:
+        """The settings after a text, as PyTorch reads it.
 
         Parameters
         ----------
@@ -161,9 +194,12 @@ class CachingSettings:
             max_non_split_rounding_mb, garbage_collection_threshold and roundup_power2_divisions
             return to their defaults unless the text names them; the rest stays.
         strict : bool, optional
-            Accept all that PyTorch 2.11 accepts: the start of a text counts as its number
-            (`40abc`), `-1` wraps, the last of repeated keys counts, and any token separates. What
-            bfc cannot do (`backend:cudaMallocAsync`) is refused all the same.
+            Accept all that PyTorch accepts: the start of a text counts as its number (`40abc`),
+            `-1` wraps, the last of repeated keys counts, and any token separates. What bfc cannot
+            do (`backend:cudaMallocAsync`) is refused all the same.
+        torch : str, optional
+            The version of PyTorch. A setting that it does not have is an error, which names the
+            version that has it.
 
         Returns
         -------
@@ -176,6 +212,8 @@ class CachingSettings:
             If something is unknown, malformed, repeated or out of range.
         TypeError
             If `text` is not a str.
+        ValueError
+            If bfc does not have the rules of the version `torch`.
 
         Notes
         -----
@@ -188,9 +226,36 @@ class CachingSettings:
         bfc.errors.SettingsError: max_split_size_mb: '2' is too small
           allowed: a whole number of MiB, at least large_segment_size_mb, here 20
         """
-        return dataclasses.replace(
-            self, **read_fields(text, strict, CACHING, self.large_segment_size), text=text
-        )
+        read = read_fields(text, strict, CACHING, self.large_segment_size, torch)
+        return dataclasses.replace(self, **read, text=text)
+
+    def check_version(self, torch: str) -> None:
+        """Refuse these settings for a version of PyTorch that does not have all of them.
+
+        Parameters
+        ----------
+        torch : str
+            The version.
+
+        Raises
+        ------
+        SettingsError
+            If a setting is not at its default, and the version does not have it. The error names
+            the version that has it.
+        ValueError
+            If bfc does not have the rules of the version.
+
+        Examples
+        --------
+        >>> settings = CachingSettings(throw_on_cudamalloc_oom=True)
+        >>> settings.check_version("2.11")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        bfc.errors.SettingsError: throw_on_cudamalloc_oom: PyTorch 2.12 and later have it, ...
+        """
+        keys = CACHING.of_version(rules_of(torch).version)
+        for key, _ in self._items():
+            if not keys.has(key):
+                raise keys.unknown(key)
 
     def with_options(
         self,
@@ -208,6 +273,12 @@ class CachingSettings:
         pinned_num_register_threads: SupportsIndex | None = None,
         pinned_use_background_threads: bool | None = None,
         pinned_reserve_segment_size_mb: SupportsIndex | None = None,
+        pinned_max_round_threshold_mb: SupportsIndex | None = None,
+        pinned_max_cached_size_mb: SupportsIndex | None = None,
+        pinned_free_catch_all: bool | None = None,
+        throw_on_cudamalloc_oom: bool | None = None,
+        expandable_segments_reserve: SupportsFloat | str | None = None,
+        expandable_segments_reserve_by_class: Mapping[str, SupportsFloat | str] | None = None,
     ) -> CachingSettings:
         """These settings with some changes. Names and checks are those of the text form.
 
@@ -241,6 +312,18 @@ class CachingSettings:
             No effect in this allocator.
         pinned_reserve_segment_size_mb : int, optional
             In MiB. No effect in this allocator.
+        pinned_max_round_threshold_mb : int, optional
+            In MiB. No effect in this allocator.
+        pinned_max_cached_size_mb : int, optional
+            In MiB. No effect in this allocator.
+        pinned_free_catch_all : bool, optional
+            No effect in this allocator.
+        throw_on_cudamalloc_oom : bool, optional
+            Refuse a request that would pass the fraction of the device, before it is asked.
+        expandable_segments_reserve : float or str, optional
+            A part of the device's memory, or GiB as in "40G".
+        expandable_segments_reserve_by_class : mapping, optional
+            No effect in this allocator.
 
         Returns
         -------
@@ -285,8 +368,13 @@ class CachingSettings:
         """
         return ",".join(f"{key}:{rendered(value)}" for key, value in self._items())
 
-    def as_torch(self) -> dict[str, Any]:
+    def as_torch(self, torch: str = NEWEST) -> dict[str, Any]:
         """The `allocator_settings` of PyTorch's snapshots.
+
+        Parameters
+        ----------
+        torch : str, optional
+            The version of PyTorch.
 
         Returns
         -------
@@ -302,19 +390,21 @@ class CachingSettings:
         >>> CachingSettings().apply("max_split_size_mb:40").as_torch()["max_split_size"]
         41943040
         """
-        split = WORD - 1 if self.max_split_size is None else self.max_split_size
         divisions = self.roundup_power2_divisions
+        limits = {
+            "max_round_threshold": _signed(self.pinned_max_round_threshold),
+            "max_cached_size": _signed(self.pinned_max_cached_size),
+        }
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self.text,
-            "max_split_size": split - WORD if split >= WORD // 2 else split,  # a signed word
+            "max_split_size": _signed(self.max_split_size),
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
             "pinned_num_register_threads": self.pinned_num_register_threads,
             "release_lock_on_cudamalloc": self.release_lock_on_cudamalloc,
             "pinned_use_cuda_host_register": self.pinned_use_cuda_host_register,
             "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
-            "max_round_threshold": -1,
-            "max_cached_size": -1,
+            **(limits if rules_of(torch).has_host_history else {}),
             "roundup_power2_divisions": {str(1 << i): n for i, n in enumerate(divisions)},
         }
 
@@ -422,6 +512,36 @@ class CachingSettings:
             return SMALL_SEGMENT
         return self.large_segment_size if rounded < OWN_SEGMENT else round_up(rounded, SEGMENT_STEP)
 
+    def range_size(self, total: int, page: int) -> int:
+        """The addresses that are reserved for an expandable segment.
+
+        Parameters
+        ----------
+        total : int
+            The bytes of the device.
+        page : int
+            The bytes of the pieces that are mapped there.
+
+        Returns
+        -------
+        int
+            In bytes: whole pages, for at most 9/8 of the device.
+
+        Notes
+        -----
+        Source: PyTorch's behaviour, 11.2.
+
+        Examples
+        --------
+        >>> settings = CachingSettings().apply("expandable_segments_reserve:0.5")
+        >>> [it.range_size(100 << 20, 20 << 20) >> 20 for it in (CachingSettings(), settings)]
+        [120, 60]
+        """
+        most, wanted = total + total // 8, self.expandable_segments_reserve
+        if isinstance(wanted, float):
+            wanted = int(min(wanted * total, float(most)))
+        return max(round_up(most if wanted is None else min(wanted, most), page), page)
+
     def _items(self) -> list[Item]:
         """The settings that differ from the defaults, as they would be written."""
         default = _DEFAULTS | {"max_non_split_rounding": self.large_segment_size}
@@ -435,10 +555,17 @@ class CachingSettings:
 _SIZES = (
     *("max_split_size", "max_non_split_rounding"),
     *("large_segment_size", "pinned_reserve_segment_size"),
+    *("pinned_max_round_threshold", "pinned_max_cached_size"),
 )
 _DEFAULTS: dict[str, Any] = {
     field.name: field.default for field in dataclasses.fields(CachingSettings)
 }
+
+
+def _signed(nbytes: int | None) -> int:
+    """A size as a signed word; -1 where it is unlimited."""
+    number = WORD - 1 if nbytes is None else nbytes
+    return number - WORD if number >= WORD // 2 else number
 
 
 # Fields --------------------------------------------------------------------------------------
@@ -450,6 +577,10 @@ def _checked(name: str, value: Any, large: int) -> Any:
     try:
         if name == ROUNDUP:
             return _checked_table(tuple(_number(entry) for entry in value))
+        if name == RESERVE:
+            return None if value is None else _checked_reserve(name, value)
+        if name == RESERVE_BY_CLASS:
+            return tuple((str(kind), _checked_reserve(name, part)) for kind, part in value)
         if isinstance(default, str | bool):
             if not isinstance(value, type(default)):
                 raise TypeError
@@ -459,6 +590,8 @@ def _checked(name: str, value: Any, large: int) -> Any:
         return None if value is default is None else _checked_number(name, _number(value), large)
     except TypeError:
         what = {str: "a str", bool: "a bool", float: "a float", tuple: "a tuple of ints"}
+        what |= {tuple: "a tuple of pairs"} if name == RESERVE_BY_CLASS else {}
+        what |= {type(None): "a float, or an int of bytes"} if name == RESERVE else {}
         expected = what.get(type(default), "an int of bytes" if name in _SIZES else "an int")
         raise TypeError(f"{name} is {expected}, not {value!r:.{SHOWN}}") from None
 
@@ -481,6 +614,13 @@ def _checked_table(entries: tuple[int, ...]) -> tuple[int, ...]:
     return entries
 
 
+def _checked_reserve(name: str, value: Any) -> Reserve:
+    number: Reserve = value if isinstance(value, float) else _number(value)
+    if not 0 < number < (math.inf if isinstance(number, float) else WORD):
+        raise _wrong_field(name, repr(number), "is out of range", 0)
+    return number
+
+
 def _checked_part(name: str, number: float) -> float:
     is_inside = 0.0 <= number < 1.0 or (name == FRACTION and number == 1.0)
     if not is_inside:
@@ -494,7 +634,8 @@ def _checked_number(name: str, number: int, large: int) -> int:
         if not 0 < number <= 128 or number.bit_count() != 1:
             raise _wrong_field(name, shown, "is out of range", large)
         return number
-    least = {"large_segment_size": LEAST_LARGE_SEGMENT, "pinned_reserve_segment_size": 0}
+    least = {"large_segment_size": LEAST_LARGE_SEGMENT}
+    least |= {size: 0 for size in _SIZES if size.startswith("pinned_")}
     if number % MIB:
         raise _wrong_field(name, shown, "bytes are not a whole number of MiB", large)
     if not least.get(name, large) <= number < WORD:

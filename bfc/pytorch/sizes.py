@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 MIB = 1 << 20
+GIB = 1 << 30
 #: Every block is a positive multiple of this.
 MIN_BLOCK = 512
 #: Blocks up to this lie in small segments.

@@ -167,7 +167,6 @@ def make(capacity: str = "64 MiB", text: str = "") -> tuple[bfc.PinnedAllocator,
         ("pinned_max_cached_size_mb:x", "not a whole number"),
         ("pinned_max_cached_size_mb", "a colon is missing"),
         ("max_split_size_mb:1", "too small"),
-        ("throw_on_cudamalloc_oom:True", "a later PyTorch has this setting"),
         ("pinned_max_cache_size_mb:1", "there is no setting"),
     ],
 )

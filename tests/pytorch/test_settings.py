@@ -9,13 +9,16 @@ import dataclasses
 import os
 import pickle
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import bfc
 from bench.peers.torch import TorchPeer
 from bfc.errors import SettingsError
 from bfc.pytorch.pinned_settings import PinnedSettings
@@ -41,25 +44,35 @@ STICKY = {
     "pinned_num_register_threads": ("4", "pinned_num_register_threads"),
     "pinned_use_background_threads": ("True", "pinned_use_background_threads"),
     "pinned_reserve_segment_size_mb": ("4", "pinned_reserve_segment_size"),
+    "pinned_max_round_threshold_mb": ("4", "pinned_max_round_threshold"),
+    "pinned_max_cached_size_mb": ("4", "pinned_max_cached_size"),
+    "pinned_free_catch_all": ("True", "pinned_free_catch_all"),
+    "throw_on_cudamalloc_oom": ("True", "throw_on_cudamalloc_oom"),
+    "expandable_segments_reserve": ("0.5", "expandable_segments_reserve"),
+    "expandable_segments_reserve_by_class": ("[a:1G]", "expandable_segments_reserve_by_class"),
 }
 KEYS = (*RESET, *STICKY, "backend")
 ALIASES = ("release_lock_on_hipmalloc", "pinned_use_hip_host_register")
-LATER = (
-    *("throw_on_cudamalloc_oom", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
-    *("pinned_free_catch_all", "expandable_segments_reserve"),
-    "expandable_segments_reserve_by_class",
-)
+#: The settings that PyTorch 2.11 does not have, and the first version with each.
+LATER = {
+    "throw_on_cudamalloc_oom": "2.12",
+    "pinned_free_catch_all": "2.12",
+    "pinned_max_round_threshold_mb": "2.13",
+    "pinned_max_cached_size_mb": "2.13",
+    "expandable_segments_reserve": "2.15",
+    "expandable_segments_reserve_by_class": "2.15",
+}
 
 
-def refusal(text: str, strict: bool = False) -> SettingsError:
+def refusal(text: str, strict: bool = False, torch: str = "2.15") -> SettingsError:
     with pytest.raises(SettingsError) as caught:
-        DEFAULT.apply(text, strict)
+        DEFAULT.apply(text, strict, torch=torch)
     return caught.value
 
 
-def accepts(text: str, strict: bool = False) -> bool:
+def accepts(text: str, strict: bool = False, torch: str = "2.15") -> bool:
     try:
-        DEFAULT.apply(text, strict)
+        DEFAULT.apply(text, strict, torch=torch)
     except SettingsError:
         return False
     return True
@@ -111,6 +124,18 @@ def divisions(text: str, strict: bool = False) -> tuple[int, ...]:
         ("pinned_reserve_segment_size_mb:3", {"pinned_reserve_segment_size": 3 * MIB}),
         ("expandable_segments:False", {}),
         ("expandable_segments:True", {"expandable_segments": True}),
+        ("pinned_max_round_threshold_mb:3", {"pinned_max_round_threshold": 3 * MIB}),
+        ("pinned_max_cached_size_mb:0", {"pinned_max_cached_size": 0}),
+        ("pinned_free_catch_all:True", {"pinned_free_catch_all": True}),
+        ("throw_on_cudamalloc_oom:True", {"throw_on_cudamalloc_oom": True}),
+        ("expandable_segments_reserve:0.5", {"expandable_segments_reserve": 0.5}),
+        ("expandable_segments_reserve:2", {"expandable_segments_reserve": 2.0}),
+        ("expandable_segments_reserve:1.5G", {"expandable_segments_reserve": 3 * GIB // 2}),
+        ("expandable_segments_reserve:1g", {"expandable_segments_reserve": GIB}),
+        (
+            "expandable_segments_reserve_by_class:[a:0.25,b:8G]",
+            {"expandable_segments_reserve_by_class": (("a", 0.25), ("b", 8 * GIB))},
+        ),
         ("backend:native", {}),
     ],
 )
@@ -170,7 +195,8 @@ WRONG = {
     "text",
     [
         *(f"{key}:{value}" for key, values in WRONG.items() for value in values.split(" ")),
-        *(f"{key}{colon}" for key in (*KEYS, *ALIASES) for colon in ("", ":", ",", ":,")),
+        *(f"{key}{colon}" for key in (*KEYS, *ALIASES) for colon in ("", ":", ",")),
+        *(f"{key}:," for key in (*KEYS, *ALIASES) if key != "expandable_segments_reserve"),
         *(",", ":", "[", "]", "[]", ",max_split_size_mb:40", "max_split_size_mb:40,,"),
         *("a", "Max_split_size_mb:40", "max_split_size_mb\u00a0:40"),
     ],
@@ -436,10 +462,80 @@ def test_a_misspelt_key_is_told_which_was_meant(typo: str, meant: str):
     assert (f"try: {meant}" in str(error)) == bool(meant)
 
 
-@pytest.mark.parametrize("key", LATER)
+@pytest.mark.parametrize(("key", "since"), LATER.items())
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_key_of_a_later_pytorch_is_called_so(key: str, strict: bool):
-    assert "a later PyTorch has this setting" in str(refusal(f"{key}:True", strict))
+def test_a_key_of_a_later_pytorch_names_the_version_that_has_it(key: str, since: str, strict: bool):
+    value, field = STICKY[key]
+    error = refusal(f"{key}:{value}", strict, torch="2.11")
+    assert error.key == key
+    assert f"PyTorch {since} and later have it, PyTorch 2.11 does not" in str(error)
+    assert key not in error.allowed
+    assert error.hint.startswith("torch='2.15'")
+    newest = DEFAULT.apply(f"{key}:{value}", strict, torch="2.15")
+    assert getattr(newest, field) != getattr(DEFAULT, field)
+    newest.check_version("2.15")
+    with pytest.raises(SettingsError, match=f"{key}: PyTorch {since} and later"):
+        newest.check_version("2.11")
+
+
+@pytest.mark.parametrize("make", [bfc.CachingAllocator, bfc.PinnedAllocator])
+def test_an_allocator_of_an_older_pytorch_refuses_them(make: Callable[..., Any]):
+    text, later = "pinned_max_cached_size_mb:4", "PyTorch 2.13 and later"
+    kind = bfc.CachingSettings if make is bfc.CachingAllocator else PinnedSettings
+    with pytest.raises(SettingsError, match=later):
+        make(bfc.HostSubAllocator("8 MiB"), settings=text, torch="2.11")
+    with pytest.raises(SettingsError, match=later):
+        make(bfc.HostSubAllocator("8 MiB"), settings=kind().apply(text), torch="2.11")
+    allocator = make(bfc.HostSubAllocator("8 MiB"), torch="2.11")
+    with allocator, pytest.raises(SettingsError, match=later):
+        allocator.set_settings(text)
+    with make(bfc.HostSubAllocator("8 MiB"), settings=text) as allocator:
+        assert allocator.settings == text
+
+
+@pytest.mark.parametrize("torch", ["2.12", "2.14", "3", ""])
+def test_settings_of_an_unknown_version(torch: str):
+    with pytest.raises(ValueError, match=re.escape(repr(torch))):
+        DEFAULT.apply("max_split_size_mb:40", torch=torch)
+    with pytest.raises(ValueError, match=r"2\.15"):
+        DEFAULT.check_version(torch)
+
+
+@pytest.mark.parametrize("bad", ["x", "-1", "0", "inf", "nan", "0.5x", "G", "0G", "1e400", "0x1"])
+def test_a_wrong_reserve_is_an_error_and_under_strict_a_warning(bad: str):
+    assert "not a part of the device" in str(refusal(f"expandable_segments_reserve:{bad}"))
+    listed = f"expandable_segments_reserve_by_class:[a:{bad},b:0.5]"
+    assert "not a part of the device" in str(refusal(listed))
+    before = DEFAULT.apply("expandable_segments_reserve:0.25")
+    with pytest.warns(UserWarning, match="is ignored"):
+        assert before.apply(f"expandable_segments_reserve:{bad}", strict=True) == (
+            dataclasses.replace(before, text=f"expandable_segments_reserve:{bad}")
+        )
+    with pytest.warns(UserWarning, match="is ignored"):
+        kept = DEFAULT.apply(listed, strict=True).expandable_segments_reserve_by_class
+    assert kept == (("b", 0.5),)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_reserves_by_class_are_a_list(strict: bool):
+    assert "takes a list" in str(refusal("expandable_segments_reserve_by_class:3", strict))
+    assert "takes no list" in str(refusal("expandable_segments_reserve:[a:1]", strict))
+
+
+@pytest.mark.parametrize(
+    ("text", "large", "small"),
+    [  # of a device of 100 MiB, in bytes (V-10)
+        ("", 125829120, 117440512 + 2097152),
+        ("expandable_segments_reserve:0.5", 62914560, 52428800),
+        ("expandable_segments_reserve:1G", 125829120, 119537664),
+        ("expandable_segments_reserve:1e9", 125829120, 119537664),
+        ("expandable_segments_reserve:1e-12", 20971520, 2097152),
+    ],
+)
+def test_how_many_addresses_a_segment_has(text: str, large: int, small: int):
+    settings = DEFAULT.apply(text)
+    found = [settings.range_size(100 * MIB, page) for page in (20 * MIB, 2 * MIB)]
+    assert found == [large, small]
 
 
 @pytest.mark.parametrize("text", ["a" * 5000, "max_split_size_mb:" + "9" * 5000, "\x00\n\ud800:1"])
@@ -482,7 +578,7 @@ def test_an_error_names_the_variable():
 @pytest.mark.parametrize("key", [*RESET, *STICKY])
 def test_a_keyword_argument_is_the_same_as_the_text(key: str):
     value, _ = (RESET | STICKY)[key]
-    argument = {"True": True, "0.5": 0.5}.get(value) or int(value)
+    argument = {"True": True, "0.5": 0.5, "[a:1G]": {"a": "1G"}}.get(value) or int(value)
     assert DEFAULT.with_options(**{key: argument}) == DEFAULT.apply(f"{key}:{value}")
 
 
@@ -564,7 +660,12 @@ def test_an_option_of_a_wrong_type(options: dict[str, object], fact: str):
 
 
 def test_the_settings_of_a_snapshot():
-    assert DEFAULT.as_torch() == {
+    limits = {"max_round_threshold": -1, "max_cached_size": -1}
+    assert DEFAULT.as_torch() == DEFAULT.as_torch("2.11") | limits
+    limited = "pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:2"
+    shown = DEFAULT.apply(limited).as_torch("2.15")
+    assert (shown["max_round_threshold"], shown["max_cached_size"]) == (MIB, 2 * MIB)
+    assert DEFAULT.as_torch("2.11") == {
         "PYTORCH_CUDA_ALLOC_CONF": "",
         "max_split_size": -1,
         "garbage_collection_threshold": 0.0,
@@ -573,8 +674,6 @@ def test_the_settings_of_a_snapshot():
         "release_lock_on_cudamalloc": False,
         "pinned_use_cuda_host_register": False,
         "graph_capture_record_stream_reuse": False,
-        "max_round_threshold": -1,
-        "max_cached_size": -1,
         "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
     }
 
@@ -601,7 +700,7 @@ NUMBERS = (
     *("-1", "+40", "40abc", "1.0", "0.5", "0.9x", ".5", "5e-1", "1e-400", "0x1p-1", "nan", "inf"),
     *("18446744073709551615", "18446744073709551616", "36028797018963968"),
 )
-WORDS = (*KEYS, *ALIASES, *LATER[:1], *NUMBERS, "True", "False", "native", ">", "x", " ")
+WORDS = (*KEYS, *ALIASES, *NUMBERS, "True", "False", "native", ">", "x", " ")
 SEPARATORS = (",", ":", "[", "]")
 
 
@@ -648,6 +747,7 @@ def draw_text(dice: random.Random) -> str:
 texts = st.one_of(st.text(), st.randoms(use_true_random=False).map(draw_text))
 
 
+@pytest.mark.filterwarnings("ignore:expandable_segments_reserve")
 @given(texts, st.booleans())
 @example("roundup_power2_divisions:[64:8]large_segment_size_mb", True)
 def test_no_text_does_anything_but_set_or_raise_a_settings_error(text: str, strict: bool):
@@ -671,6 +771,7 @@ def test_what_is_accepted_means_the_same_when_strict(text: str):
         assert DEFAULT.apply(text) == DEFAULT.apply(text, strict=True)
 
 
+@pytest.mark.filterwarnings("ignore:expandable_segments_reserve")
 @given(texts)
 def test_a_text_can_be_written_anew(text: str):
     with contextlib.suppress(SettingsError):
@@ -750,9 +851,9 @@ def same_values(peer: TorchPeer, settings: CachingSettings) -> None:
 
 def check_against(fresh: Callable[..., TorchPeer], text: str) -> None:
     refused = fresh().set_settings(text)
-    assert accepts(text, strict=True) == (refused is None), (text, refused)
+    assert accepts(text, strict=True, torch="2.11") == (refused is None), (text, refused)
     if refused is None:
-        settings = DEFAULT.apply(text, strict=True)
+        settings = DEFAULT.apply(text, strict=True, torch="2.11")
         same_values(fresh(settings=text), settings)
         if settings.per_process_memory_fraction == 1 and settings.large_segment_size < GIB:
             same_rounding(fresh(settings=text), settings)
@@ -789,9 +890,9 @@ def test_strict_accepts_and_means_what_the_original_does(
         *(f"roundup_power2_divisions:{n}" for n in NUMBERS),
         *(f"pinned_num_register_threads:{n}" for n in NUMBERS),
         *(f"pinned_reserve_segment_size_mb:{n}" for n in NUMBERS),
-        *(f"{key}:True" for key in (*STICKY, *ALIASES, *LATER, "backend")),
-        *(f"{key}:true" for key in (*KEYS, *ALIASES, *LATER)),
-        *(f"{key}:False" for key in (*KEYS, *ALIASES, *LATER)),
+        *(f"{key}:True" for key in (*STICKY, *ALIASES, "backend")),
+        *(f"{key}:true" for key in (*KEYS, *ALIASES)),
+        *(f"{key}:False" for key in (*KEYS, *ALIASES)),
         *("backend:native", "backend:nat ive", "backend:foo", "backend:cudaMallocAsync"),
         *(",", "max_split_size_mb:40,", ",max_split_size_mb:40", "max_\x0csplit_size_mb:40"),
         *("max_split_size_mb:40;", "max_split_size_mb\u00a0:40", "max_split_size_mb:40\x1c"),
