@@ -101,6 +101,7 @@ cdef class Allocator(Owner):
     cdef int check_tag(self, Request* request) except -1    # refuses a request for a tag that cannot be had now
     cdef int set_freed_before(self, Request* request, object freed_before) except -1
     cdef object settings_now(self)
+    cdef object torch_now(self)
     cdef object against_pieces(self)
 
     # What an allocator that maps memory overrides.

@@ -279,6 +279,10 @@ cdef class Allocator(Owner):
         """The settings of PyTorch's policy; None for another policy."""
         return None
 
+    cdef object torch_now(self):
+        """The version of PyTorch whose rules it follows; None for another policy."""
+        return None
+
     cdef object put_to_sleep(self, dict ways):
         raise no_mapping(self)
 
@@ -1685,7 +1689,8 @@ cdef class Allocator(Owner):
                                         kept.frames_of_regions(regions), kept.frames_of_chunks(chunks),
                                         owners=owner_names, chunk_steps=kept.steps_of_chunks(chunks))
         return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
-                                              self.recorder.columns_of(records), self.settings_now())
+                                              self.recorder.columns_of(records), self.settings_now(),
+                                              self.torch_now())
 
     def leaks(self):
         """What is live now, whose it is, and the lines of Python that allocated it.

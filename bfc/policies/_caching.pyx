@@ -438,6 +438,9 @@ cdef class CachingAllocator(PagedAllocator):
             raise never_set_up()
         return self.applied
 
+    cdef object torch_now(self):
+        return self.rules.version
+
     cdef void answer_lane(self, uint32_t lane) noexcept nogil:
         """Calls `answer` for a lane's sets of bins, and for those of its ranges."""
         cdef uint32_t i

@@ -19,6 +19,7 @@ cdef class Event:
 
 cdef class Packer:
     cdef readonly Stacks stacks
+    cdef readonly bint has_internal_metadata    # whether an entry that it was given has this key
     cdef dict named
 
     cdef object packed_list(self, list value)

@@ -67,6 +67,8 @@ cdef class Packer:
         action, stream, frames = value.get("action"), value.get("stream", 0), value.get("frames")
         if type(action) is not str:
             return None
+        if not self.has_internal_metadata and PyDict_GetItem(value, "internal_metadata") != NULL:
+            self.has_internal_metadata = True
         action = _ACTIONS.get(action)
         if action is None or type(stream) is not int or not -_TOP <= stream < _TOP:
             return None

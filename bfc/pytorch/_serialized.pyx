@@ -1,7 +1,7 @@
 """A snapshot's columns as PyTorch writes them: the entries that its viewer can follow, their dicts, and the pickle,
 which is written without a dict for each entry.
 
-Fields, states and actions are those of PyTorch 2.11 (PyTorch's behaviour, 3.4).
+Fields, states and actions are those of PyTorch 2.11 to 2.15 (PyTorch's behaviour, 3.4).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -264,9 +264,9 @@ cdef string utf8_of(text) except *:
     return str(text).encode("utf-8", "surrogatepass")
 
 
-def pickled(Columns columns not None, device, settings):
-    """The dict of `Snapshot.to_torch` as a pickle, without making the dict. `settings` are those of the policy."""
-    return Writer().whole(columns, device, settings)
+def pickled(Columns columns not None, device, dict rest not None):
+    """The dict of `Snapshot.to_torch` as a pickle, without making the dict. `rest` is what follows the history."""
+    return Writer().whole(columns, device, rest)
 
 
 cdef class Writer:
@@ -282,7 +282,7 @@ cdef class Writer:
         for name in _NAMES:
             self.out.add_name(utf8_of(name))
 
-    cdef bytes whole(self, Columns columns, device, settings):
+    cdef bytes whole(self, Columns columns, device, dict rest):
         self.out.reserve(columns.kept.size() * BYTES_OF_AN_ENTRY)
         self.out.begin_dict()
         self.put("segments")
@@ -293,10 +293,9 @@ cdef class Writer:
             self.put([])
         self.put_entries(columns)
         self.out.end_list()
-        self.put("allocator_settings")
-        self.put(settings)
-        self.put("external_annotations")
-        self.put([])
+        for key, value in rest.items():
+            self.put(key)
+            self.put(value)
         self.out.end_dict()
         self.out.end()
         return self.out.content()

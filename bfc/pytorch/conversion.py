@@ -21,6 +21,7 @@ from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.releases import Releases
 from bfc.pytorch.sizes import SMALL_SEGMENT
+from bfc.pytorch.version import UNTOLD, Version
 from bfc.pytorch.words import (
     ALLOC,
     ANNOTATE,
@@ -57,6 +58,8 @@ class Recording:
     #: Whether pages may lie at other addresses than those at which the history takes them, and
     #: gives them back. Then its bytes are right, but its addresses may contradict each other.
     moves_pages: bool = False
+    #: What the file says of the version that wrote it.
+    version: Version = UNTOLD
 
 
 def in_order(spans: list[Span]) -> list[Span]:
@@ -173,6 +176,8 @@ def converted(
     repairs["allocations_before_left_out"] += layout.left_out
     meta = {
         "source": "PyTorch memory snapshot",
+        "torch_version": recording.version.rules,
+        "torch_version_sign": recording.version.sign,
         "torch": {
             "device": recording.device,
             "streams": list(streams),
@@ -181,6 +186,7 @@ def converted(
             "addresses": columns.addresses.tolist(),
             "segments": player.segments,
             "segment_events": player.segment_events,
+            "registered": player.registered(spans),
             "oom": player.refused,
             "pools": recording.pools,
             "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
@@ -323,6 +329,27 @@ class _Player:
         self.segment_events.append(now)
         if self.releases.follow(self.at - 1, event):
             self.columns.release()
+
+    def registered(self, spans: list[Span]) -> list[list[int]]:
+        """[address, bytes] of each segment and each range of addresses when the device first gave
+        it, in that order. Those from before the history come first: their order is not known, and
+        is that of their addresses. A range is new where no memory next to it was mapped."""
+        known = [[span.start, span.size] for span in spans]
+        mapped = Spans([span for span in spans if span.is_expandable])
+        for action, _, address, size, stream in self.segment_events:
+            if action == SEGMENT_ALLOC:
+                known.append([address, size])
+            elif action == SEGMENT_UNMAP:
+                mapped.cut(address, size, in_part=True)
+            elif action == SEGMENT_MAP:
+                is_new = all(
+                    next_to is None or next_to.stream != stream
+                    for next_to in (mapped.holding(address - 1), mapped.holding(address + size))
+                )
+                known += [[address, size]] if is_new else []
+                if not mapped.overlap(address, address + size):
+                    mapped.add(Span(address, address + size, stream, False, True, False))
+        return known
 
     def finish(self) -> None:
         """Adds frees and allocations, so that exactly the blocks that the file shows are live."""

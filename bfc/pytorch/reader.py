@@ -20,6 +20,7 @@ from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.plain_pickle import loads, shown
 from bfc.pytorch.releases import GOES, NO_FRAMES
+from bfc.pytorch.version import version_of
 from bfc.pytorch.words import BLOCK_ACTIONS, INACTIVE, OOM, PENDING, SEGMENT_ACTIONS, STATES
 
 #: The largest file, the longest history, and the most blocks that are read.
@@ -54,6 +55,9 @@ def read(
         del data
         stacks = Stacks(content, packer.stacks) if frames else None
         recording, entries = _recording(content, device, parts, stacks)
+        recording.version = version_of(
+            content if isinstance(content, dict) else {}, packer.has_internal_metadata
+        )
         del content
         owners = Owners()
         events = _consumed(_Entries(stacks, owners, packer), entries, recording.device)

@@ -13,6 +13,7 @@ from bfc.files import open_regular, replacing
 from bfc.pytorch.plain_pickle import loads, shown
 from bfc.pytorch.reader import MOST_BYTES, Parts
 from bfc.pytorch.releases import ANOTHER, EMPTIES, EMPTIES_A_POOL, GOES, PERHAPS, what_frames_say
+from bfc.pytorch.version import HOST
 from bfc.pytorch.words import (
     BLOCK_ACTIONS,
     OOM,
@@ -122,6 +123,8 @@ class _Stripper:
             ],
             "allocator_settings": public_settings(content.get("allocator_settings")),
             "external_annotations": [],
+            # They name nobody once they are empty, and say which version wrote the snapshot.
+            **{key: [] for key in HOST if key in content},
         }
 
     def _list(self, parent: dict[str, Any], name: str) -> Sequence[Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.files import replacing
 from bfc.pytorch._serialized import Columns, SharedFrames, pickled
+from bfc.pytorch.rules import NEWEST, rules_of
 
 if TYPE_CHECKING:
     from bfc.pytorch.settings import CachingSettings
@@ -26,15 +27,15 @@ def as_torch(
     regions: RegionColumns,
     history: HistoryColumns,
     settings: CachingSettings | None,
+    torch: str = NEWEST,
 ) -> dict[str, Any]:
-    """The dict of `Snapshot.to_torch`."""
+    """The dict of `Snapshot.to_torch`, as the version `torch` writes it."""
     number, shared = ordinal_of(device), SharedFrames()
     columns = Columns(regions, history)
     return {
         "segments": columns.segments(number, shared),
         "device_traces": [*([] for _ in range(number)), columns.entries(shared)],
-        "allocator_settings": settings_as_torch(settings),
-        "external_annotations": [],
+        **rest_as_torch(settings, torch),
     }
 
 
@@ -44,9 +45,10 @@ def dump(
     regions: RegionColumns,
     history: HistoryColumns,
     settings: CachingSettings | None,
+    torch: str = NEWEST,
 ) -> None:
     """The file of `Snapshot.dump`: what `as_torch` returns, pickled with protocol 4."""
-    written = content(device, regions, history, settings)
+    written = content(device, regions, history, settings, torch)
     with replacing(path) as file:
         file.write(written)
 
@@ -56,9 +58,11 @@ def content(
     regions: RegionColumns,
     history: HistoryColumns,
     settings: CachingSettings | None,
+    torch: str = NEWEST,
 ) -> bytes:
     """What `dump` writes."""
-    return pickled(Columns(regions, history), ordinal_of(device), settings_as_torch(settings))
+    rest = rest_as_torch(settings, torch)
+    return pickled(Columns(regions, history), ordinal_of(device), rest)
 
 
 def ordinal_of(device: str) -> int:
@@ -68,10 +72,22 @@ def ordinal_of(device: str) -> int:
     return number if number <= HIGHEST_DEVICE else 0
 
 
-def settings_as_torch(settings: CachingSettings | None) -> dict[str, Any]:
+def rest_as_torch(settings: CachingSettings | None, torch: str) -> dict[str, Any]:
+    """What follows the segments and the history. Lists of pinned memory are empty, as in PyTorch
+    where the history of that memory is not recorded."""
+    rest: dict[str, Any] = {
+        "allocator_settings": settings_as_torch(settings, torch),
+        "external_annotations": [],
+    }
+    return rest | (
+        {"host_segments": [], "host_traces": []} if rules_of(torch).has_host_history else {}
+    )
+
+
+def settings_as_torch(settings: CachingSettings | None, torch: str = NEWEST) -> dict[str, Any]:
     """The settings as PyTorch writes them; its defaults for None, another policy."""
     if settings is None:
         from bfc.pytorch.settings import CachingSettings
 
         settings = CachingSettings()
-    return dict(settings.as_torch())
+    return dict(settings.as_torch(torch))

@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bfc.libraries import frame_of_rows
+from bfc.pytorch.rules import NEWEST
 from bfc.snapshots.columns import (
     ASLEEP,
     CHUNK,
@@ -401,6 +402,8 @@ class Snapshot:
         What was recorded, oldest first (`record_history`).
     settings : CachingSettings or None
         The settings of PyTorch's policy; None under another policy.
+    torch : str or None
+        The version of PyTorch whose rules that policy follows; None under another policy.
 
     Notes
     -----
@@ -413,6 +416,7 @@ class Snapshot:
     regions: tuple[RegionInfo, ...]
     history: tuple[HistoryEntry, ...] = field(default_factory=tuple)
     settings: CachingSettings | None = None
+    torch: str | None = None
 
     @classmethod
     def _of_columns(
@@ -422,12 +426,13 @@ class Snapshot:
         regions: RegionColumns,
         history: HistoryColumns | None,
         settings: CachingSettings | None,
+        torch: str | None,
     ) -> Self:
         """A snapshot whose objects are made later, when they are needed."""
         made = cls.__new__(cls)
         fields = made.__dict__
         fields["device"], fields["stats"], fields["settings"] = device, stats, settings
-        fields["_regions"] = regions
+        fields["torch"], fields["_regions"] = torch, regions
         if history:
             fields["_history"] = history
         else:
@@ -449,7 +454,7 @@ class Snapshot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Rows are those of this machine and of this version; objects can be read anywhere.
-        columns = self.device, self.stats, self.regions, self.history, self.settings
+        columns = self.device, self.stats, self.regions, self.history, self.settings, self.torch
         return type(self), columns, {"_pool_id": self._pool_id} if self._pool_id else None
 
     @property
@@ -591,12 +596,16 @@ class Snapshot:
     def to_torch(self) -> dict[str, Any]:
         """The dict that `torch.cuda.memory._snapshot()` makes, of built-in types only.
 
+        It has the form of the version of PyTorch whose rules the allocator follows; of the newest
+        under another policy.
+
         Returns
         -------
         dict
             "segments"; "device_traces", a list for each device up to this one, of which all but the
             last are empty; "allocator_settings", which are PyTorch's defaults under another policy;
-            and "external_annotations", which is empty.
+            and "external_annotations", which is empty. PyTorch 2.15 has "host_segments" and
+            "host_traces", too, for pinned memory: both are empty.
 
         Notes
         -----
@@ -617,7 +626,7 @@ class Snapshot:
         from bfc.pytorch.writer import as_torch
 
         regions, history = self._region_columns(), self._history_columns()
-        return as_torch(self.device, regions, history, self.settings)
+        return as_torch(self.device, regions, history, self.settings, self.torch or NEWEST)
 
     def dump(self, path: str | os.PathLike[str]) -> None:
         """Write `to_torch()` as a pickle, for pytorch.org/memory_viz and `torch.cuda._memory_viz`.
@@ -650,7 +659,7 @@ class Snapshot:
         from bfc.pytorch.writer import dump
 
         regions, history = self._region_columns(), self._history_columns()
-        dump(path, self.device, regions, history, self.settings)
+        dump(path, self.device, regions, history, self.settings, self.torch or NEWEST)
 
     def to_tensorflow(self) -> dict[str, Any]:
         """TensorFlow's memory dump (the message MemoryDump), as protobuf writes it as JSON.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bfc.pytorch.rules import VERSIONS
 from bfc.pytorch.stripped import is_number, public_settings
 from bfc.pytorch.words import SEGMENT_ACTIONS
 
@@ -20,7 +21,9 @@ COUNTS = (
     "releases_unsure",
 )
 LISTS = ("streams", "addresses")
-TABLES = ("segments", "oom", "pools")
+TABLES = ("segments", "registered", "oom", "pools")
+#: In place of the sign by which a version was told, which may quote the file.
+SAID = "the recording that was anonymised said so"
 
 
 def public_meta(meta: Any) -> dict[str, Any] | None:
@@ -39,7 +42,9 @@ def public_meta(meta: Any) -> dict[str, Any] | None:
     if isinstance(events, list) and all(map(_is_about_a_segment, events)):
         kept["segment_events"] = events
     kept["settings"] = public_settings(torch.get("settings"))
-    return {"source": "PyTorch memory snapshot, anonymised", "torch": kept}
+    version = meta.get("torch_version")
+    said = {"torch_version": version, "torch_version_sign": SAID} if version in VERSIONS else {}
+    return {"source": "PyTorch memory snapshot, anonymised", **said, "torch": kept}
 
 
 def _are_numbers(values: Any) -> bool:

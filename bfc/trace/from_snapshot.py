@@ -15,6 +15,8 @@ from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.releases import GOES, NO_FRAMES, what_frames_say
+from bfc.pytorch.rules import NEWEST
+from bfc.pytorch.version import Version
 from bfc.pytorch.words import OUR_FILE, OUR_OWN, SEGMENT_MAP
 from bfc.pytorch.writer import ordinal_of, settings_as_torch
 from bfc.snapshots.columns import ASLEEP, CHUNK, IN_RANGE, RECORD, REGION, STATES
@@ -86,8 +88,14 @@ def _recording(snapshot: Snapshot, regions: RegionColumns, stacks: Stacks) -> Re
                 is_waiting = STATES[state] == "waiting"
                 blocks[ptr] = Block(ptr, requested, its_stream, nbytes, is_waiting, stack)
         first = chunks_end
-    settings, device = settings_as_torch(snapshot.settings), ordinal_of(snapshot.device)
-    return Recording(device, in_order(spans), blocks, settings, stacks, pools)
+    torch = snapshot.torch
+    settings = settings_as_torch(snapshot.settings, torch or NEWEST)
+    recording = Recording(
+        ordinal_of(snapshot.device), in_order(spans), blocks, settings, stacks, pools
+    )
+    if torch is not None:
+        recording.version = Version(torch, "the allocator follows its rules")
+    return recording
 
 
 def _events(

@@ -15,6 +15,7 @@ from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
 from bfc.libraries import frame_of
+from bfc.pytorch.rules import VERSIONS
 from bfc.suballocators.base import SubAllocator
 from bfc.trace import from_snapshot, rmm_log
 from bfc.trace._occupancy import fill_cells
@@ -396,6 +397,16 @@ class Trace:
         """
         return Beginning.of(self.meta, len(self))
 
+    @property
+    def torch(self) -> str | None:
+        """The version of PyTorch whose rules the recorded run followed, such as "2.15".
+
+        None where the file does not say (`meta["torch_version_sign"]` says why), and for other
+        traces. `bfc replay` and `bfc advise` then find out by a replay.
+        """
+        found = self.meta.get("torch_version") if isinstance(self.meta, dict) else None
+        return found if found in VERSIONS else None
+
     def fullest_event(self) -> int:
         """The first event after which the most requested bytes are live.
 
@@ -574,6 +585,11 @@ class Trace:
         Cost: O(n log n) steps, each with a search in what is live. Memory: about 4 times the file's
         size for a recording, and at most 100 times its size and 32 MiB for any file.
 
+        `meta["torch_version"]` is the version of PyTorch whose rules the run followed, "2.15" for
+        2.13 and later, or None: no file of 2.11 or 2.12 says which of the two wrote it.
+        `meta["torch_version_sign"]` says how that was told. A warning says if the signs in the file
+        contradict each other, or if it is newer than 2.15.
+
         `meta["torch"]` holds what else is known:
 
         - "device": its number.
@@ -585,6 +601,10 @@ class Trace:
         - "segments": [event, address, size] of each segment that was taken.
         - "segment_events": [action, event, address, size, stream] of each entry about a segment;
           the event is the one before which it came.
+        - "registered": [address, size] of each segment, and of each range of an expandable one when
+          it was first mapped, in the order in which the device gave them. Those from before the
+          history come first: the file does not say in which order, and here it is that of their
+          addresses.
         - "oom": [event, size, free bytes of the device] of each refusal.
         - "pools": [address, size, first, second] of each segment that is in a private pool at the
           end, with the two numbers of the pool's id.

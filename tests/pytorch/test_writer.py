@@ -99,6 +99,8 @@ def test_every_field_of_a_segment_is_there():
         "device_traces",
         "allocator_settings",
         "external_annotations",
+        "host_segments",
+        "host_traces",
     }
     assert_plain(content)
     (segment,) = content["segments"]
