@@ -24,13 +24,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import WORKSPACES
 from bfc.predicting.memory import Allocation, Memory
-from bfc.predicting.rules.interface import ANSWERS, BEFORE, RULES, Call, Release, Rule, Workspace
+from bfc.predicting.rules.interface import (
+    AMENDMENTS,
+    ANSWERS,
+    BEFORE,
+    RULES,
+    Call,
+    Release,
+    Rule,
+    Workspace,
+)
+from bfc.predicting.rules.unknowable import unknowable
 
 _aten = torch.ops.aten
 _graph_task = torch._C._current_graph_task_id
@@ -57,6 +67,7 @@ class Operator:
 
     __slots__ = (
         "after",
+        "amend",
         "answer",
         "before",
         "composite",
@@ -64,6 +75,7 @@ class Operator:
         "is_add",
         "mutates",
         "name",
+        "unknowable",
     )
 
     def __init__(self, func: Any) -> None:
@@ -77,6 +89,8 @@ class Operator:
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
         self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
+        self.amend = AMENDMENTS.get(self.name)
+        self.unknowable = unknowable(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS
 
@@ -137,9 +151,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if func is torch.ops.prim.device.default:
                 return func(*args, **kwargs)
             known = self._known[func] = Operator(func)
+        if known.unknowable is not None and self._on_cuda(args):
+            self.unknown.setdefault(known.name, known.unknowable)
         if known.answer is not None:
             call = self._call(func, args, kwargs)
-            return known.answer(call, lambda: self._run(known, func, args, kwargs))
+            result = known.answer(
+                call, lambda changed=args: self._run(known, func, changed, kwargs)
+            )
+            self._track(result, known.name)  # what the answer has made itself
+            return result
         if known.composite:
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -161,9 +181,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self.places.remember(number - 1)
         if (known.after or known.before) and self._on_cuda(args):
             return self._with_rules(known, func, args, kwargs, overwritten)
-        result = func(*args, **kwargs)
+        result = self._result(known, func, args, kwargs)
         self._follow(known, args, kwargs, result, overwritten)
         return result
+
+    def _result(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the operator returns. One that only overwrites its arguments needs no kernel."""
+        try:
+            result = func(*args, **kwargs)
+            return result if known.amend is None else known.amend(result)
+        except (NotImplementedError, UnsupportedOperatorException) as error:
+            if known.mutates and not func._schema.returns:
+                return None
+            raise NotImplementedError(
+                f"nobody has said what {known.name} returns for tensors that are only shapes; "
+                f"@torch.library.register_fake({known.name!r}) on a function that returns such "
+                "tensors does"
+            ) from error
 
     # -- rules ----------------------------------------------------------------------------------
 
@@ -180,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         try:
             for rule in known.before:
                 self._obey(rule(call), held)
-            call.result = func(*args, **kwargs)
+            call.result = self._result(known, func, args, kwargs)
             self._follow(known, args, kwargs, call.result, overwritten)
             for rule in known.after:
                 self._obey(rule(call), held)

@@ -8,12 +8,12 @@ in mem_eff_attention/kernels). The workspace of cuDNN's own kernel is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from bfc.predicting.devices import GPU
-from bfc.predicting.rules.interface import Call, Release, Workspace, answer, before, on_cuda, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, amend, before, rule
 from bfc.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, type_name
 
 FLOAT = 4
@@ -67,19 +67,6 @@ def flash(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(rows * _flash_head(head), what="outputs of the splits")
 
 
-@answer("aten::_scaled_dot_product_flash_attention")
-def flash_with_state(call: Call, run: Callable[[], Any]) -> Any:
-    """The state of the random numbers lies on the device, and is kept for the backward pass."""
-    results = list(run())
-    if on_cuda(call.args[0]):
-        import torch
-
-        device = call.args[0].device
-        for index, shape in ((6, (2,)), (7, ())):
-            results[index] = torch.empty(shape, dtype=torch.uint64, device=device)
-    return tuple(results)
-
-
 def _rows_first(tensor: Any) -> Any:
     """The same tensor with the sequence before the heads, as the kernels see it."""
     return tensor.transpose(1, 2)
@@ -129,6 +116,16 @@ def efficient(call: Call) -> Iterator[Workspace | Release]:
     if head > IN_REGISTERS and type_name(query) != "float32":
         batch, heads, queries, _ = query.shape
         yield Workspace(batch * heads * queries * head * FLOAT, what="output in 32 bits")
+
+
+@amend("aten::_scaled_dot_product_efficient_attention")
+def efficient_results(results: Any) -> Any:
+    """The state of the random numbers lies on the host."""
+    import torch
+
+    output, sums, *_ = results
+    seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    return output, sums, seed, offset
 
 
 @dataclass(frozen=True)

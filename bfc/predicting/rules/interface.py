@@ -4,7 +4,10 @@
   operator has run, and yields a `Workspace` for each allocation, in their order.
 - `before`: the same, called before the results are allocated. `call.result` is None there.
 - `answer`: the function runs in place of the operator, is called with the `Call` and with a
-  function that runs the operator, and returns the result.
+  function that runs the operator (with other arguments, if it is given any), and returns the
+  result.
+- `amend`: the function is called with what the operator returned for fake tensors, and returns what
+  it returns on a GPU, before any of it counts as allocated.
 - `around`: a context manager that is entered for the whole prediction, for what is replaced in
   torch itself. It is called with the recorder, `bfc.predicting.recorder.Recorder`.
 
@@ -89,13 +92,14 @@ class Call:
 
 
 Rule = Callable[[Call], Iterable[Workspace | Release]]
-Answer = Callable[[Call, Callable[[], Any]], Any]
+Answer = Callable[[Call, Callable[..., Any]], Any]
 Around = Callable[[Any], AbstractContextManager[object]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 RULES: dict[str, list[Rule]] = {}
 BEFORE: dict[str, list[Rule]] = {}
 ANSWERS: dict[str, Answer] = {}
+AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
 AROUND: list[Around] = []
 
 
@@ -126,6 +130,16 @@ def answer(*operators: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         ANSWERS.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def amend(*operators: str) -> Callable[[F], F]:
+    """Registers how results differ on a GPU from those of fake tensors."""
+
+    def register(function: F) -> F:
+        AMENDMENTS.update(dict.fromkeys(operators, function))
         return function
 
     return register

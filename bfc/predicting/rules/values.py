@@ -13,19 +13,26 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
     """`.item()`, `float(t)`, `bool(t)`: the value where it is known, else 1, 1.0 or False."""
     import torch
 
-    try:
+    tensor = call.args[0]
+    if getattr(tensor, "constant", None) is not None:
         return run()
-    except Exception:
-        dtype = call.args[0].dtype
-        value: object = False if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
-        call.assume(".item()", value)
-        return value
+    kind = tensor.dtype
+    value: object = False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
+    call.assume(".item()", value)
+    return value
 
 
-@answer("aten::equal")
+@answer("aten::equal", "aten::allclose")
 def equal(call: Call, run: Callable[[], Any]) -> bool:
     call.assume("torch.equal", True)
     return True
+
+
+@answer("aten::_nested_tensor_from_mask_left_aligned")
+def left_aligned(call: Call, run: Callable[..., Any]) -> bool:
+    """Padding is not taken out of a mask's batch: as much memory as without the mask."""
+    call.assume("padding at the end of each sequence", False)
+    return False
 
 
 @answer("aten::_pin_memory", "aten::pin_memory")
@@ -36,3 +43,91 @@ def pin_memory(call: Call, run: Callable[[], Any]) -> Any:
 @answer("aten::is_pinned")
 def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
     return False
+
+
+# -- results whose size depends on values: at most all ------------------------------------------
+
+
+@answer("aten::nonzero")
+def nonzero(call: Call, run: Callable[..., Any]) -> Any:
+    """The places of what is not zero: at most all."""
+    import torch
+
+    tensor = call.args[0]
+    call.assume("nonzero: all elements", tensor.numel())
+    shape = (tensor.dim(), tensor.numel())
+    return torch.empty(shape, dtype=torch.int64, device=tensor.device).t()
+
+
+@answer("aten::masked_select")
+def masked_select(call: Call, run: Callable[..., Any]) -> Any:
+    """What a mask selects: at most all."""
+    import torch
+
+    tensor, mask = call.args
+    count = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
+    call.assume("masked_select: all elements", count)
+    return tensor.new_empty(count)
+
+
+@answer("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+def masks(call: Call, run: Callable[..., Any]) -> Any:
+    """A mask as an index selects at most all."""
+    import torch
+
+    indices = []
+    for index in call.args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            indices.append(index)
+            continue
+        call.assume("a mask: all elements", index.numel())
+        place = torch.empty(index.numel(), dtype=torch.int64, device=index.device)
+        indices += [place] * index.dim()
+    if len(indices) == len(call.args[1]) and all(map(_is, indices, call.args[1])):
+        return run()
+    return run((call.args[0], indices, *call.args[2:]))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+@answer("aten::_unique2", "aten::unique_consecutive")
+def unique(call: Call, run: Callable[..., Any]) -> Any:
+    """Elements that differ: at most all."""
+    import torch
+
+    tensor = call.args[0]
+    call.assume("unique: all elements", tensor.numel())
+    places = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
+    counts = torch.empty(tensor.numel(), dtype=torch.int64, device=tensor.device)
+    return tensor.new_empty(tensor.numel()), places, counts
+
+
+@answer("aten::bincount")
+def bincount(call: Call, run: Callable[..., Any]) -> Any:
+    """How often each number occurs: as many numbers as there are elements, or as are asked for."""
+    import torch
+
+    tensor = call.args[0]
+    least = call.named().get("minlength", 0)
+    count = max(int(least), 1 if least else tensor.numel())
+    call.assume("bincount: different numbers", count)
+    weights = call.named().get("weights")
+    dtype = torch.int64 if weights is None else torch.float64
+    return torch.empty(count, dtype=dtype, device=tensor.device)
+
+
+@answer("aten::repeat_interleave")
+def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
+    """How often each element is repeated is not known: once, if `output_size` does not say it."""
+    import torch
+
+    repeats = call.args[0]
+    if call.func._overloadname != "Tensor":
+        return run()
+    size = call.named().get("output_size")
+    if size is None:
+        size = repeats.numel()
+        call.assume("repeat_interleave: each once", size)
+    return torch.empty(int(size), dtype=torch.int64, device=repeats.device)

@@ -1,0 +1,204 @@
+"""What PyTorch decides by asking what a tensor is, and would decide otherwise for a fake one.
+
+From torch/optim (`_foreach_supported_types`), torch/amp/grad_scaler.py (a step is skipped where
+gradients are infinite), torch/__init__.py and torch/nn (compile), torch/utils/data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bfc.predicting.rules.interface import around
+
+
+@around
+@contextmanager
+def lists_of_tensors(recorder: Any) -> Iterator[None]:
+    """Optimizers and gradient norms work on lists of fake tensors, as on lists of real ones."""
+    import torch.optim.optimizer as optimizer
+    import torch.utils._foreach_utils as foreach
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    lists = []
+    for module in (optimizer, foreach):
+        types = module._foreach_supported_types
+        if FakeTensor not in types:
+            types.append(FakeTensor)
+            lists.append(types)
+    try:
+        yield
+    finally:
+        for types in lists:
+            types.remove(FakeTensor)
+
+
+@around
+@contextmanager
+def finite_gradients(recorder: Any) -> Iterator[None]:
+    """No gradient overflows: a `GradScaler` makes each step."""
+    from torch.amp.grad_scaler import GradScaler
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    with patch.object(GradScaler, "_maybe_opt_step", step):
+        yield
+
+
+@around
+@contextmanager
+def finite_numbers(recorder: Any) -> Iterator[None]:
+    """A number that is asked for is finite: `if not torch.isfinite(loss)` is not taken."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    build = torch.isfinite
+
+    def isfinite(tensor: Any) -> Any:
+        found = build(tensor)
+        if isinstance(found, FakeTensor) and found.numel() == 1 and found.constant is None:
+            with torch.utils._python_dispatch._disable_current_modes():
+                found.constant = torch.ones(tuple(found.shape), dtype=torch.bool)
+            found.fake_mode.fake_tensor_converter.add_constant_storage_mapping(found)
+        return found
+
+    with (
+        patch.object(torch, "isfinite", isfinite),
+        patch.object(torch.Tensor, "isfinite", isfinite),
+    ):
+        yield
+
+
+@around
+@contextmanager
+def not_compiled(recorder: Any) -> Iterator[None]:
+    """`torch.compile` returns what it is given: memory without fusion is an upper bound."""
+    import torch
+
+    def note() -> None:
+        recorder.assume("torch.compile: run as it is written, an upper bound", "eager")
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda function: compiled(function, **options)
+        note()
+        if isinstance(model, torch.nn.Module):
+            object.__setattr__(model, "_orig_mod", model)  # how programs reach the model inside
+        return model
+
+    def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
+        note()
+
+    with (
+        patch.object(torch, "compile", compiled),
+        patch.object(torch.nn.Module, "compile", in_place),
+    ):
+        yield
+
+
+@around
+@contextmanager
+def no_workers(recorder: Any) -> Iterator[None]:
+    """A `DataLoader` loads in this process: others would not know fake tensors."""
+    from torch.utils.data import DataLoader
+
+    build = DataLoader.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > 5:
+            args = (*args[:5], 0, *args[6:])
+        elif kwargs.get("num_workers"):
+            kwargs["num_workers"] = 0
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
+            kwargs.pop(name, None)
+        build(self, *args, **kwargs)
+
+    with patch.object(DataLoader, "__init__", init):
+        yield
+
+
+@around
+@contextmanager
+def generators(recorder: Any) -> Iterator[None]:
+    """A generator of random numbers on the device is one of the host: no numbers are drawn."""
+    import torch
+
+    class Generator(torch._C.Generator):  # type: ignore[misc]
+        """One that says that it is on the device."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            made = super().__new__(cls, "cpu")
+            made._device = torch.device(device)
+            return made
+
+        @property
+        def device(self) -> Any:
+            """Where it was asked to be."""
+            return self._device
+
+    with patch.object(torch, "Generator", Generator):
+        yield
+
+
+@around
+@contextmanager
+def values(recorder: Any) -> Iterator[None]:
+    """What becomes an array is zeros; a list has what `.item()` answers."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def zeros(tensor: Any, what: str) -> Any:
+        if tensor.fake_device.type == "cuda":
+            raise TypeError(
+                f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() "
+                "to copy the tensor to host memory first."
+            )
+        recorder.assume(what, "zeros")
+        import numpy as np
+
+        name = str(tensor.dtype).removeprefix("torch.")
+        return np.zeros(tuple(tensor.shape), getattr(np, name, np.float32))
+
+    def numpy(build: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self, FakeTensor):
+                return zeros(self, ".numpy()")
+            return build(self, *args, **kwargs)
+
+        return call
+
+    def tolist(self: Any) -> Any:
+        if not self.shape:
+            return self.item()
+        import numpy as np
+
+        kind, value = (float, 1.0) if self.dtype.is_floating_point else (int, 1)
+        if self.dtype == torch.bool:
+            kind, value = bool, False
+        recorder.assume(".tolist()", value)
+        return np.full(tuple(self.shape), value, kind).tolist()
+
+    with contextlib.ExitStack() as stack:
+        for name in ("numpy", "__array__"):
+            wrapped = numpy(getattr(torch.Tensor, name))
+            stack.enter_context(patch.object(torch.Tensor, name, wrapped))
+        stack.enter_context(patch.object(FakeTensor, "tolist", tolist))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda self: 0))
+        yield
+
+
+@around
+@contextmanager
+def nothing_saved(recorder: Any) -> Iterator[None]:
+    """`torch.save` writes nothing: there is nothing to write."""
+    import torch
+
+    def save(what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.assume("torch.save", "writes nothing")
+
+    with patch.object(torch, "save", save):
+        yield

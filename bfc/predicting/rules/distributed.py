@@ -1,0 +1,125 @@
+"""Several processes: the memory of one of them, over a process group that sends nothing.
+
+From torch/distributed/device_mesh.py (which computes with ranks), torch/nn/parallel/distributed.py
+(which compares shapes between processes) and torch/distributed/utils.py.
+
+The program itself makes the group: `torch.distributed.init_process_group("fake", ...)`. NCCL's own
+buffers are not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bfc.predicting.rules.interface import around
+
+
+@around
+@contextmanager
+def one_of_many(recorder: Any) -> Iterator[None]:
+    """While a prediction runs, process groups send nothing, and ranks are real numbers."""
+    import torch.distributed as distributed
+
+    if not distributed.is_available():
+        yield
+        return
+    import torch.distributed.device_mesh as meshes
+    import torch.nn.parallel.distributed as parallel
+
+    with ExitStack() as stack:
+        replace = functools.partial(_replace, stack)
+        replace(meshes.DeviceMesh, "__init__", _real(_with_ranks(meshes.DeviceMesh.__init__)))
+        for name in ("__getitem__", "_flatten", "get_local_rank", "get_coordinate"):
+            if name in vars(meshes.DeviceMesh):
+                replace(meshes.DeviceMesh, name, _real(getattr(meshes.DeviceMesh, name)))
+        replace(meshes, "init_device_mesh", _real(meshes.init_device_mesh))
+        replace(distributed, "init_device_mesh", _real(distributed.init_device_mesh))
+        wrapper = parallel.DistributedDataParallel
+        replace(wrapper, "__init__", _with_hook(wrapper.__init__, wrapper.register_comm_hook))
+        replace(wrapper, "register_comm_hook", lambda self, state, hook: None)
+        replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+        replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
+        replace(distributed, "init_process_group", _group(distributed.init_process_group, recorder))
+        yield
+
+
+def _replace(stack: ExitStack, holder: Any, name: str, what: Any) -> None:
+    if hasattr(holder, name):
+        stack.enter_context(patch.object(holder, name, what))
+
+
+def _real(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that computes with real tensors: with ranks, not with data."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _with_ranks(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor of a mesh, given ranks in their order where it is given fake ones."""
+
+    @functools.wraps(build)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *map(_ranks, args), **{name: _ranks(one) for name, one in kwargs.items()})
+
+    return init
+
+
+def _ranks(value: Any) -> Any:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(value, FakeTensor):
+        return value
+    return torch.arange(value.numel(), dtype=value.dtype).view(tuple(value.shape))
+
+
+def _with_hook(build: Callable[..., Any], register: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor of `DistributedDataParallel`; its buckets come back as they were sent."""
+
+    @functools.wraps(build)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        _returned.__annotations__.clear()  # they are compared with types of torch.distributed
+        register(self, None, _returned)
+
+    return init
+
+
+def _returned(state: Any, bucket: Any) -> Any:
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _group(function: Callable[..., Any], recorder: Any) -> Callable[..., Any]:
+    """`init_process_group`, which makes a group that sends nothing, whatever it is asked for."""
+
+    @functools.wraps(function)
+    def call(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        import os
+
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        rank = kwargs.get("rank", -1)
+        size = kwargs.get("world_size", -1)
+        rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
+        size = int(os.environ.get("WORLD_SIZE", 1)) if size < 0 else size
+        recorder.assume(f"a process group of {size} that sends nothing", f"rank {rank}")
+        with _disable_current_modes():
+            return function("fake", rank=rank, world_size=size, store=FakeStore())
+
+    return call

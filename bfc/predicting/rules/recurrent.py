@@ -1,0 +1,230 @@
+"""Recurrent networks, which cuDNN computes in one call.
+
+From PyTorch's ATen/native/RNN.cpp (cuDNN where it can) and ATen/native/cudnn/RNN.cpp (the results,
+and a buffer for weights that do not lie side by side). A build without CUDA would compute step by
+step, and keep the gates of each.
+
+How large cuDNN's reserve is, only a device knows: it is estimated as what a backward pass needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from bfc.predicting.rules.interface import Call, answer, around, on_cuda
+from bfc.predicting.rules.tensors import argument, numel
+
+#: cuDNN's number of a network, and what a backward pass needs of each step: gates, and for an LSTM
+#: the cell and its tangent.
+KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 6), "gru": (3, 5)}
+
+
+def reserve_bytes(
+    kind: str, steps: int, hidden: int, layers: int, directions: int, element: int, dropout: bool
+) -> int:
+    """An estimate of the reserve that cuDNN keeps for the backward pass.
+
+    Parameters
+    ----------
+    kind : str
+        "lstm", "gru", "rnn_tanh" or "rnn_relu".
+    steps : int
+        The elements of all sequences of a batch together.
+    hidden, layers, directions : int
+        As of the network; two directions if it is bidirectional.
+    element : int
+        The bytes of a number.
+    dropout : bool
+        Whether there is a mask between layers.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    each = steps * hidden * directions
+    kept = each * layers * (KINDS[kind][1] + 1) * element
+    masks = each * (layers - 1) * (element + 1) if dropout else 0
+    return kept + masks
+
+
+@dataclass
+class Network:
+    """The arguments of a call, of sequences of one length or of packed ones."""
+
+    kind: str
+    data: Any
+    batch_sizes: Any
+    state: tuple[Any, ...]
+    weights: list[Any]
+    biases: bool
+    layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+    @classmethod
+    def of(cls, kind: str, args: tuple[Any, ...]) -> Network:
+        """From what `torch._VF` is called with."""
+        if isinstance(args[3], (list, tuple)):
+            data, sizes, state, weights, *rest = args
+            rest.append(False)
+        else:
+            data, state, weights, *rest = args
+            sizes = None
+        states = tuple(state) if kind == "lstm" else (state, None)
+        return cls(kind, data, sizes, states, list(weights), *rest)
+
+    def cast(self) -> None:
+        """As autocast would."""
+        import torch
+
+        if torch.is_autocast_enabled("cuda"):
+            half = torch.get_autocast_dtype("cuda")
+            self.data, *self.weights = (one.to(half) for one in (self.data, *self.weights))
+            self.state = tuple(None if one is None else one.to(half) for one in self.state)
+
+    def steps(self) -> list[int]:
+        """How many sequences have each step: not known, so as many as there can be."""
+        if self.batch_sizes is None:
+            return []
+        count = int(self.batch_sizes.shape[0])
+        whole, rest = divmod(int(self.data.shape[0]), count)
+        return [whole + 1] * rest + [whole] * (count - rest)
+
+    def run(self) -> Any:
+        """cuDNN's operator."""
+        import torch
+
+        self.cast()
+        hidden, cell = self.state
+        size = int(hidden.shape[-1])
+        width = size if cell is None else int(cell.shape[-1])
+        projected = size if width != size else 0
+        found = torch.ops.aten._cudnn_rnn(
+            self.data,
+            self.weights,
+            (4 if self.biases else 2) + (1 if projected else 0),
+            None,
+            hidden,
+            cell,
+            KINDS[self.kind][0],
+            width,
+            projected,
+            self.layers,
+            self.batch_first,
+            self.dropout,
+            self.train,
+            self.bidirectional,
+            self.steps(),
+            None,
+        )
+        return found[:3] if self.kind == "lstm" else found[:2]
+
+
+@around
+@contextmanager
+def replaced(recorder: Any) -> Iterator[None]:
+    """While a prediction runs, `nn.LSTM` and its like call cuDNN's operator."""
+    import torch
+
+    acceptable = torch.backends.cudnn.is_acceptable
+    functions = {kind: _function(kind, getattr(torch._VF, kind)) for kind in KINDS}
+    functions["_pad_packed_sequence"] = _padded
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            patch.object(
+                torch.backends.cudnn,
+                "is_acceptable",  # whether weights are moved side by side
+                lambda tensor: False if on_cuda(tensor) else acceptable(tensor),
+            )
+        )
+        for name, function in functions.items():
+            stack.enter_context(patch.object(torch._VF, name, function))
+        yield
+
+
+def _function(kind: str, build: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return Network.of(kind, args).run() if on_cuda(args[0]) else build(*args)
+
+    return run
+
+
+def _padded(data: Any, batch_sizes: Any, batch_first: bool, value: float, length: int) -> Any:
+    """Packed sequences side by side again: each is as long as the longest."""
+    import torch
+
+    steps = int(batch_sizes.shape[0])
+    found = data.reshape(steps, -1, *data.shape[1:]).clone()
+    lengths = torch.full((found.shape[1],), steps)
+    return (found.transpose(0, 1) if batch_first else found), lengths
+
+
+@answer("aten::_pack_padded_sequence")
+def packed(call: Call, run: Callable[..., Any]) -> Any:
+    """How long the sequences are is not known: as long as the longest."""
+    import torch
+
+    data = call.args[0]
+    if argument(call, "batch_first", False):
+        data = data.transpose(0, 1)
+    call.assume("the lengths of packed sequences: all as long as the longest", int(data.shape[0]))
+    shape = (data.shape[0] * data.shape[1], *data.shape[2:])
+    return data.new_empty(shape), torch.full((data.shape[0],), data.shape[1])
+
+
+@answer("aten::_pack_padded_sequence_backward")
+def unpacked(call: Call, run: Callable[..., Any]) -> Any:
+    """The gradient of all steps of all sequences."""
+    return call.args[0].new_zeros(tuple(int(size) for size in call.args[1]))
+
+
+@answer("aten::_cudnn_rnn")
+def forward(call: Call, run: Callable[..., Any]) -> Any:
+    """The results, and the reserve."""
+    import torch
+
+    output, hidden, cell, *_ = run()
+    data = call.args[0]
+    reserve = 0
+    if argument(call, "train") and torch.is_grad_enabled():
+        kind = next(name for name, (number, _) in KINDS.items() if number == argument(call, "mode"))
+        directions = 2 if argument(call, "bidirectional") else 1
+        steps = numel(data) // int(data.shape[-1])
+        reserve = reserve_bytes(
+            kind,
+            steps,
+            int(argument(call, "hidden_size")),
+            int(argument(call, "num_layers")),
+            directions,
+            int(data.element_size()),
+            bool(argument(call, "dropout")),
+        )
+    kept = torch.empty(reserve, dtype=torch.uint8, device=data.device)
+    return output, hidden, cell, kept, data.new_empty(0)
+
+
+@answer("aten::_cudnn_rnn_backward")
+def backward(call: Call, run: Callable[..., Any]) -> Any:
+    """The gradients of the weights lie side by side."""
+    data, weights = call.args[0], call.args[1]
+    hidden, cell = argument(call, "hx"), argument(call, "cx")
+    mask = argument(call, "output_mask")
+    inputs = data.new_empty(data.shape)
+    states = [None if one is None else one.new_empty(one.shape) for one in (hidden, cell)]
+    if not mask[3]:
+        return inputs, *states, []
+    together = data.new_zeros(sum(map(numel, weights)))
+    gradients = []
+    begin = 0
+    for weight in weights:
+        gradients.append(together[begin : begin + numel(weight)].view(weight.shape))
+        begin += numel(weight)
+    return inputs, *states, gradients

@@ -1,0 +1,85 @@
+"""Operators whose kernels take memory that only a GPU knows, with a range for each.
+
+Their names are printed once. Of all others, either a rule says what they take, or their kernels in
+PyTorch's ATen/native/cuda take nothing.
+"""
+
+from __future__ import annotations
+
+_CUDNN = (
+    "cuDNN's workspace depends on the algorithm that it picks: from nothing to some tens of MiB "
+    "while it runs; with torch.backends.cudnn.benchmark up to GiBs while it tries"
+)
+_SOLVER = "a workspace of cuSOLVER or MAGMA: about once or twice the matrices"
+_FFT = "the plan of cuFFT: up to the size of the tensor"
+_RNN = (
+    "cuDNN's reserve, which is kept for the backward pass, is estimated (0.5 to 1.5 times as much "
+    "is possible), and its workspace is not known: about the size of the reserve"
+)
+_ATTENTION = "cuDNN's workspace: in the backward pass about the gradient of the queries in 32 bits"
+_CUSTOM = (
+    "a kernel of its own: only its results are counted, not what it allocates inside; "
+    "torch.library.register_fake says what the results are"
+)
+
+UNKNOWABLE = {
+    **dict.fromkeys(
+        (
+            *("aten::convolution", "aten::_convolution", "aten::convolution_backward"),
+            *("aten::cudnn_convolution", "aten::cudnn_convolution_transpose"),
+        ),
+        _CUDNN,
+    ),
+    **dict.fromkeys(("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"), _RNN),
+    **dict.fromkeys(
+        (
+            "aten::_scaled_dot_product_cudnn_attention",
+            "aten::_scaled_dot_product_cudnn_attention_backward",
+        ),
+        _ATTENTION,
+    ),
+    **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r"), _FFT),
+    **dict.fromkeys(
+        (
+            *("aten::_linalg_svd", "aten::_linalg_eigh", "aten::linalg_qr", "aten::geqrf"),
+            *("aten::linalg_inv_ex", "aten::linalg_lu_factor_ex", "aten::_linalg_solve_ex"),
+            *("aten::linalg_cholesky_ex", "aten::cholesky_inverse", "aten::linalg_lstsq"),
+            *("aten::_linalg_det", "aten::_linalg_slogdet", "aten::linalg_ldl_factor_ex"),
+        ),
+        _SOLVER,
+    ),
+    **dict.fromkeys(
+        (
+            *("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive"),
+            *("aten::bincount", "aten::histc", "aten::randperm"),
+        ),
+        "temporary storage of CUB and Thrust: a few times the size of the tensor",
+    ),
+}
+#: Where PyTorch's own operators are.
+OWN = frozenset(
+    (
+        "aten",
+        "prim",
+        "prims",
+        "profiler",
+        "c10d",
+        "_c10d_functional",
+        "fsdp",
+        "inductor",
+        "debugprims",
+    )
+)
+
+
+def unknowable(name: str) -> str | None:
+    """Why it is not known what an operator takes, or None.
+
+    Parameters
+    ----------
+    name : str
+        With its namespace: "aten::convolution".
+    """
+    if name.partition("::")[0] not in OWN:
+        return _CUSTOM
+    return UNKNOWABLE.get(name)

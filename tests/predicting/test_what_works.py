@@ -1,0 +1,355 @@
+"""What PyTorch decides and a program reads, as on a GPU: each choice by what it costs in memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+import bfc
+from bfc.predicting import recorder as recorders
+
+MIB = 1 << 20
+
+
+def sizes(run: Any) -> list[int]:
+    """The allocations in their order."""
+    trace = run.trace
+    return [int(size) for op, size in zip(trace.op, trace.size, strict=True) if op == 0]
+
+
+def assumed(run: Any) -> dict[str, Any]:
+    return {one["what"]: one["value"] for one in run.assumptions}
+
+
+def heads(dtype: torch.dtype = torch.bfloat16, length: int = 128) -> torch.Tensor:
+    made = torch.randn(2, length, 8, 64, device="cuda", dtype=dtype)
+    return made.transpose(1, 2).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "name"),
+    [
+        ("a100", torch.bfloat16, "Flash"),
+        ("h100", torch.bfloat16, "Cudnn"),
+        ("a100", torch.float32, "Efficient"),
+        ("t4", torch.float16, "Efficient"),
+    ],
+)
+def test_attention_takes_the_gpu_s_kernel(device: str, dtype: torch.dtype, name: str) -> None:
+    with bfc.predict(device) as run:
+        query = heads(dtype, 1024)
+        found = functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+        assert f"ScaledDotProduct{name}Attention" in found.grad_fn.name()
+        found.sum().backward()
+    assert max(sizes(run)) < 2 * 8 * 1024 * 1024  # no scores
+
+
+def test_flash_keeps_its_sums_and_the_state_of_random_numbers() -> None:
+    with bfc.predict("a100") as run:
+        query = heads()
+        before = len(sizes(run))
+        found = functional.scaled_dot_product_attention(query, query, query)
+        assert sizes(run)[before:] == [2 * 8 * 128 * 64 * 2, 2 * 8 * 128 * 4, 16, 8]
+        del found
+
+
+def test_attention_under_autocast_and_of_odd_heads() -> None:
+    with bfc.predict("a100") as run, torch.autocast("cuda", dtype=torch.bfloat16):
+        one = torch.randn(2, 4, 64, 36, device="cuda", requires_grad=True)
+        found = functional.scaled_dot_product_attention(one, one, one)
+        assert (found.dtype, found.shape) == (torch.bfloat16, one.shape)
+        found.float().sum().backward()
+        assert one.grad is not None
+    assert 2 * 4 * 64 * 40 * 2 in sizes(run)
+
+
+def test_a_mask_of_booleans_is_padded_for_the_efficient_kernel() -> None:
+    with bfc.predict("a100") as run:
+        query, mask = heads(), torch.ones(2, 1, 128, 127, dtype=torch.bool, device="cuda")
+        key = heads(length=127)
+        functional.scaled_dot_product_attention(query, key, key, attn_mask=mask)
+    assert {2 * 128 * 127 * 2, 2 * 128 * 128 * 2} <= set(sizes(run))
+
+
+def test_a_kernel_that_the_program_forbids_is_not_taken() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with bfc.predict("a100") as run:
+        query = heads(torch.bfloat16, 256)
+        with sdpa_kernel(SDPBackend.MATH):
+            functional.scaled_dot_product_attention(query, query, query)
+    assert 2 * 8 * 256 * 256 * 4 in sizes(run)
+
+
+def test_attention_in_a_module_asks_the_same() -> None:
+    with bfc.predict("a100") as run:
+        layer = nn.MultiheadAttention(512, 8, batch_first=True, device="cuda")
+        tokens = torch.randn(2, 512, 512, device="cuda")
+        layer(tokens, tokens, tokens, need_weights=False)[0].sum().backward()
+    assert 2 * 8 * 512 * 512 * 4 not in sizes(run)
+
+
+def peak_of_step(**options: Any) -> int:
+    with bfc.predict("a100"):
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.step()
+        return torch.cuda.max_memory_allocated() - before
+
+
+def test_optimizers_work_on_lists_unless_they_are_told_otherwise() -> None:
+    each = 4 * MIB
+    assert peak_of_step(fused=True) == 0
+    assert peak_of_step(foreach=False) <= 3 * each
+    assert peak_of_step() == peak_of_step(foreach=True) >= 4 * each
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.RMSprop, {}),
+        (torch.optim.Adafactor, {}),
+        (torch.optim.Adam, {"capturable": True}),
+        (torch.optim.LBFGS, {}),
+    ],
+)
+def test_optimizers_make_a_step(kind: Any, options: dict[str, Any]) -> None:
+    with bfc.predict("a100"):
+        layer = nn.Linear(8, 8).cuda()
+        optimizer = kind(layer.parameters(), **options)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = layer(torch.randn(2, 8, device="cuda")).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert optimizer.state
+
+
+def test_a_scaler_makes_its_steps() -> None:
+    with bfc.predict("a100"):
+        layer = nn.Linear(64, 64).cuda()
+        optimizer, scaler = torch.optim.Adam(layer.parameters()), torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = layer(torch.randn(2, 64, device="cuda")).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert len(optimizer.state) == 2
+
+
+def test_images_whose_channels_lie_side_by_side_stay_so() -> None:
+    with bfc.predict("a100") as run:
+        layer = nn.Conv2d(8, 16, 3, bias=False).cuda().to(memory_format=torch.channels_last)
+        images = torch.randn(2, 8, 10, 10, device="cuda")
+        count = len(sizes(run))
+        found = layer(images)  # cuDNN is given a copy
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert sizes(run)[count:] == [2 * 8 * 100 * 4, 2 * 16 * 64 * 4]
+    assert "aten::convolution" in run._recorder.unknown
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_network_is_one_call_of_cudnn(kind: Any) -> None:
+    with bfc.predict("a100") as run:
+        layer = kind(32, 64, 2, batch_first=True, bidirectional=True, dropout=0.1).cuda()
+        found, _ = layer(torch.randn(4, 100, 32, device="cuda"))
+        assert "CudnnRnn" in found.grad_fn.name()
+        found.sum().backward()
+        assert all(one.grad.shape == one.shape for one in layer.parameters())
+    assert max(sizes(run)) > 4 * 100 * 64 * 2 * 2 * 4  # the reserve
+
+
+def test_packed_sequences_are_as_long_as_the_longest() -> None:
+    with bfc.predict("a100") as run:
+        layer = nn.LSTM(32, 64).cuda()
+        lengths = torch.tensor([16, 12, 8, 4])
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(16, 4, 32, device="cuda"), lengths)
+        found, _ = layer(packed)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(found)
+        assert padded.shape == (16, 4, 64)
+        padded.sum().backward()
+    assert any("packed" in what for what in assumed(run))
+
+
+def test_masks_select_at_most_all() -> None:
+    with bfc.predict("a100") as run:
+        tensor = torch.randn(8, 16, device="cuda", requires_grad=True)
+        mask = tensor > 0
+        assert tensor[mask].shape == (128,)
+        assert mask.nonzero().shape == (128, 2)
+        assert torch.masked_select(tensor, mask).shape == (128,)
+        assert torch.where(mask)[0].shape == (128,)
+        assert torch.unique(torch.arange(10, device="cuda")).shape == (10,)
+        tensor[mask].sum().backward()
+        tensor.detach()[mask] = 1.0
+    noted = {one["where"].rpartition(":")[0] for one in run.assumptions}
+    assert __file__ in noted
+
+
+def test_what_is_read_is_made_up_and_said() -> None:
+    with bfc.predict("a100") as run:
+        tensor = torch.randn(2, 3, device="cuda")
+        assert tensor.sum().item() == 1.0
+        assert not tensor.sum().isnan()
+        assert torch.isfinite(tensor.sum())  # or programs stop, or skip the step
+        assert tensor.cpu().numpy().tolist() == [[0.0] * 3] * 2
+        assert tensor.tolist() == [[1.0] * 3] * 2
+        with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
+            tensor.numpy()
+    assert {".item()", ".numpy()", ".tolist()"} <= set(assumed(run))
+
+
+def test_a_loop_that_waits_for_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorders, "MOST_ANSWERS", 20)
+
+    def wait() -> None:
+        mask = torch.ones(4, dtype=torch.bool, device="cuda")
+        while not mask.all():
+            pass
+
+    with bfc.predict("a100"), pytest.raises(RuntimeError, match=r"what_works\.py:\d+: the program"):
+        wait()
+
+
+def test_generators_and_copies_and_files(tmp_path: Path) -> None:
+    with bfc.predict("a100") as run:
+        generator = torch.Generator(device="cuda")
+        generator.manual_seed(1)
+        assert generator.device.type == "cuda"
+        layer = nn.Linear(4, 4).cuda()
+        torch.randn(4, device="cuda", generator=generator)
+        copy.deepcopy(layer)
+        torch.save(layer.state_dict(), tmp_path / "model.pt")
+        torch.save(layer.state_dict(), io.BytesIO())
+    assert not (tmp_path / "model.pt").exists()
+    assert "torch.save" in assumed(run)
+
+
+def test_a_loader_loads_here() -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    with bfc.predict("a100"):
+        data = TensorDataset(torch.randn(32, 8), torch.arange(32))
+        loader = DataLoader(data, 8, shuffle=True, num_workers=2, pin_memory=True, timeout=5)
+        batches = [(x.cuda(non_blocking=True), y.to("cuda")) for x, y in loader]
+        assert [tuple(x.shape) for x, _ in batches] == [(8, 8)] * 4
+
+
+def test_what_is_compiled_runs_as_it_is_written() -> None:
+    with bfc.predict("a100") as run:
+        model = torch.compile(nn.Linear(8, 8).cuda(), mode="max-autotune")
+        model(torch.randn(2, 8, device="cuda")).sum().backward()
+        assert list(model._orig_mod.state_dict()) == ["weight", "bias"]
+
+        @torch.compile(fullgraph=True)
+        def double(tensor: torch.Tensor) -> torch.Tensor:
+            return 2 * tensor
+
+        assert double(torch.ones(3, device="cuda")).shape == (3,)
+    assert any(what.startswith("torch.compile") for what in assumed(run))
+
+
+def run_checkpointed(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64)).cuda()
+    tokens = torch.randn(4, 64, device="cuda", requires_grad=True)
+    checkpoint(layers, tokens, use_reentrant=reentrant).sum().backward()
+    assert layers[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_compute_again(reentrant: bool) -> None:
+    with bfc.predict("a100"):
+        run_checkpointed(reentrant)
+
+
+def test_an_encoder_with_padding() -> None:
+    with bfc.predict("a100"):
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 2).cuda()
+        tokens = torch.randn(2, 10, 64, device="cuda")
+        padding = torch.zeros(2, 10, dtype=torch.bool, device="cuda")
+        encoder(tokens, src_key_padding_mask=padding).sum().backward()
+        encoder.eval()
+        with torch.no_grad():
+            encoder(tokens, src_key_padding_mask=padding)
+
+
+def test_a_kernel_that_has_no_fake_form_is_named() -> None:
+    library = torch.library.Library("bfc_test", "FRAGMENT")
+    library.define("unfaked(Tensor x) -> Tensor")
+    try:
+        with bfc.predict("a100"):
+            tensor = torch.ones(3, device="cuda")
+            with pytest.raises(
+                NotImplementedError, match=r"bfc_test::unfaked.*library\.register_fake"
+            ):
+                torch.ops.bfc_test.unfaked(tensor)
+        torch.library.register_fake("bfc_test::unfaked", torch.empty_like)
+        with bfc.predict("a100") as run:
+            torch.ops.bfc_test.unfaked(torch.ones(3, device="cuda"))
+        assert "bfc_test::unfaked" in run._recorder.unknown
+    finally:
+        library._destroy()
+
+
+@pytest.fixture
+def group() -> Any:
+    """Rank 0 of four."""
+
+    def begin() -> None:
+        torch.distributed.init_process_group("nccl", rank=0, world_size=4)
+
+    yield begin
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_one_of_four_processes_has_buckets_of_gradients(group: Callable[[], None]) -> None:
+    with bfc.predict("a100") as run:
+        group()
+        layer = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024).cuda())
+        layer(torch.randn(2, 1024, device="cuda")).sum().backward()
+        assert torch.cuda.memory_allocated() >= 3 * 4 * MIB  # weights, gradients, buckets
+    assert "a process group of 4 that sends nothing" in assumed(run)
+
+
+def test_one_of_four_shards_holds_a_fourth(group: Callable[[], None]) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with bfc.predict("a100"):
+        group()
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        gc.collect()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(2, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        # whole, parameters and two states take 48 MiB, beside 2 workspaces of cuBLAS
+        assert torch.cuda.memory_allocated() - 2 * 8519680 < 24 * MIB
