@@ -21,7 +21,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-gpu test-dask test-torch test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-gpu test-dask test-torch test-predict test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -52,6 +52,9 @@ test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on cluste
 
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest -m "not peers" tests/torch_opencl
+
+test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/predicting
 
 # Finds what people who cannot see or point would miss. The tests inject it: no page has it.
 AXE := axe-core-4.14.1

@@ -16,4 +16,5 @@ The program runs on tensors that are only shapes. What its operators would alloc
     cuda_module.py        what `torch.cuda` answers
     prediction.py         what was found
     session.py            `bfc.predict`
+    script.py             a script, run as `python` would run it
 """

@@ -13,7 +13,7 @@ import torch
 
 from bfc.files import replacing
 from bfc.predicting.places import Places
-from bfc.predicting.recorder import Recorder
+from bfc.predicting.recorder import Recorder, no_such_device
 
 #: The versions that a program is told: the CUDA and cuDNN that wheels of PyTorch bring.
 CUDA_VERSION, CUDNN_VERSION = "12.8", 91002
@@ -108,15 +108,18 @@ def _ordinal(device: Any) -> int:
         device = torch.device(device)
     number = device.index if isinstance(device, torch.device) else int(device)
     if number not in (None, 0, -1):
-        raise torch.AcceleratorError(
-            f"CUDA error: invalid device ordinal: there is no cuda:{number}. bfc predicts for one "
-            f"GPU, cuda:0: give the program arguments that name that one"
-        )
+        raise no_such_device(number)
     return 0
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """What has no effect on memory."""
+
+
+@contextlib.contextmanager
+def nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """A range for a profiler: a context manager, and a decorator."""
+    yield
 
 
 class CudaModule:
@@ -270,7 +273,7 @@ class CudaModule:
         for name in ("range_push", "range_pop", "range_end", "mark"):
             yield cuda.nvtx, name, nothing
         yield cuda.nvtx, "range_start", lambda *args, **kwargs: 0
-        yield cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext()
+        yield cuda.nvtx, "range", nothing_around
         for name in ("start", "stop"):
             yield cuda.profiler, name, nothing
         yield cuda.streams, "Stream", Stream
@@ -348,6 +351,7 @@ class CudaModule:
             "stream": self.in_stream,
             "StreamContext": self.in_stream,
             "set_stream": self.set_stream,
+            "is_current_stream_capturing": lambda: False,
             "cudart": _Cudart,
         }
 

@@ -15,6 +15,21 @@ def make_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def forget() -> None:
+    """Drops what the mode keeps for all its uses."""
+    FakeTensorMode.cache_clear()
+
+
+def try_backward(mode: Any, too_late: str) -> None:
+    """A backward pass of one number: it fails if the engine has counted its devices before."""
+    with mode:
+        x = torch.ones(1, device="cuda", requires_grad=True)
+        try:
+            (x * x).backward()
+        except RuntimeError as error:
+            raise RuntimeError(too_late) from error
+
+
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """(holder, name, what stands there) of all that is replaced."""
     yield torch.nn.Module, "_apply", _apply

@@ -1,11 +1,16 @@
-"""Follows the program through its modules, backward passes and optimizers."""
+"""Follows the program through its modules, backward passes and optimizers, and learns from them
+what an allocation is for: parameters, gradients, optimizer state, inputs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -15,14 +20,147 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from bfc.predicting.memory import Memory
-from bfc.predicting.places import NONE, OPTIMIZER, Places
+from bfc.predicting.kinds import GRADIENTS, INPUTS, OPTIMIZER_STATE, PARAMETERS
+from bfc.predicting.places import BACKWARD, FORWARD, NONE, OPTIMIZER, Places
+from bfc.predicting.recorder import Recorder
+
+
+class Follower:
+    """What the hooks call.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        The recorder of the prediction.
+
+    Attributes
+    ----------
+    steps : int
+        How many steps the optimizer has made that made the fewest, of those that made any.
+    after_step : callable or None
+        Called after each step of an optimizer.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.places: Places = recorder.places
+        self.after_step: Callable[[], object] | None = None
+        #: By the id of a parameter: itself, and its module.
+        self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._named: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @property
+    def steps(self) -> int:
+        return min(self._steps.values(), default=0)
+
+    # -- modules --------------------------------------------------------------------------------
+
+    def enter(self, module: Any, inputs: Any) -> None:
+        if module not in self._named:
+            self._name(module)
+        places = self.places
+        if not places.modules.get(threading.get_ident()):
+            for one in inputs:
+                self.mark(one, INPUTS)
+            if places.phase == NONE:
+                places.phase = FORWARD
+        places.enter(module)
+
+    def leave(self, module: Any, inputs: Any, outputs: Any) -> None:
+        places = self.places
+        places.leave()
+        outermost = not places.modules.get(threading.get_ident())
+        if outermost and places.phase == FORWARD and not torch.is_grad_enabled():
+            places.phase = NONE
+
+    def _name(self, module: Any) -> None:
+        """Names a module and all below it, by their place in the outermost one that runs."""
+        for name, one in module.named_modules():
+            if one not in self._named:
+                self._named.add(one)
+                owner = self.places.names[one] = self.places.owner(name or type(one).__name__)
+                for parameter in one._parameters.values():
+                    if parameter is not None:
+                        self._know(parameter, owner)
+                for buffer in one._buffers.values():
+                    self.mark(buffer, PARAMETERS, owner)
+
+    def _know(self, parameter: Any, owner: int = 0) -> None:
+        self.mark(parameter, PARAMETERS, owner)
+        self._parameters[id(parameter)] = weakref.ref(parameter), owner
+
+    # -- the backward pass ----------------------------------------------------------------------
+
+    def backward(self, function: Callable[..., Any], phase_after: int | None) -> Any:
+        """`torch.autograd.backward` or `torch.autograd.grad`, followed."""
+
+        @functools.wraps(function)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            places = self.places
+            before, outer = places.phase, places.backward_stack
+            places.phase, places.backward_stack = BACKWARD, places.stack()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                places.phase = before if phase_after is None or before == BACKWARD else phase_after
+                places.backward_stack = outer
+                self.mark_gradients()
+
+        return followed
+
+    def mark_gradients(self) -> None:
+        """Notes which allocations hold gradients of parameters, and parameters."""
+        for key, (reference, owner) in list(self._parameters.items()):
+            parameter = reference()
+            if parameter is None:
+                del self._parameters[key]
+                continue
+            self.mark(parameter, PARAMETERS, owner)
+            if parameter.grad is not None:
+                self.mark(parameter.grad, GRADIENTS, owner)
+
+    # -- optimizers -----------------------------------------------------------------------------
+
+    def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.places.phase = OPTIMIZER
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._parameters:
+                    self._know(parameter)
+                if parameter.grad is not None:
+                    self.mark(parameter.grad, GRADIENTS)
+
+    def end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.places.phase = NONE
+        for parameter, state in optimizer.state.items():
+            if isinstance(state, dict):
+                _, owner = self._parameters.get(id(parameter), (None, 0))
+                for value in state.values():
+                    self.mark(value, OPTIMIZER_STATE, owner)
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if self.after_step is not None:
+            self.after_step()
+
+    def mark(self, value: Any, kind: int, owner: int = 0) -> None:
+        """Notes what the memory of a tensor on the GPU is for, and whose it is."""
+        if isinstance(value, torch.Tensor):
+            device = getattr(value, "fake_device", None)
+            if device is not None and device.type == "cuda":
+                made = self.recorder.live.get(value.untyped_storage()._cdata)
+                if made is not None:
+                    self.recorder.memory.know(made, kind, owner)
+
+    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        """(module, name, what stands there) of what has no hook."""
+        autograd = torch.autograd
+        yield autograd, "backward", self.backward(autograd.backward, NONE)
+        yield autograd, "grad", self.backward(autograd.grad, None)
 
 
 @contextlib.contextmanager
-def followed(recorder: Any) -> Iterator[None]:
+def followed(follower: Follower) -> Iterator[None]:
     """Installs the hooks, and removes them at the end."""
-    follower = Follower(recorder)
     with contextlib.ExitStack() as stack:
         for handle in (
             register_module_forward_pre_hook(follower.enter),
@@ -32,24 +170,3 @@ def followed(recorder: Any) -> Iterator[None]:
         ):
             stack.callback(handle.remove)
         yield
-
-
-class Follower:
-    """What the hooks call."""
-
-    def __init__(self, recorder: Any) -> None:
-        self.recorder = recorder
-        self.places: Places = recorder.places
-        self.memory: Memory = recorder.memory
-
-    def enter(self, module: Any, inputs: Any) -> None:
-        self.places.enter(module)
-
-    def leave(self, module: Any, inputs: Any, outputs: Any) -> None:
-        self.places.leave()
-
-    def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.places.phase = OPTIMIZER
-
-    def end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.places.phase = NONE

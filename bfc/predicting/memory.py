@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from bfc.errors import OutOfMemoryError, SettingsError
 from bfc.policies._caching import CachingAllocator
 from bfc.predicting.kinds import OTHER
 from bfc.predicting.places import Places, is_machinery
+from bfc.pytorch.settings import CachingSettings
 from bfc.suballocators.simulated import SimulatedSubAllocator
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE, RELEASE
@@ -35,14 +35,16 @@ class Allocation:
         The bytes that were asked for.
     address : int
         Where the allocator put it; 0 once it was freed.
+    event : int
+        The index of the event that made it.
     made : object
         The node of autograd that made it, and the operator, as names and numbers.
     """
 
-    __slots__ = ("address", "made", "nbytes", "number", "watch")
+    __slots__ = ("address", "event", "made", "nbytes", "number", "watch")
 
-    def __init__(self, number: int, nbytes: int, address: int) -> None:
-        self.number, self.nbytes, self.address = number, nbytes, address
+    def __init__(self, number: int, nbytes: int, address: int, event: int) -> None:
+        self.number, self.nbytes, self.address, self.event = number, nbytes, address, event
         self.made: tuple[object, str] | None = None
         self.watch: object = None
 
@@ -60,12 +62,17 @@ class Memory:
         Whether the device runs out of it; otherwise it only says how much it has.
     places : Places
         Where in the program something happens.
+    rules : str
+        The version of PyTorch whose allocator it is, as in `CachingAllocator`.
     """
 
-    def __init__(self, nbytes: int, settings: str, limited: bool, places: Places) -> None:
+    def __init__(
+        self, nbytes: int, settings: str, limited: bool, places: Places, rules: str = "2.15"
+    ) -> None:
         self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
+        self.rules = rules
         source = SimulatedSubAllocator(nbytes if limited else ENOUGH)
-        self.allocator = CachingAllocator(source, settings=settings)
+        self.allocator = CachingAllocator(source, settings=settings, torch=rules)
         self.op, self.id, self.size = array("B"), array("I"), array("Q")
         self.stream, self.owner, self.stack = array("H"), array("H"), array("I")
         self.phase = array("B")
@@ -88,7 +95,7 @@ class Memory:
                 address = self.allocator.allocate_raw(nbytes, stream)
             except OutOfMemoryError as error:
                 raise out_of_memory(self, nbytes) from error
-            made = Allocation(len(self.kinds), nbytes, address)
+            made = Allocation(len(self.kinds), nbytes, address, len(self.op))
             self.requested += nbytes
             if self.requested > self.peak_requested:
                 self.peak_requested = self.requested
@@ -106,6 +113,12 @@ class Memory:
                 self.allocator.deallocate_raw(address)
                 self.requested -= made.nbytes
                 self._event(FREE, made.number, made.nbytes, 0, 0, 0, self.places.phase)
+
+    def know(self, made: Allocation, kind: int, owner: int) -> None:
+        """Notes what an allocation is for, and whose it is; 0 leaves the owner as it is."""
+        self.kinds[made.number] = kind
+        if owner:
+            self.owner[made.event] = owner
 
     def empty_cache(self) -> None:
         with self.lock:
@@ -177,26 +190,23 @@ class Memory:
             stack=self.stack,
             owners=list(places.owners),
             frames=list(places.frames),
-            stacks=list(places.stacks),
+            stacks=list(places.stacks) or [(0, 0)],
             meta=meta,
         )
 
 
 def settings_in_force(given: str | None) -> str:
-    """The text of the settings: what was given, or else that of PyTorch's variables."""
-    if given is not None:
-        return given
-    return next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
-
-
-def check_settings(text: str, named: str) -> None:
-    """Raises SettingsError, which names where a wrong text came from."""
-    from bfc.pytorch.settings import CachingSettings
-
+    """The text of the settings: what was given, or else that of PyTorch's variables. Raises
+    SettingsError, which names where a wrong text stands."""
+    named, text = "settings", given
+    if text is None:
+        named = next((name for name in VARIABLES if os.environ.get(name)), "")
+        text = os.environ.get(named, "") if named else ""
     try:
         CachingSettings().apply(text)
     except SettingsError as error:
         raise SettingsError(f"{named}: {error}") from error
+    return text
 
 
 def out_of_memory(memory: Memory, nbytes: int) -> Exception:
@@ -215,13 +225,3 @@ def out_of_memory(memory: Memory, nbytes: int) -> Exception:
         f"reserved by PyTorch but unallocated. (predicted by bfc)"
     )
     return error
-
-
-@contextlib.contextmanager
-def freed_at_end(memory: Memory, held: list[Allocation]) -> Any:
-    """Frees what was added to a list, the last one first."""
-    try:
-        yield
-    finally:
-        for made in reversed(held):
-            memory.free(made)

@@ -7,12 +7,11 @@ records, and each node of the backward pass knows the number of its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -53,8 +52,9 @@ class Places:
         self.backward_stack = 0
         self.reads_streams = False
         self.get_stream: Callable[[], int] = int
-        self.parameters: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._shown: dict[CodeType, bool] = {}
+        self._shown: dict[int, bool] = {}
+        self._codes: list[CodeType] = []
+        self._calls: dict[tuple[int, int, int], int] = {}
 
     # -- what the memory asks -------------------------------------------------------------------
 
@@ -99,16 +99,32 @@ class Places:
         shown = self._shown
         while frame is not None:
             code = frame.f_code
-            show = shown.get(code)
+            key = id(code)
+            show = shown.get(key)
             if show is None:
-                show = shown[code] = not is_machinery(code.co_filename)
+                show = self._look_at(code)
             if show:
-                chain.append((code.co_filename, frame.f_lineno, code.co_qualname))
+                chain.append((key, frame.f_lasti, frame))
             frame = frame.f_back
-        number, frames = 0, self.frames
-        for place in reversed(chain):
-            number = self._child(number, frames.setdefault(place, len(frames)))
+        number, known = 0, self._calls
+        for key, at, frame in reversed(chain):
+            place = (number, key, at)
+            found = known.get(place)
+            if found is None:
+                found = known[place] = self._frame(number, frame)
+            number = found
         return number
+
+    def _look_at(self, code: CodeType) -> bool:
+        """Whether the frames of a code are shown; it is kept, so that its id stays its own."""
+        self._codes.append(code)
+        show = self._shown[id(code)] = not is_machinery(code.co_filename)
+        return show
+
+    def _frame(self, parent: int, frame: FrameType) -> int:
+        code = frame.f_code
+        place = (code.co_filename, frame.f_lineno or 0, code.co_qualname)
+        return self._child(parent, self.frames.setdefault(place, len(self.frames)))
 
     def _child(self, parent: int, frame: int) -> int:
         return self.stacks.setdefault((parent, frame), len(self.stacks))
@@ -121,11 +137,7 @@ class Places:
 
     def enter(self, module: Any) -> None:
         """A module's forward pass begins."""
-        stack = self.modules.setdefault(threading.get_ident(), [])
-        owner = self.names.get(module)
-        if owner is None:
-            owner = self._name(module)
-        stack.append(owner)
+        self.modules.setdefault(threading.get_ident(), []).append(self.names.get(module, 0))
 
     def leave(self) -> None:
         stack = self.modules.get(threading.get_ident())
@@ -137,24 +149,6 @@ class Places:
         if name not in self.owners and len(self.owners) >= MOST_OWNERS:
             return 0
         return self.owners.setdefault(name, len(self.owners))
-
-    def _name(self, module: Any) -> int:
-        """Names a module and all below it, by their place in the outermost one."""
-        for name, one in module.named_modules():
-            if one not in self.names:
-                self.names[one] = self.owner(name or type(one).__name__)
-            for parameter in one._parameters.values():
-                if parameter is not None:
-                    self.parameters.add(parameter)
-        return self.names[module]
-
-    @contextlib.contextmanager
-    def in_phase(self, phase: int) -> Iterator[None]:
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
 
 
 _KIND_OF_PHASE = (OTHER, ACTIVATIONS, BACKWARD_PASS, OPTIMIZER_STEP)

@@ -43,6 +43,7 @@ from bfc.predicting.rules.interface import (
 from bfc.predicting.rules.unknowable import unknowable
 
 _aten = torch.ops.aten
+_device = torch.ops.prim.device.default
 _graph_task = torch._C._current_graph_task_id
 _sequence = torch._C._autograd._get_sequence_nr
 _ZEROS = ("new_zeros", "zeros", "zeros_like")
@@ -60,6 +61,15 @@ _FILLS_ZEROS = frozenset(
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def no_such_device(number: int) -> Exception:
+    """What CUDA raises for a device that is not there."""
+    error: Exception = torch.AcceleratorError(
+        f"CUDA error: invalid device ordinal: there is no cuda:{number}. bfc predicts for one GPU, "
+        "cuda:0: give the program arguments that name that one"
+    )
+    return error
 
 
 class Operator:
@@ -146,10 +156,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _device:  # what C++ asks most
+            tensor = args[0]
+            if isinstance(tensor, FakeTensor) and not tensor.fake_mode.in_kernel_invocation:
+                return tensor.fake_device
+            return func(*args, **kwargs)
         known = self._known.get(func)
         if known is None:
-            if func is torch.ops.prim.device.default:
-                return func(*args, **kwargs)
             known = self._known[func] = Operator(func)
         if known.unknowable is not None and self._on_cuda(args):
             self.unknown.setdefault(known.name, known.unknowable)
@@ -260,7 +273,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _track(self, value: Any, name: str) -> None:
         if isinstance(value, FakeTensor):
-            if value.fake_device.type == "cuda":
+            device = value.fake_device
+            if device.type == "cuda":
+                if device.index:
+                    raise no_such_device(device.index)
                 self.track_storage(value.untyped_storage(), name)
         elif type(value) in (tuple, list):
             for one in value:
@@ -291,6 +307,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         watch.key, watch.allocation = key, made
         made.watch = watch
         self.live[key] = made
+
+    def has_run(self, *names: str) -> bool:
+        """Whether one of some operators has run."""
+        return any(known.name in names for known in self._known.values())
+
+    def has_run_prefix(self, prefix: str) -> bool:
+        """Whether an operator has run whose name begins so."""
+        return any(known.name.startswith(prefix) for known in self._known.values())
 
     def close(self) -> None:
         """Forgets the storages: what becomes of them is no longer recorded."""

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
+from typing import SupportsIndex
 
 from bfc.predicting import devices, guard
 from bfc.predicting.memory import Memory, settings_in_force
 from bfc.predicting.places import Places
 from bfc.predicting.prediction import Prediction
 
+STARTED_TOO_LATE = (
+    "this process has made a backward pass already, and PyTorch counts its devices at the first "
+    "one: begin the prediction before it, or in a process of its own (bfc predict script.py)"
+)
+
 
 @contextlib.contextmanager
 def predict(
-    device: str = "h100",
+    device: SupportsIndex | str = "h100",
     *,
-    cc: tuple[int, int] | None = None,
+    cc: str | tuple[int, int] | None = None,
     sms: int | None = None,
     settings: str | None = None,
     oom: bool = False,
+    after_step: Callable[[int], object] | None = None,
+    progress: Callable[[Prediction], object] | None = None,
 ) -> Iterator[Prediction]:
     """Find how much GPU memory a block of a PyTorch program needs, without a GPU.
 
@@ -28,10 +37,10 @@ def predict(
 
     Parameters
     ----------
-    device : str, optional
+    device : int or str, optional
         A GPU by its name, such as "h100", or the bytes that it leaves to PyTorch, as "24 GiB".
-    cc : tuple of int, optional
-        The compute capability, such as (9, 0). None is that of the GPU.
+    cc : str or tuple of int, optional
+        The compute capability, such as "9.0". None is that of the GPU.
     sms : int, optional
         The number of multiprocessors. None is that of the GPU.
     settings : str, optional
@@ -39,6 +48,11 @@ def predict(
     oom : bool, optional
         Whether the device runs out of memory where it would: `torch.OutOfMemoryError`. Otherwise
         the program goes on, and the peaks say how much it would have needed.
+    after_step : callable, optional
+        Called after each step of an optimizer with the number of steps. What it raises ends the
+        program.
+    progress : callable, optional
+        Called with the prediction after each thousand operators.
 
     Yields
     ------
@@ -52,7 +66,9 @@ def predict(
     ValueError
         If the GPU is not known.
     SettingsError
-        If the settings are wrong.
+        If the settings are wrong; it names the variable that they stand in.
+    RuntimeError
+        If the process has made a backward pass already.
 
     Notes
     -----
@@ -72,6 +88,7 @@ def predict(
     """
     gpu = devices.find(device, cc, sms)
     torch = guard.supported_torch()
+    text = settings_in_force(settings)
     module = guard.load()
 
     from bfc.predicting import fake_torch, hooks, rules
@@ -79,22 +96,32 @@ def predict(
     from bfc.predicting.recorder import Recorder
     from bfc.pytorch.extension import torch_version
 
+    version = torch_version(torch)
     places = Places()
-    memory = Memory(gpu.usable, settings_in_force(settings), oom, places)
-    recorder = Recorder(gpu, memory, torch_version(torch))
+    memory = Memory(gpu.usable, text, oom, places, "2.15" if version >= (2, 12) else "2.11")
+    recorder = Recorder(gpu, memory, version)
+    follower = hooks.Follower(recorder)
     places.get_stream = module.stream
-    found = Prediction(gpu, memory)
-    found._recorder = recorder
+    found = Prediction(gpu, memory, recorder)
+    if after_step is not None:
+        follower.after_step = lambda: after_step(follower.steps)
+    if progress is not None:
+        recorder.progress = lambda: progress(found)
     with contextlib.ExitStack() as stack:
         mode = fake_torch.make_mode()  # which imports torch._dynamo: before torch is changed
         module.install()
         stack.callback(module.remove)
+        stack.callback(fake_torch.forget)
         stack.enter_context(replaced(CudaModule(recorder, module).replacements()))
         stack.enter_context(replaced(fake_torch.replacements()))
-        stack.enter_context(hooks.followed(recorder))
+        fake_torch.try_backward(mode, STARTED_TOO_LATE)
+        stack.enter_context(replaced(follower.replacements()))
+        stack.enter_context(hooks.followed(follower))
         for around in rules.interface.AROUND:
             stack.enter_context(around(recorder))
+        stack.callback(gc.collect)
+        stack.callback(recorder.close)
+        stack.callback(follower.mark_gradients)
         stack.enter_context(mode)
         stack.enter_context(recorder)
-        stack.callback(recorder.close)
         yield found

@@ -1,0 +1,343 @@
+"""`bfc predict SCRIPT`: how much GPU memory a PyTorch program will need, found without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bfc.predicting.script import STEPS, Ran, run
+from bfc.study.advise import advise
+from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    from bfc.predicting.prediction import Prediction
+    from bfc.study.advice import Advice
+
+EPILOG = f"""\
+The script runs as `python SCRIPT ARGUMENTS` would run it, on tensors that are only shapes: it needs
+no GPU, and computes nothing on one. Everything else happens: it reads and writes files, and uses
+the network, with your rights. What it prints goes to standard error.
+
+Options of bfc may stand before the script, or among its arguments. What stands after -- is the
+script's alone: bfc predict train.py --device h100 -- --device cuda.
+
+It is stopped after {STEPS} steps of the optimizer, since the state of optimizers appears in the
+first, and what is kept for the next step in the second; or, if its files call _dump_snapshot, once
+it has written that. --steps says otherwise; --steps 0 lets it run to its end.
+
+The first line answers. "live" is what the program asked for, "allocated" what
+torch.cuda.max_memory_allocated() counts, "reserved" what is taken from the device: that must fit.
+In the tables, numbers in names of modules are joined: layers.*.attn are those of all layers.
+
+A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to PyTorch, such as
+24GiB, with --cc and --sms for what operators ask of it.
+
+exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed, 130 interrupted.
+"""
+#: How many rows a table has.
+ROWS = 10
+#: Seconds between two lines that tell how far it is.
+EVERY = 10.0
+#: Values of an option --device that are the script's, not ours.
+SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNORECASE)
+TABLES = {"module": "by_module", "op": "by_operator", "line": "by_line"}
+
+
+def add_to(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "predict",
+        help="predict how much GPU memory a PyTorch program needs, without a GPU",
+        usage="bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
+        "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_options(parser)
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="the program, with its arguments",
+    )
+    parser.set_defaults(run=run_command)
+
+
+def _add_options(parser: argparse.ArgumentParser, default: Any = None) -> None:
+    """The options that may stand among the script's arguments, too."""
+    add = parser.add_argument
+    add("--device", metavar="GPU", default=default, help="a GPU, or a size (default: h100)")
+    add("--cc", metavar="X.Y", default=default, help="its compute capability, such as 8.9")
+    add("--sms", type=int, metavar="N", default=default, help="its number of multiprocessors")
+    add("--steps", type=int, metavar="N", default=default, help="stop after N optimizer steps")
+    add(
+        "--settings",
+        metavar="CONF",
+        default=default,
+        help="as in PYTORCH_CUDA_ALLOC_CONF (default: what that variable has)",
+    )
+    add(
+        "--oom",
+        action="store_true",
+        default=default or False,
+        help="run out of memory where the program would: it gets torch.OutOfMemoryError",
+    )
+    add("--save", type=Path, metavar="TRACE", default=default, help="save the run, an .npz trace")
+    add(
+        "--by",
+        choices=sorted(TABLES),
+        default=default,
+        help="whose memory it is at the peak: by module (default), operator or line",
+    )
+    add("--no-advice", action="store_true", default=default or False, help="search no settings")
+    add("--json", action="store_true", default=default or False, help="print JSON, not text")
+
+
+def run_command(arguments: argparse.Namespace) -> bool:
+    """Runs the script, and prints what it needs. Returns whether that fits."""
+    script, rest = _split(arguments)
+    steps = arguments.steps
+    if steps is not None and steps < 0:
+        raise ValueError(f"--steps is 0 (no limit) or more, not {steps}")
+    ran = run(
+        script,
+        rest,
+        module=arguments.module is not None,
+        steps=sys.maxsize if steps == 0 else steps,
+        progress=_Progress(),
+        device=arguments.device or "h100",
+        cc=arguments.cc,
+        sms=arguments.sms,
+        settings=arguments.settings,
+        oom=arguments.oom,
+    )
+    found = ran.prediction
+    if not len(found.trace):
+        raise _failed(script, ran) or ValueError(
+            f"{script} allocated nothing on the GPU: bfc predicts what a program does on the "
+            'device "cuda". Does it ask for another device?'
+        )
+    fits = found.fits() and not (arguments.oom and _ran_out(ran))
+    advice = None
+    if not fits and not arguments.no_advice:
+        print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
+        advice = advise(found.trace, found.gpu.usable, jobs=1)
+    if arguments.save is not None:
+        found.trace.save(arguments.save)
+    if arguments.json:
+        print(_json(ran, fits, advice))
+    else:
+        print("\n".join(_text(ran, fits, advice, TABLES[arguments.by or "module"])))
+    failed = _failed(script, ran)
+    if failed is not None and not (arguments.oom and _ran_out(ran)):
+        sys.stdout.flush()
+        raise failed
+    return fits
+
+
+def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """The script, or module, and its arguments; options of ours among these are taken out."""
+    command = list(arguments.command)
+    if arguments.module is None:
+        if command[:1] == ["--"]:
+            command = command[1:]
+        if not command:
+            raise ValueError("which script? bfc predict train.py --device 24GiB")
+        script = command.pop(0)
+    else:
+        script = arguments.module
+    end = command.index("--") if "--" in command else len(command)
+    mixed, own = command[:end], command[end + 1 :]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=None)
+    _add_options(parser, argparse.SUPPRESS)
+    kept: list[str] = []
+    for at, word in enumerate(mixed):  # --device cuda is the script's
+        if word == "--device" and SCRIPTS_DEVICES.fullmatch("".join(mixed[at + 1 : at + 2])):
+            kept += mixed[at : at + 2]
+            mixed[at : at + 2] = ["\0kept", "\0kept"]
+        elif word.startswith("--device=") and SCRIPTS_DEVICES.fullmatch(word[9:]):
+            kept.append(word)
+            mixed[at] = "\0kept"
+    ours, rest = parser.parse_known_args(mixed)
+    vars(arguments).update(vars(ours))
+    back = iter(kept)
+    return script, [next(back) if word == "\0kept" else word for word in rest] + own
+
+
+def _failed(script: str, ran: Ran) -> Exception | None:
+    """What is said if the script raised an error."""
+    error = ran.error
+    if error is None:
+        return None
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, SystemExit):
+        return RuntimeError(
+            f"{script} exited with {error.code!r}; the figures are those until then"
+        )
+    hint = _HINTS.get(type(error).__name__, "")
+    return RuntimeError(
+        f"{script} raised {type(error).__name__} (its traceback is above); the figures are those "
+        f"until then{hint}"
+    )
+
+
+_HINTS = {
+    "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
+    "ConnectionError": ". It needs the network here, too: bfc runs the whole script",
+    "UnsupportedOperatorException": (
+        ". The operator has no fake form: register one with torch.library.register_fake"
+    ),
+    "UnsupportedFakeTensorException": (
+        ". The operator has no fake form: register one with torch.library.register_fake"
+    ),
+}
+
+
+def _ran_out(ran: Ran) -> bool:
+    return type(ran.error).__name__ == "OutOfMemoryError"
+
+
+class _Progress:
+    """A line on standard error now and then."""
+
+    def __init__(self) -> None:
+        self._began = self._next = time.monotonic()
+        self._next += EVERY
+
+    def __call__(self, found: Prediction, steps: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY
+            print(
+                f"bfc: {now - self._began:.0f} s, {found.operators} operators, "
+                f"{steps} optimizer steps, {format_bytes(found.peak_requested)} live at most",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _json(ran: Ran, fits: bool, advice: Advice | None) -> str:
+    import json
+
+    figures = ran.prediction.to_dict()
+    error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
+    figures |= {"fits": fits, "steps": ran.steps, "stopped": ran.stopped, "error": error}
+    figures["advice"] = None if advice is None else json.loads(advice.to_json())
+    return json.dumps(figures, indent=1, default=str)
+
+
+def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[str]:
+    found = ran.prediction
+    failed = ran.error is not None and not _ran_out(ran)
+    yield ("Until it failed: " if failed else "") + _answer(found, fits)
+    yield from _peaks(found)
+    yield ""
+    yield from _moment(found)
+    yield ""
+    yield from _rows("whose memory at the peak", found.peak.by_kind)
+    yield ""
+    title = {"by_module": "by module", "by_operator": "by operator", "by_line": "by line"}[table]
+    rows: Mapping[str, int] = getattr(found.peak, table)
+    yield from _rows(title, _joined(rows) if table == "by_module" else rows)
+    if advice is not None:
+        yield ""
+        yield str(advice)
+    yield ""
+    yield "not in these numbers:"
+    for one in found.not_counted:
+        yield (f"  {one.what}: {format_bytes(one.low)} to {format_bytes(one.high)}, {one.why}")
+    yield ""
+    yield "assumed:"
+    yield from (f"  {line}" for line in _assumed(ran))
+
+
+def _answer(found: Prediction, fits: bool) -> str:
+    held = format_bytes(found.peak_reserved)
+    device = f"{found.gpu.name}, of which PyTorch can take {format_bytes(found.gpu.usable)}"
+    if found.gpu.memory == found.gpu.usable:
+        device = found.gpu.name
+    if found.limited:
+        word = "fits on" if fits else "runs out of memory on"
+        return f"It {word} {device}: it reserves {held} at most."
+    if fits and found.peak_reserved > found.gpu.usable:
+        return f"It fits on {device}, if only just: with more room it would reserve {held}."
+    if fits:
+        return f"It fits on {device}: it reserves at most {held}."
+    return f"It does not fit on {device}: it would reserve {held}."
+
+
+def _peaks(found: Prediction) -> Iterator[str]:
+    yield f"live       {format_bytes(found.peak_requested)} at most, asked for by the program"
+    yield f"allocated  {format_bytes(found.peak_allocated)} at most, in blocks of the allocator"
+    if found.settings:
+        yield (
+            f"reserved   {format_bytes(found.peak_reserved)} at most under {found.settings}, "
+            f"{format_bytes(found.reserved_under(''))} under the defaults"
+        )
+    else:
+        yield (
+            f"reserved   {format_bytes(found.peak_reserved)} at most, under PyTorch's default "
+            "settings"
+        )
+
+
+_PHASES = {
+    "": "outside of a step",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+}
+
+
+def _moment(found: Prediction) -> Iterator[str]:
+    peak = found.peak
+    yield f"The peak is {_PHASES[peak.phase]}, at {peak.line or 'an unknown line'}:"
+    if peak.of_line:
+        yield f"  the gradient of {peak.of_line}"
+    place = f"{peak.module}, " if peak.module else ""
+    yield f"  {place}operator {peak.operator}"
+
+
+def _joined(rows: Mapping[str, int]) -> dict[str, int]:
+    """Modules whose names differ only in numbers, as one."""
+    totals: dict[str, int] = {}
+    for name, nbytes in rows.items():
+        joined = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        totals[joined] = totals.get(joined, 0) + nbytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _rows(title: str, rows: Mapping[str, int]) -> Iterator[str]:
+    total = sum(rows.values()) or 1
+    yield f"{title}:"
+    shown = list(rows.items())[:ROWS]
+    for name, nbytes in shown:
+        named = name if name.isprintable() else ascii(name)
+        yield f"  {format_bytes(nbytes):>11}  {nbytes / total:6.1%}  {named or '(no module)'}"
+    if len(rows) > ROWS:
+        rest = total - sum(nbytes for _, nbytes in shown)
+        yield f"  {format_bytes(rest):>11}  {rest / total:6.1%}  {len(rows) - ROWS} others"
+
+
+def _assumed(ran: Ran) -> Iterator[str]:
+    found, gpu = ran.prediction, ran.prediction.gpu
+    yield (
+        f"torch {found.torch_version}: predict with the version that will run, since others may "
+        "call other operators"
+    )
+    yield (
+        f"compute capability {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} multiprocessors of "
+        f"{gpu.threads_per_sm} threads"
+    )
+    if ran.stopped:
+        yield f"it was stopped after {ran.steps} steps of the optimizer: later steps need no more"
+    for one in found.assumptions:
+        place = one["where"].rsplit("/", 1)[-1]
+        times = "" if one["times"] == 1 else f", {one['times']} times"
+        yield f"{one['what']} at {place} was answered {one['value']}{times}"

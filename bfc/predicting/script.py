@@ -1,0 +1,139 @@
+"""A script, run as `python` would run it, until it has made enough steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bfc.predicting.prediction import Prediction
+from bfc.predicting.session import predict
+
+#: The steps after which a program is stopped that says nothing else.
+STEPS = 2
+_OURS = str(Path(__file__).parent.parent) + os.sep
+
+
+class Stopped(BaseException):
+    """Ends the program after enough steps. No `except Exception` of its own catches it."""
+
+
+@dataclass
+class Ran:
+    """A program that ran.
+
+    Attributes
+    ----------
+    prediction : Prediction
+        What it needed until it ended.
+    steps : int
+        How many steps its optimizers made.
+    stopped : bool
+        Whether it was stopped after enough of them.
+    error : BaseException or None
+        What it raised.
+    """
+
+    prediction: Prediction
+    steps: int = 0
+    stopped: bool = False
+    error: BaseException | None = None
+
+
+def run(
+    script: str,
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    steps: int | None = None,
+    progress: Callable[[Prediction, int], object] | None = None,
+    **device: Any,
+) -> Ran:
+    """Runs a script, or a module, under `predict`, which gets the other arguments.
+
+    Its standard output goes to standard error. Without `steps` it is stopped after two steps of the
+    optimizer, or, if its own files call `_dump_snapshot`, once it has done that.
+    """
+    if not module and not os.path.isfile(script):
+        raise FileNotFoundError(f"no such script: {script}")
+    ran: Ran | None = None
+
+    def after_step(made: int) -> None:
+        assert ran is not None
+        ran.steps = made
+        if made >= (STEPS if steps is None else steps):
+            waits = steps is None and not ran.prediction.snapshots and dumps_snapshot(folder)
+            if not waits:
+                ran.stopped = True
+                raise Stopped
+
+    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
+    tell = None if progress is None else lambda found: progress(found, ran.steps if ran else 0)
+    with predict(after_step=after_step, progress=tell, **device) as found:
+        ran = Ran(found)
+        with _as_main(script, arguments, folder):
+            try:
+                if module:
+                    runpy.run_module(script, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(script, run_name="__main__")
+            except Stopped:
+                pass
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    ran.error = error
+            except BaseException as error:
+                ran.error = error
+                _show(error)
+                _let_go(error)
+    return ran
+
+
+def dumps_snapshot(folder: str) -> bool:
+    """Whether a file of the program, the script or a module beside it, calls `_dump_snapshot`."""
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if isinstance(name, str) and name.endswith(".py") and name.startswith(folder):
+            with contextlib.suppress(OSError, UnicodeError):
+                if "_dump_snapshot" in Path(name).read_text():
+                    return True
+    return False
+
+
+@contextlib.contextmanager
+def _as_main(script: str, arguments: Sequence[str], folder: str) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as the script expects them."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+
+
+def _show(error: BaseException) -> None:
+    """Prints the traceback from the program's own first line on, as `python` would."""
+    found = error.__traceback__
+    while found is not None:
+        name = found.tb_frame.f_code.co_filename
+        if not name.startswith((_OURS, "<frozen ")):
+            break
+        found = found.tb_next
+    traceback.print_exception(type(error), error, found or error.__traceback__, file=sys.stderr)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drops the frames, which hold the program's tensors."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,55 @@
+"""A model of our own, predicted, allocates and frees what strangers' GPUs recorded of theirs: every
+event, in order, and the same bytes reserved. The recordings are of A100s and PyTorch 2.11."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformer_lm as programs
+
+import bfc
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def steps_of(trace: bfc.Trace) -> list[tuple[str, int, int]]:
+    """What happened from the moment on at which the recording began, with allocations numbered in
+    their order; those that were there before are -1."""
+    numbers: dict[int, int] = {}
+    found = []
+    begun = trace.meta["torch"]["first_recorded_event"]
+    for op, one, size in zip(trace.op[begun:], trace.id[begun:], trace.size[begun:], strict=True):
+        if op == 0:
+            numbers[int(one)] = len(numbers)
+        known = numbers.get(int(one), -1)
+        found.append(("alloc", known, int(size)) if op == 0 else ("free", known, 0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "sizes", "argument"),
+    [
+        ("magma27_snapshot", "forward_and_backward", programs.small(256), 32),
+        ("wedsonlin_medium_128_inference", "inference", programs.medium(128), False),
+        ("wedsonlin_medium_512_inference", "inference", programs.medium(512), True),
+        ("wedsonlin_medium_256_inference", "inference", programs.medium(256), False),
+        ("wedsonlin_medium_128_training", "training", programs.medium(128), False),
+        ("wedsonlin_medium_256_training", "training", programs.medium(256), False),
+        ("wedsonlin_medium_512_training", "training", programs.medium(512), True),
+    ],
+)
+def test_every_event_is_as_recorded(name, program, sizes, argument, tmp_path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    with bfc.predict("a100"):
+        getattr(programs, program)(sizes, 2, str(path), argument)
+    recorded = bfc.Trace.load(RECORDINGS / f"rec_{name}.npz")
+    predicted = bfc.Trace.from_torch(path)
+    assert steps_of(predicted) == steps_of(recorded)
+    a, b = (
+        trace.replay(bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 TiB")))
+        for trace in (predicted, recorded)
+    )
+    assert a.peak_bytes_live == b.peak_bytes_live
+    if name != "wedsonlin_medium_256_training":  # 40 MiB of another history before it
+        assert a.peak_bytes_reserved == b.peak_bytes_reserved
