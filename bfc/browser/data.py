@@ -109,6 +109,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser import segments
@@ -121,6 +122,7 @@ from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_reco
 from bfc.browser.tables import CUT, Tables, shortened
 from bfc.errors import TraceError
 from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.rules import NEWEST
 from bfc.study.counting import Counted, CountedSimulated
 from bfc.study.experiment import Policy
 from bfc.trace import Trace
@@ -374,7 +376,8 @@ def _runs_of(
 ) -> list[Run]:
     known = as_recorded(subject, limits)
     if known is None and not policies:
-        policies = [Policy("caching", CachingAllocator)]
+        newest = partial(CachingAllocator, torch=subject.trace.torch or NEWEST)
+        policies = [Policy("caching", newest)]
     others = [replayed(subject, policy, source, limits) for policy in policies]
     runs = others if known is None else [known, *others]
     for run in runs:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.cli.runs import option_named
+from bfc.cli.runs import add_torch, option_named
 from bfc.cli.sizes import device_bytes
 from bfc.cli.tables import add_formats, show
 from bfc.study.advise import advise
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 EPILOG = """\
-The first line answers: the run fits as it is, or one line makes it fit and what that costs, or
-nothing does and how much is missing. The second says whether a replay under the recorded settings
-reserves what the recorded run did, to the byte: that is how far the rest can be trusted.
+The first line names the version of PyTorch and answers: the run fits as it is, or one line makes it
+fit and what that costs, or nothing does and how much is missing. The second says whether a replay
+under the recorded settings reserves what the recorded run did, to the byte: that is how far the
+rest can be trusted.
 
 columns: settings, as in PYTORCH_CUDA_ALLOC_CONF; fits, whether every request is served on the
 device; refused, how many are not; reserved, the most that is taken from the device; calls, how many
@@ -32,9 +33,10 @@ calls of the driver take memory or give it back, which cost time (with expandabl
 virtual_memory, each piece that is mapped counts); smallest device, the smallest that the run was
 seen to fit on, or - where that was not searched. All but the last are of one replay on the device.
 
-Settings of PyTorch are tried one key at a time, then in pairs, and are replayed as strictly as
-PyTorch 2.11: it refuses what is refused here. garbage_collection_threshold needs a limit, and is
-tried with per_process_memory_fraction:0.99. Below stand the policies that PyTorch does not have.
+Settings of PyTorch are tried one key at a time, then in pairs, and are replayed as strictly as the
+PyTorch that the first line names: it refuses what is refused here. garbage_collection_threshold
+needs a limit, and is tried with per_process_memory_fraction:0.99. Below stand the policies that
+PyTorch does not have.
 
 The table has at most five rows that differ in kind: the settings in force (the recorded ones, or
 the defaults), expandable segments, the best of PyTorch's others, stitching, the defaults,
@@ -70,6 +72,7 @@ def add_to(subparsers: Any) -> None:
         metavar="SIZE",
         help="what the allocator may take, such as 34GiB: without the CUDA context, NCCL, cuBLAS",
     )
+    add_torch(add)
     add_formats(parser)
     add("--all", action="store_true", help="show every row that was tried, not five that differ")
     add("--thorough", action="store_true", help="replay the full grid of settings, too")
@@ -108,6 +111,7 @@ def run(arguments: argparse.Namespace) -> bool:
             trace,
             device,
             executor,
+            torch=arguments.torch,
             thorough=arguments.thorough,
             jobs=arguments.jobs,
             progress=progress,

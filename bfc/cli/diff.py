@@ -10,18 +10,20 @@ from typing import Any
 import bfc
 from bfc.browser.compared import data_of_diff
 from bfc.browser.render import render
-from bfc.cli.runs import option_named
+from bfc.cli.runs import add_torch, option_named
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.study.diff import compared, devices_of
 from bfc.study.file_formats import read
 from bfc.study.growth import KINDS, SHOWN, Diff
+from bfc.study.torch_version import decided, line_of
 from bfc.units import parse_bytes
 
 EPILOG = """\
-The first lines are the peak of live bytes in each run, what is live at the end of each, and the
-differences. Tables follow, of what was live at the two peaks and at the two ends: by owner, by line
-and by size, what grew most first, and what shrank last. Rows that did not change are left out.
+Of runs that PyTorch recorded, the first line names the version. Then come the peak of live bytes in
+each run, what is live at the end of each, and the differences. Tables follow, of what was live at
+the two peaks and at the two ends: by owner, by line and by size, what grew most first, and what
+shrank last. Rows that did not change are left out.
 
 owner: in a snapshot of PyTorch, the user_metadata of an allocation; where it has none, the
 outermost line of your own code. line: the innermost line of your own code, which is Python that is
@@ -61,6 +63,7 @@ def add_to(subparsers: Any) -> None:
     what = "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name"
     add("first", metavar="A", type=Path, help=f"the first run: {what}")
     add("second", metavar="B", type=Path, help="the second run")
+    add_torch(add)
     add_formats(parser)
     add(
         "--rows",
@@ -95,7 +98,10 @@ def run(arguments: argparse.Namespace) -> bool:
     """Prints the diff. Returns True if the peak did not grow by more than is allowed."""
     allowed = parse_bytes(arguments.allow)  # what is wrong with it is said before a file is read
     paths = arguments.first, arguments.second
-    first, second = map(_read, paths, devices_of(paths, arguments.snapshot_device))
+    first, second = (
+        decided(_read(path, device), arguments.torch)
+        for path, device in zip(paths, devices_of(paths, arguments.snapshot_device), strict=True)
+    )
     found = compared(str(arguments.first), first, str(arguments.second), second)
     if arguments.output is not None:
         page = render(data_of_diff(found, first, second))
@@ -103,7 +109,7 @@ def run(arguments: argparse.Namespace) -> bool:
             file.write(page.encode())
     show(
         arguments,
-        text=lambda: found.text(arguments.rows),
+        text=lambda: "\n".join([*_versions(first, second), found.text(arguments.rows)]),
         as_json=found.to_json,
         rows=lambda: _rows(found),
     )
@@ -116,6 +122,19 @@ def _rows(found: Diff) -> Iterator[Cells]:
         yield {"at": at, "by": "total", **moment.total.as_dict()}
         for kind in KINDS:
             yield from ({"at": at, "by": kind, **part.as_dict()} for part in moment.parts(kind))
+
+
+def _versions(first: bfc.Trace, second: bfc.Trace) -> Iterator[str]:
+    """The lines that name the versions of PyTorch, where it recorded a run: one if they are the
+    same."""
+    lines = {
+        name: line_of(trace)
+        for name, trace in (("A", first), ("B", second))
+        if "torch" in trace.meta
+    }
+    if len(lines) == 2 and lines["A"] == lines["B"]:
+        lines = {"A and B": lines["A"]}
+    yield from (f"{name}: {line}" for name, line in lines.items())
 
 
 def _read(path: Path, device: int | None) -> bfc.Trace:

@@ -16,6 +16,7 @@ from typing import Any
 import bfc
 from bfc.allocators._allocator import Allocator
 from bfc.cli.sizes import device_bytes
+from bfc.pytorch.rules import NEWEST
 from bfc.study import recorded_settings
 from bfc.study.counting import Counted, CountedHost, CountedOpenCL, CountedSimulated
 from bfc.study.experiment import Policy
@@ -54,16 +55,18 @@ def is_default(arguments: argparse.Namespace) -> bool:
     return not arguments.policy and not arguments.allow_growth
 
 
-def default_policy(trace: bfc.Trace, strict: bool) -> tuple[str, str]:
+def default_policy(trace: bfc.Trace, arguments: argparse.Namespace) -> tuple[str, str]:
     """The policy that a trace is replayed under unless another one is asked for, and why.
 
-    It is PyTorch's, with the recorded settings, for what PyTorch recorded, and else TensorFlow's.
+    It is PyTorch's, with the recorded settings, for what PyTorch recorded, PyTorch's with --torch,
+    and else TensorFlow's.
     """
-    if not isinstance(trace.meta, dict) or "torch" not in trace.meta:
-        return "bfc", ""
+    if "torch" not in trace.meta:
+        return ("bfc" if arguments.torch is None else "caching"), ""
+    strict = arguments.strict
     text = "".join((recorded_settings.read(trace).settings or "").split())
     try:
-        bfc.CachingSettings().apply(text, strict)
+        bfc.CachingSettings().apply(text, strict, torch=trace.torch or NEWEST)
     except bfc.SettingsError as error:
         fault = recorded_settings.shown(str(error).splitlines()[0])
         return "caching", f"PyTorch's policy with its defaults; of the recorded settings, {fault}"
@@ -72,12 +75,16 @@ def default_policy(trace: bfc.Trace, strict: bool) -> tuple[str, str]:
     return f"caching:{text}", "PyTorch's policy with the recorded settings"
 
 
-def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy]:
-    """The policies asked for, in that order; `default` where none is. Raises ValueError."""
+def policies(
+    arguments: argparse.Namespace, default: str = "bfc", torch: str | None = None
+) -> list[Policy]:
+    """The policies asked for, in that order; `default` where none is. Those of PyTorch follow the
+    version `torch`. Raises ValueError."""
+    torch = torch or arguments.torch or NEWEST
     # No setting has a space in it, and a table has no place for a line's end.
     names = ["".join(text.split()) for text in arguments.policy or [default]]
     limit = _limit(arguments.memory_limit)
-    listed = [_policy(name, arguments, limit) for name in names]
+    listed = [_policy(name, arguments, limit, torch) for name in names]
     if arguments.allow_growth and "bfc" not in names:
         raise ValueError(
             "--allow-growth is an option of --policy bfc: the caching policy and virtual_memory "
@@ -91,12 +98,20 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
     return listed
 
 
-def _policy(name: str, arguments: argparse.Namespace, limit: int | float | None) -> Policy:
+def is_pytorch(policy: Policy) -> bool:
+    """Whether a version of PyTorch matters to a policy."""
+    return policy.name.partition(":")[0] == "caching"
+
+
+def _policy(
+    name: str, arguments: argparse.Namespace, limit: int | float | None, torch: str
+) -> Policy:
     kind, colon, text = name.partition(":")
     common: dict[str, Any] = {"memory_limit": limit}
     if not _stitches(name):
         common["strict"] = arguments.strict
     if kind == "caching":
+        common["torch"] = torch
         return Policy(name, _maker(bfc.CachingAllocator, common | _of_caching(name, text, common)))
     if kind != "bfc":
         if _is_own(name):
@@ -150,14 +165,14 @@ def _maker(
 def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:
     """What follows `caching:`, as arguments of a CachingAllocator. Raises ValueError."""
     if not _stitches(name):
-        return {"settings": _settings(text, common["strict"])}
+        return {"settings": _settings(text, common["strict"], common["torch"])}
     options: dict[str, Any] = {"stitch": True}
     # A setting may contain commas, so only the first words are looked at.
     rest = text.partition(",")[2]
     if rest.startswith("page_size="):
         first, _, rest = rest.partition(",")
         options |= _options(name, [first])
-    return options | {"settings": _settings(rest, strict=False)}
+    return options | {"settings": _settings(rest, False, common["torch"])}
 
 
 def _of_virtual_memory(name: str, text: str) -> dict[str, Any]:
@@ -212,9 +227,9 @@ VIRTUAL_MEMORY, STITCH = "virtual_memory", "stitch"
 OPTIONS: dict[str, Callable[[str], object]] = {"page_size": str, "headroom": _fraction}
 
 
-def _settings(text: str, strict: bool) -> bfc.CachingSettings:
+def _settings(text: str, strict: bool, torch: str) -> bfc.CachingSettings:
     try:
-        return bfc.CachingSettings().apply(text, strict)
+        return bfc.CachingSettings().apply(text, strict, torch=torch)
     except bfc.SettingsError as error:
         raise error.found_in("--policy caching") from None
 

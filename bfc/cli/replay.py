@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.cli.policies import default_policy, device_maker, is_default, policies
-from bfc.cli.runs import FILES, files, named, read_trace
+from bfc.cli.policies import default_policy, device_maker, is_default, is_pytorch, policies
+from bfc.cli.runs import FILES, add_torch, files, named, read_trace
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.study.counting import Counted
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure, over_time
 from bfc.study.figure import plot
 from bfc.study.file_formats import PICKLES, has_devices
+from bfc.study.torch_version import line_of
 from bfc.trace.timeline import pyplot_of
 from bfc.units import format_bytes
 
@@ -109,7 +110,7 @@ def add_to(subparsers: Any) -> None:
         metavar="POLICY",
         help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], or "
         "MODULE:CLASS; several are shown side by side (default: caching, with the recorded "
-        "settings, for what PyTorch recorded, and bfc for other traces)",
+        "settings, for what PyTorch recorded, caching with --torch, and bfc for other traces)",
     )
     add_options_of_allocators(add)
     add(
@@ -163,9 +164,10 @@ def add_options_of_allocators(
     add(
         "--strict",
         action="store_true",
-        help="refuse whatever the original refuses, TensorFlow 2.21 or PyTorch 2.11 "
+        help="refuse whatever the original refuses, TensorFlow 2.21 or PyTorch "
         "(virtual_memory and stitch have no original)",
     )
+    add_torch(add)
 
 
 def run(arguments: argparse.Namespace) -> bool:
@@ -182,14 +184,18 @@ def run(arguments: argparse.Namespace) -> bool:
         _check_figure(arguments.figure, paths)
     results: list[tuple[str, Row, bfc.Snapshot | None]] = []
     remarks: list[str] = []
+    versions: dict[str, str] = {}
     timelines: dict[str, bfc.Timeline] = {}
     for name, path in named(paths):
-        trace = read_trace(path, arguments.snapshot_device, frames=False)
+        trace = read_trace(path, arguments.snapshot_device, arguments.torch, frames=False)
+        default, why = "bfc", ""
         if is_default(arguments):
-            default, why = default_policy(trace, arguments.strict)
-            listed = policies(arguments, default)
-            if why:
-                remarks.append(f"{name} was recorded by PyTorch: {why} (--policy takes others)")
+            default, why = default_policy(trace, arguments)
+        listed = policies(arguments, default, trace.torch)
+        if any(map(is_pytorch, listed)):
+            versions[name] = line_of(trace)
+        if why:
+            remarks.append(f"{name} was recorded by PyTorch: {why} (--policy takes others)")
         for policy in listed:
             caption = name if arguments.policy is None else f"{name} under {policy.name}"
             row = measure(
@@ -210,8 +216,12 @@ def run(arguments: argparse.Namespace) -> bool:
     traces = [_as_json(row, picture) for _, row, picture in results]
     show(
         arguments,
-        text=lambda: "\n".join(_lines(results, remarks, arguments.policy is not None)),
-        as_json=lambda: json.dumps({"device": arguments.device, "traces": traces}, indent=2),
+        text=lambda: "\n".join(
+            _lines(results, _of_versions(versions), remarks, arguments.policy is not None)
+        ),
+        as_json=lambda: json.dumps(
+            {"device": arguments.device, "torch": versions, "traces": traces}, indent=2
+        ),
         rows=lambda: [_flat(row) for _, row, _ in results],
     )
     return not any(row.refused for _, row, _ in results)
@@ -292,9 +302,20 @@ def _flat(row: Row) -> Cells:
     return {**cells, **{f"{kind}_calls": by_kind.get(kind, 0) for kind in CALLS}}
 
 
+def _of_versions(versions: dict[str, str]) -> list[str]:
+    """The lines that name the version of PyTorch: one if it is the same for all traces."""
+    if len(set(versions.values())) == 1:
+        return list(versions.values())[:1]
+    return [f"{name}: {line}" for name, line in versions.items()]
+
+
 def _lines(
-    results: list[tuple[str, Row, bfc.Snapshot | None]], remarks: list[str], with_policies: bool
+    results: list[tuple[str, Row, bfc.Snapshot | None]],
+    versions: list[str],
+    remarks: list[str],
+    with_policies: bool,
 ) -> Iterator[str]:
+    yield from versions
     for caption, _, picture in results:
         if picture is not None:
             yield f"{caption}, when most is live\n{picture}\n"

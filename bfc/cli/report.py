@@ -12,6 +12,7 @@ from bfc.browser.report import write
 from bfc.cli.policies import device_maker, policies
 from bfc.cli.replay import add_options_of_allocators, whole
 from bfc.cli.runs import FILES, files, named, read_trace
+from bfc.study.torch_version import line_of
 
 #: What stands at the beginning of each page that bfc writes.
 TITLE, HEAD = b"<title>bfc report</title>", 4096
@@ -25,7 +26,8 @@ them.
 
 A memory snapshot of PyTorch is shown as it was recorded, and another run as PyTorch's policy with
 its default settings places it. Each --policy adds a replay: all runs stand side by side on one
-axis. The blocks are those of the first RUN. At most 16 runs.
+axis. The blocks are those of the first RUN, and a --policy of PyTorch follows its version. At most
+16 runs.
 
 exit code: 0 the page is written, 2 a wrong call or file.
 """
@@ -81,22 +83,25 @@ def run(arguments: argparse.Namespace) -> bool:
     """Writes the page. Returns True."""
     output = arguments.output or _named_after(arguments.runs[0])
     make_device = device_maker(arguments.device or "simulated:80GiB")
+    # What is wrong with the policies is said before a file is read.
     listed = policies(arguments) if arguments.policy else []
     if not listed and (arguments.memory_limit or arguments.allow_growth or arguments.strict):
         raise ValueError("--memory-limit, --allow-growth and --strict need a --policy")
     for policy in listed:
         policy.make_allocator(make_device()).close()
     traces = [
-        (name, read_trace(path, arguments.snapshot_device))
+        (name, read_trace(path, arguments.snapshot_device, arguments.torch))
         for name, path in named(list(files(arguments.runs)))
     ]
+    first = traces[0][1]
+    listed = policies(arguments, torch=first.torch) if arguments.policy else []
     data = data_of(traces, listed, make_device if arguments.device else None, title=arguments.title)
     if arguments.perfetto is not None and data["kind"] == "state":
         raise ValueError("--perfetto: the file has no history, so there is nothing over time")
     write(data, output)
     if arguments.perfetto is not None:
         write_perfetto(traces, data["runs"], arguments.perfetto)
-    print(f"{output}: {data['title']}, {data['events']} events")
+    print(f"{output}: {data['title']}, {data['events']} events. {line_of(first)}")
     return True
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from bfc.errors import TraceError
 from bfc.pytorch.reader import some_numbers
+from bfc.pytorch.rules import NEWEST, VERSIONS
 from bfc.study.file_formats import ENDINGS, has_devices, read
+from bfc.study.torch_version import decided
 from bfc.trace import Trace
 
 #: What the help texts say of the files that a command takes.
@@ -17,6 +20,16 @@ FILES = (
     "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name; or a folder of "
     f"them, of which the files {', '.join(ENDINGS)} are taken"
 )
+
+
+def add_torch(add: Callable[..., Any]) -> None:
+    """Adds `--torch`, which several commands have."""
+    add(
+        "--torch",
+        choices=VERSIONS,
+        help="the version of PyTorch whose rules are followed (default: that of the recording, or "
+        f"the one under which a replay is as recorded, or {NEWEST})",
+    )
 
 
 @contextlib.contextmanager
@@ -46,10 +59,14 @@ def files(paths: list[Path]) -> Iterator[Path]:
             yield path
 
 
-def read_trace(path: Path, device: int | None, *, frames: bool = True) -> Trace:
-    """Reads a trace. `device` chooses one where the file may hold several."""
+def read_trace(
+    path: Path, device: int | None, torch: str | None = None, *, frames: bool = True
+) -> Trace:
+    """Reads a trace, and decides under the rules of which version of PyTorch it is replayed.
+    `device` chooses one where the file may hold several."""
     with option_named(path):
-        return read(path, device if has_devices(path) else None, frames=frames)
+        trace = read(path, device if has_devices(path) else None, frames=frames)
+    return decided(trace, torch)
 
 
 def named(paths: list[Path]) -> list[tuple[str, Path]]:

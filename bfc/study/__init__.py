@@ -12,6 +12,7 @@ such figures, and a program that looks for the best settings compares them. In o
     cluster.py            workers of Dask
     workers.py            replays in other processes
     search.py             the settings that fit on least
+    torch_version.py      the version of PyTorch that a run is replayed under
     advice.py             rows, and how they are written
     advise.py             `bfc.advise`
     growth.py             what grew, and how it is written

@@ -16,8 +16,6 @@ from bfc.units import format_bytes
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: A key that older releases of PyTorch refuse.
-NEWEST = "large_segment_size_mb"
 #: How many rows a table shows, unless all are asked for.
 SHOWN = 5
 EXPANDABLE = "expandable_segments:True"
@@ -143,9 +141,12 @@ class Advice:
     def answer(self) -> str:
         """The first line.
 
-        It says that the run fits as it is, or which line makes it fit and what that costs, or how
-        much is missing.
+        It names the version of PyTorch whose rules were followed, and says that the run fits as it
+        is, or which line makes it fit and what that costs, or how much is missing.
         """
+        return f"PyTorch {self.recorded.torch}: {self._answer()}"
+
+    def _answer(self) -> str:
         now, device = self.rows[self.in_force], format_bytes(self.device)
         if now.fits:
             spare = format_bytes(self.device - now.peak_reserved)
@@ -171,8 +172,6 @@ class Advice:
     def _proposed(self, row: AdviceRow) -> str:
         """What to write, and what it costs."""
         text = advised(row)
-        if row.is_pytorch and NEWEST in row.settings:
-            text += f" ({NEWEST} needs PyTorch 2.11 or later)"
         if not row.is_pytorch:
             text += " (in bfc; none of PyTorch's settings was enough)"
         text += f": it reserves at most {format_bytes(row.peak_reserved)}"
@@ -278,6 +277,8 @@ class Advice:
     def _lines(self, shown: Sequence[AdviceRow]) -> Iterator[str]:
         yield self.answer
         yield f"{self.proof[0].upper()}{self.proof[1:]}."
+        if self.recorded.torch_sign:
+            yield f"PyTorch {self.recorded.torch}, {self.recorded.torch_sign}."
         yield f"{self.events} events, {format_bytes(self.live_peak)} live at most."
         if self.refused_at_the_end:
             yield (

@@ -8,11 +8,13 @@ from dataclasses import astuple
 from dataclasses import replace as with_
 from typing import TYPE_CHECKING, SupportsIndex
 
+from bfc.pytorch.rules import rules_of
 from bfc.study import candidates, recorded_settings
 from bfc.study.advice import Advice, AdviceRow
 from bfc.study.candidates import Point
 from bfc.study.file_formats import read
 from bfc.study.recorded_settings import Recorded
+from bfc.study.torch_version import decided
 from bfc.trace import Trace
 from bfc.units import format_bytes, parse_bytes
 
@@ -31,6 +33,7 @@ def advise(
     device: SupportsIndex | str,
     executor: Executor | None = None,
     *,
+    torch: str | None = None,
     thorough: bool = False,
     jobs: int | None = None,
     progress: Callable[[str, int], object] | None = None,
@@ -53,6 +56,10 @@ def advise(
         What runs the replays, such as `distributed.Client.get_executor()`: a Dask cluster gets the
         trace once. The default is new processes, which import the program's main file: its own
         work must stand behind `if __name__ == "__main__":`.
+    torch : str, optional
+        The version of PyTorch that will run: the rules of the replays, and the settings that are
+        proposed. None takes the recorded one; where the recording does not say, a replay may tell,
+        and else it is the newest. The advice says which.
     thorough : bool, optional
         Replay the full grid of settings, too: some 1,400 combinations.
     jobs : int, optional
@@ -74,17 +81,18 @@ def advise(
     OSError
         If it cannot be read.
     ValueError
-        If `device` or `jobs` is malformed, or below 1.
+        If `device` or `jobs` is malformed, or below 1, or bfc does not have the rules of the
+        version `torch`.
     RuntimeError
         If processes cannot be started because the main file has no guard, or if a Dask cluster has
         no workers, or one of them has another version of bfc.
 
     Notes
     -----
-    Rows of PyTorch's policy are replayed with `strict=True`, so that they refuse what PyTorch 2.11
-    refuses. Each size that is reported was replayed, since whether a run completes is not monotone
-    in the device's size. Sizes and their order are as recorded; under other settings a framework
-    may pick other algorithms.
+    Rows of PyTorch's policy are replayed with `strict=True`, so that they refuse what that version
+    of PyTorch refuses. Each size that is reported was replayed, since whether a run completes is
+    not monotone in the device's size. Sizes and their order are as recorded; under other settings a
+    framework may pick other algorithms.
 
     Where the run fits as it is, settings are tried one key at a time; where more is live than the
     device has, only the few that everybody compares with.
@@ -110,7 +118,9 @@ def advise(
         raise ValueError("a device has at least 1 byte")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is at least 1, not {jobs}")
-    run = trace if isinstance(trace, Trace) else read(trace)
+    if torch is not None:
+        rules_of(torch)  # what is wrong with it is said before a file is read
+    run = decided(trace if isinstance(trace, Trace) else read(trace), torch)
     whole, refused = recorded_settings.with_the_last_refusal(run)
     say = progress or (lambda text, done: None)
     text = ""

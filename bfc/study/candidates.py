@@ -12,6 +12,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.errors import SettingsError
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
 from bfc.study.counting import CountedSimulated
 from bfc.trace import Trace
@@ -65,12 +66,13 @@ class Point:
         """Whether a user of PyTorch can have it without bfc."""
         return self.policy == CACHING
 
-    def allocator(self, source: CountedSimulated) -> Allocator:
-        """A new allocator over `source`. Rows of PyTorch's policy refuse what PyTorch refuses."""
+    def allocator(self, source: CountedSimulated, torch: str = NEWEST) -> Allocator:
+        """A new allocator over `source`. Rows of PyTorch's policy refuse what that version of
+        PyTorch refuses."""
         if self.policy == CACHING:
-            return CachingAllocator(source, settings=self.settings, strict=True)
+            return CachingAllocator(source, settings=self.settings, strict=True, torch=torch)
         if self.policy == STITCHED:
-            options: dict[str, Any] = {"settings": self.settings, "stitch": True}
+            options: dict[str, Any] = {"settings": self.settings, "stitch": True, "torch": torch}
             return CachingAllocator(source, **options)
         name, _, value = self.settings.partition("=")
         if self.policy == BFC:
@@ -115,7 +117,8 @@ def replay(trace: Trace, point: Point, capacity: int) -> Outcome:
     Parameters
     ----------
     trace : Trace
-        What is replayed.
+        What is replayed, under the rules of the version of PyTorch that it has (`Trace.torch`), or
+        of the newest.
     point : Point
         Under what.
     capacity : int
@@ -129,7 +132,7 @@ def replay(trace: Trace, point: Point, capacity: int) -> Outcome:
     if point.policy in (PAGES, STITCHED) and capacity < CountedSimulated.mapping_granularity:
         return Outcome(int((trace.size[trace.op == 0] > 0).sum()), 0, 0, 0)  # not one page
     source = CountedSimulated(capacity)
-    with point.allocator(source) as allocator:
+    with point.allocator(source, trace.torch or NEWEST) as allocator:
         result = trace.replay(allocator)
         calls = source.driver_calls
     peaks = result.peak_bytes_reserved, calls, result.peak_bytes_live

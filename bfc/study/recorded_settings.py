@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as with_
 from typing import Any
 
 from bfc.errors import SettingsError
+from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from bfc.study.candidates import CACHING, Point
@@ -39,6 +41,10 @@ class Recorded:
         Why there is nothing to compare; empty if there is.
     remarks : tuple of str
         What in the recording makes a replay differ.
+    torch : str
+        The version of PyTorch whose rules the replay follows.
+    torch_sign : str
+        How that was found.
     """
 
     settings: str | None
@@ -47,6 +53,8 @@ class Recorded:
     capacity: int | None = None
     obstacle: str = ""
     remarks: tuple[str, ...] = ()
+    torch: str = NEWEST
+    torch_sign: str = ""
 
     @property
     def is_exact(self) -> bool:
@@ -78,6 +86,8 @@ def shown(text: str) -> str:
 def read(trace: Trace) -> Recorded:
     """What the `meta` of a trace says about its run; nothing is replayed.
 
+    The version of PyTorch is that of the trace (`torch_version.decided`), or the newest.
+
     Parameters
     ----------
     trace : Trace
@@ -88,7 +98,14 @@ def read(trace: Trace) -> Recorded:
     Recorded
         Without `replayed`.
     """
-    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
+    meta = trace.meta if isinstance(trace.meta, dict) else {}
+    sign = meta.get("torch_version_sign")
+    found = _read(meta.get("torch"), trace.torch or NEWEST)
+    sign = shown(sign) if isinstance(sign, str) else ""
+    return with_(found, torch=trace.torch or NEWEST, torch_sign=sign)
+
+
+def _read(torch: Any, version: str) -> Recorded:
     if not isinstance(torch, dict):
         return Recorded(None, None, obstacle="the trace says nothing of recorded segments")
     settings = torch.get("settings")
@@ -98,7 +115,7 @@ def read(trace: Trace) -> Recorded:
     if not peak:
         return Recorded(text, None, obstacle="the recording has no segments")
     try:
-        CachingSettings().apply(text or "", strict=True)
+        CachingSettings().apply(text or "", strict=True, torch=version)
     except SettingsError as error:
         fault = shown(str(error).splitlines()[0])
         return Recorded(text, peak, obstacle=f"bfc cannot have its settings ({fault})")
@@ -113,7 +130,7 @@ def point_of(recorded: Recorded) -> Point | None:
 def known_to(recorded: Recorded) -> list[Point]:
     """The recorded settings as a row among others, if a user could write them down again."""
     try:
-        CachingSettings().apply(recorded.settings or "")
+        CachingSettings().apply(recorded.settings or "", torch=recorded.torch)
     except SettingsError:
         return []
     is_text = recorded.settings and recorded.settings.isprintable()

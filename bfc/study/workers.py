@@ -54,7 +54,7 @@ class Replays:
     ----------
     trace : Trace
         What is replayed. Its columns that a replay does not need, and all of its `meta` but what
-        `Beginning` reads, are not sent.
+        `Beginning` reads and the version of PyTorch, are not sent.
     executor : concurrent.futures.Executor, optional
         What runs the replays. It is not shut down. Its workers must see this machine's folder of
         temporary files, except those of `distributed.Client.get_executor()`.
@@ -79,7 +79,8 @@ class Replays:
         tick: Tick | None = None,
     ) -> None:
         columns = trace.op, trace.id, trace.size, trace.stream
-        self.trace = Trace(*columns, meta=trace.beginning.as_meta())
+        said = {"torch_version": trace.torch}
+        self.trace = Trace(*columns, meta=trace.beginning.as_meta() | said)
         self.count = 0
         self._is_started = False
         self._known: dict[Task, Outcome] = {}

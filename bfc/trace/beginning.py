@@ -78,7 +78,7 @@ class Beginning:
         if stats.pool_bytes or stats.bytes_limit < self.reserved:
             return False
         try:
-            recorded = CachingSettings().apply(self.settings or "")
+            recorded = CachingSettings().apply(self.settings or "", torch=allocator.torch)
         except SettingsError:
             return False
         now = allocator.snapshot().settings

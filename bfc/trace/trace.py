@@ -62,6 +62,10 @@ MOST_BYTES = {
     "frames": 512 << 20,
     "frame_texts": 256 << 20,
     "frame_text_ends": 256 << 20,
+    "address": 2 << 30,
+    "segment_event": 64 << 20,
+    "segment_address": 64 << 20,
+    "segment_size": 64 << 20,
 }
 MOST_BYTES_IN_ALL = (4 << 30) + MOST_BYTES["meta"]
 #: What a file has of the events beside the first four, and the arrays of the table of frames.
@@ -69,6 +73,8 @@ EXTRA = {"time_us": "uint64", "owner": "uint16", "stack": "uint32"}
 FRAME_ARRAYS = ("frame_texts", "frame_text_ends", "frames")
 #: The list of `meta["torch"]` that may be as long as the trace, and is an array in a file.
 ADDRESSES = "torch_addresses"
+#: Where a run on a GPU was placed: of each event, and of each segment.
+PLACED = ("address", "segment_event", "segment_address", "segment_size")
 #: The most bytes of an array's header, in addition to that.
 HEADER_BYTES = 4096
 
@@ -368,6 +374,13 @@ class Trace:
         # A copy or a pickle is checked again: its arrays come back as ones that can be changed.
         return _remade, (type(self), self._columns()), {"meta": self.meta}
 
+    def _with_meta(self, meta: Any) -> Trace:
+        """The same events, whose arrays cannot change and are shared, with another `meta`."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.meta = meta
+        return made
+
     def __len__(self) -> int:
         return len(self.op)
 
@@ -490,7 +503,10 @@ class Trace:
             A file that `save` has written, or with the arrays `op`, `id`, `size` and perhaps
             `stream`, `time_us`, `owner`, `stack` and `stacks`, of any integer type that holds their
             numbers, JSON texts `meta` and `owners`, the arrays of a `FrameTable`, and an array
-            `torch_addresses`, which becomes the list `meta["torch"]["addresses"]`.
+            `torch_addresses`, which becomes the list `meta["torch"]["addresses"]`. The arrays
+            `address`, of each event, and `segment_event`, `segment_address` and `segment_size` say
+            where a run on a GPU was placed: they become `meta["placed"]`, with "addresses" and
+            "segments" as those of `meta["torch"]` (`from_torch`).
 
         Returns
         -------
@@ -519,7 +535,10 @@ class Trace:
                     members = _members(archive)
                     arrays = {name: _array(archive, info) for name, info in members.items()}
             text, addresses = arrays.pop("meta", None), arrays.pop(ADDRESSES, None)
+            placed = {name: arrays.pop(name, None) for name in PLACED}
             meta = _joined(None if text is None else _json("meta", text), addresses)
+            if isinstance(meta, dict) and all(column is not None for column in placed.values()):
+                meta["placed"] = _placed(placed)
             return cls(**_with_tables(arrays), meta=meta)
         except TraceError as error:
             raise TraceError(f"{os.fspath(path)}: {error}") from None
@@ -1200,6 +1219,16 @@ def _joined(meta: Any, addresses: NDArray[Any] | None) -> Any:
         raise TraceError(f"it holds {ADDRESSES}, but no meta of a recording")
     torch["addresses"] = _column(ADDRESSES, addresses, np.uint64).tolist()
     return meta
+
+
+def _placed(columns: dict[str, Any]) -> dict[str, Any]:
+    """Where a run was placed, as `meta["placed"]`."""
+    import numpy as np
+
+    found = [_column(name, columns[name], np.uint64).tolist() for name in PLACED]
+    if len({len(column) for column in found[1:]}) > 1:
+        raise TraceError(f"{', '.join(PLACED[1:])} differ in length")
+    return {"addresses": found[0], "segments": [list(row) for row in zip(*found[1:], strict=True)]}
 
 
 def _json(name: str, text: NDArray[Any]) -> Any:

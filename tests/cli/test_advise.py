@@ -30,12 +30,13 @@ def test_the_answer_comes_first_and_then_how_far_to_trust_it(capsys):
     lines = out.splitlines()
     assert lines[:2] == [
         (
-            "It fits on 1.00 GiB as it is: under PyTorch's defaults it reserves at most 822.00 MiB,"
-            " which leaves 202.00 MiB. Nothing has to change."
+            "PyTorch 2.15: It fits on 1.00 GiB as it is: under PyTorch's defaults it reserves at "
+            "most 822.00 MiB, which leaves 202.00 MiB. Nothing has to change."
         ),
         "Replayed under PyTorch's defaults, it reserves 861929472 bytes, as recorded (822.00 MiB).",
     ]
-    assert lines[5].split()[:3] == ["settings", "fits", "refused"]
+    assert lines[2].startswith("PyTorch 2.15, ")
+    assert lines[6].split()[:3] == ["settings", "fits", "refused"]
     assert err.splitlines()[0] == f"bfc advise: replaying {Path(RECORDING).name}, 2099 events"
     assert err.splitlines()[2].startswith(
         "bfc advise: the defaults: fits, 822.00 MiB reserved; exp"
@@ -56,6 +57,16 @@ def test_csv_has_every_row(capsys):
     first, *rows = csv.reader(capsys.readouterr().out.splitlines())
     assert first[:4] == ["policy", "settings", "fits", "refused"]
     assert len(rows) > 20
+
+
+def test_the_version_that_is_asked_for_is_named_first(capsys):
+    assert main(["advise", RECORDING, "--device", "1GiB", "--jobs", "1", "--torch", "2.11"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("PyTorch 2.11: It fits")
+    assert lines[2] == "PyTorch 2.11, as asked for."
+    with pytest.raises(SystemExit):
+        main(["advise", RECORDING, "--device", "1GiB", "--torch", "2.12"])
+    assert "invalid choice: '2.12'" in capsys.readouterr().err
 
 
 def test_where_nothing_fits_the_exit_code_is_1(capsys):

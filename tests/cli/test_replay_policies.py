@@ -191,6 +191,9 @@ def test_the_table_names_the_policies_and_each_picture_its_own(capsys, five):
     words = [word for policy in policies for word in ("--policy", policy)]
     assert main(["replay", five, SMALL, *words, "--device", "simulated:4GiB"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("five: PyTorch 2.15, the newest: ")
+    assert lines[1].startswith("gpu_lm_small: PyTorch 2.1")
+    lines = lines[2:]
     pictures, headings, table = lines[:-7], lines[-7], lines[-6:]
     assert headings.split()[-1] == "policy"
     names = ["bfc", "caching:max_split_size_mb:40", "caching"]
@@ -211,8 +214,20 @@ def test_a_policy_that_nobody_asked_for_has_no_column(capsys, five):
     assert main(["replay", five, "--no-picture"]) == 0
     assert "policy" not in capsys.readouterr().out
     assert main(["replay", five, "--no-picture", "--policy", "caching"]) == 0
-    headings, row = capsys.readouterr().out.splitlines()
+    version, headings, row = capsys.readouterr().out.splitlines()
+    assert version.startswith("PyTorch 2.15, the newest: ")
     assert (headings.split()[-1], row.split()[-1]) == ("policy", "caching")
+
+
+def test_a_version_that_is_asked_for_is_that_of_the_policy(capsys, five):
+    assert main(["replay", five, "--no-picture", "--torch", "2.11"]) == 0
+    assert capsys.readouterr().out.startswith("PyTorch 2.11, as asked for\n")
+    later = ("--policy", "caching:expandable_segments_reserve:0.5")
+    assert main(["replay", five, *later]) == 0
+    assert main(["replay", five, *later, "--torch", "2.11"]) == 2
+    assert "PyTorch 2.15 and later have it, PyTorch 2.11 does not" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["replay", five, "--torch", "2.14"])
     assert [row["policy"] for row in rows(capsys, five)] == ["bfc"]
 
 
@@ -537,7 +552,8 @@ def test_what_pytorch_recorded_is_replayed_under_its_policy(
     assert [row["policy"] for row in rows(capsys, path, "--policy", "bfc")] == ["bfc"]
     assert [row["policy"] for row in rows(capsys, path, "--allow-growth")] == ["bfc"]
     assert main(["replay", path, five, "--no-picture"]) == 0
-    first, headings, row, other = capsys.readouterr().out.splitlines()
+    version, first, headings, row, other = capsys.readouterr().out.splitlines()
+    assert version.startswith("PyTorch 2.15, the newest: ")
     assert first.startswith("run was recorded by PyTorch: PyTorch's policy")
     assert why in first
     assert (row.split()[-1], other.split()[-1]) == (policy, "bfc")

@@ -139,7 +139,8 @@ def test_what_fits_already_needs_no_change():
     now = advice.rows[advice.in_force]
     spare = bfc.units.format_bytes((4 << 30) - now.peak_reserved)
     assert (now.settings, now.fits) == ("", True)
-    assert advice.answer.startswith("It fits on 4.00 GiB as it is: under PyTorch's defaults it ")
+    first = f"PyTorch {advice.recorded.torch}: It fits on 4.00 GiB as it is: under PyTorch's "
+    assert advice.answer.startswith(f"{first}defaults it ")
     assert f"which leaves {spare}. Nothing has to change." in advice.answer
     assert "PYTORCH_CUDA_ALLOC_CONF" not in advice.answer
 
@@ -176,7 +177,8 @@ def test_where_nothing_fits_the_floor_is_named():
     advice = bfc.advise(trace, "100 MiB", jobs=1)
     assert (advice.best, advice.fits, advice.live_peak) == (None, False, 128 * MIB)
     assert advice.answer == (
-        "Nothing makes it fit on 100.00 MiB: 128.00 MiB are live at once, 28.00 MiB too many."
+        "PyTorch 2.15: Nothing makes it fit on 100.00 MiB: 128.00 MiB are live at once, "
+        "28.00 MiB too many."
     )
     (default,) = (row for row in advice.rows if (row.policy, row.settings) == ("caching", ""))
     assert (default.refused, default.smallest_device) == (1, 128 * MIB)
