@@ -79,7 +79,6 @@ OPTIMISATION = {
     "buffers._buffer": CALLS,
     "copying.": COPIES,
     "interpreter._process": HOT,
-    "mapping.": HOT,
     "pinned.": HOT,
     "policies.": HOT,
     "policies._bfc": CALLS,

@@ -9,8 +9,7 @@ lines above it. In order:
     _core.pyx, files.py, compiling.py, drivers/   the engine; all code that calls a driver
     cuda.py, pytorch/, suballocators/             PyTorch's terms; where regions come from
     snapshots/, buffers/
-    allocators/                                   the code that the policies share
-    mapping/                                      memory that is mapped to addresses
+    allocators/                                   an allocator and its parts, for both policies
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     integrations/, study/                         other libraries; policies compared

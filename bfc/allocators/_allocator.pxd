@@ -13,6 +13,8 @@ from bfc.allocators._recorder cimport Recorder
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._frees cimport Frees
 from bfc.allocators._tags cimport Tags
+from bfc.allocators.mapping._address_ranges cimport AddressRanges
+from bfc.allocators.mapping._stitching cimport Stitching
 
 cdef struct Request:
     uint64_t nbytes             # as asked
@@ -62,6 +64,9 @@ cdef class Allocator(Owner):
     cdef Frees frees                    # how memory comes back
     cdef Tags tags                      # which parts of its memory can sleep, each for itself
     cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
+    cdef AddressRanges mapped           # memory that is mapped to addresses; None: all of it comes in regions
+    cdef Stitching stitching            # the same, where pages are mapped one by one; else None
+    cdef bint stitches                  # whether they are
 
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef object home_stream_object
@@ -103,15 +108,6 @@ cdef class Allocator(Owner):
     cdef object settings_now(self)
     cdef object torch_now(self)
     cdef object against_pieces(self)
-
-    # What an allocator that maps memory overrides.
-    cdef int give_up_ranges(self) except -1     # when it closes
-    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF
-    cdef uint64_t bytes_not_released(self) noexcept
-    cdef uint64_t bytes_asleep(self) noexcept
-    cdef object put_to_sleep(self, dict ways)       # `ways`: way by Tag
-    cdef int wake_up(self, list tags, object fill) except -1
-    cdef int check_books(self) except -1
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
@@ -162,6 +158,14 @@ cdef class Allocator(Owner):
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil
     cdef int refuse_region(self, Region* block, Taken taken, cbool closed) except -1 with gil
+
+    cdef int require_pages(self, str method) except -1
+    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t trim_pages(self, uint64_t keep, bint wait) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept
+    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1
+    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1
+    cdef int check_books(self) except -1
 
     cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned)
     cdef object look(self, bint with_history, bint noted)

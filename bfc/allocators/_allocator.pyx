@@ -32,6 +32,7 @@ from bfc.buffers._arguments cimport (
 )
 from bfc.buffers._scopes cimport current_stream, owner_here, owner_names, owners_used, scopes_open, step_here
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, Owner, become
+from bfc.allocators._extending cimport extend_chunk
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._reasons cimport (
     FREES_DEFERRED, FREES_PENDING, FREES_WAIT, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY,
@@ -40,16 +41,19 @@ from bfc.allocators._reading cimport (
     ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
     count_bookkeeping, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
 )
-from bfc.allocators._invariants cimport first_fault
+from bfc.allocators._invariants cimport fault_in_pages, first_fault
 from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Fences, some_use
-from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, QUERY, Frees, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of
+from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, QUERY, RECORD, WAIT, Frees, report_unraisable
+from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
+from bfc.allocators.mapping._calls cimport Faults, raise_faults
+from bfc.allocators.mapping._sleep cimport put_to_sleep, wake_up
 
 from bfc.allocators._frees import PUT_OFF as _PUT_OFF, VIEWED as _VIEWED
 from bfc.errors import (
-    AsleepError, ClosedError, InvalidPointerError, InvariantError, SubAllocatorError, out_of_host_memory,
+    AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
+    out_of_host_memory,
 )
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
@@ -256,24 +260,9 @@ cdef class Allocator(Owner):
     cdef void regions_released(self) noexcept nogil:
         pass
 
-    cdef int give_up_ranges(self) except -1:
-        return 0
-
-    cdef uint64_t release_pages(self) except? 0xFFFFFFFFFFFFFFFF:
-        """Gives back what is mapped and free. Returns the bytes."""
-        return 0
-
     cdef object against_pieces(self):
         """The policy's remedies against fragmentation that are not in use, for the advice in an OutOfMemoryError."""
         return ""
-
-    cdef uint64_t bytes_not_released(self) noexcept:
-        """The bytes of pages that the sub-allocator failed to release, and that still count as reserved."""
-        return 0
-
-    cdef uint64_t bytes_asleep(self) noexcept:
-        """The bytes that must be mapped to wake everything that sleeps."""
-        return 0
 
     cdef object settings_now(self):
         """The settings of PyTorch's policy; None for another policy."""
@@ -282,12 +271,6 @@ cdef class Allocator(Owner):
     cdef object torch_now(self):
         """The version of PyTorch whose rules it follows; None for another policy."""
         return None
-
-    cdef object put_to_sleep(self, dict ways):
-        raise no_mapping(self)
-
-    cdef int wake_up(self, list tags, object fill) except -1:
-        return 0    # none of them sleeps
 
     cdef int was_refused(self, Request* request) except -1:
         if self.pool.history == NULL or request.refused:
@@ -1336,7 +1319,7 @@ cdef class Allocator(Owner):
             self.source.give_back(regions, False)
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
                 self.check_books()
-            return released + self.release_pages()
+            return released + self.release_mapped()
         finally:
             self.pool.release_id = 0
 
@@ -1392,7 +1375,8 @@ cdef class Allocator(Owner):
             self.source.give_back(regions, False)
         finally:
             self.tags.drop_kept()
-            self.give_up_ranges()
+            if self.mapped is not None:
+                self.mapped.give_all_back()
         if fault is not None:
             raise fault
 
@@ -1418,6 +1402,197 @@ cdef class Allocator(Owner):
     def closed(self):
         """True once `close()` has been called."""
         return self.is_closed
+
+    # -- memory that is mapped page by page ---------------------------------------------------------------------------
+
+    def page_stats(self):
+        """How much memory is mapped, and what was called for that, of an allocator that maps page by page.
+
+        Returns
+        -------
+        dict of str to int or float
+            `page_size` in bytes; `pages`, all that were made and not released; `pages_owned`, those
+            of which at least a part is in use; `views`; `slots_mapped`, how many addresses pages
+            are mapped at; `stitches`, the views made so far; `creates`, `maps` (of pages),
+            `set_accesses`, `unmaps`, `releases`, the calls so far; `stream_waits`, how often a
+            stream had to wait for another one's work; `most_calls_of_a_request`; `lost_slots`,
+            those that could not be unmapped; `driver_seconds`, the time in these calls.
+
+        Raises
+        ------
+        ValueError
+            If the allocator has neither `virtual_memory` nor `stitch`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> address = allocator.allocate_raw(5 << 20)
+        >>> allocator.page_stats()["pages"]
+        3
+        """
+        if not self.stitches:
+            self.require_pages("page_stats")
+        return self.stitching.stats()
+
+    def trim(self, keep=0, *, wait=False):
+        """Give free pages back, of an allocator that maps page by page. Their addresses stay reserved.
+
+        Parameters
+        ----------
+        keep : int or str, optional
+            The bytes to keep: free pages go until no more than that is reserved, or no page is free.
+        wait : bool, optional
+            Wait for the streams that may still use them. If False, the pages of streams that are busy
+            stay.
+
+        Returns
+        -------
+        int
+            The bytes given back.
+
+        Raises
+        ------
+        ValueError
+            If the allocator has neither `virtual_memory` nor `stitch`, or if `keep` is negative or malformed.
+        SubAllocatorError
+            If the device failed. What it did not take back is offered again by the next call.
+
+        Notes
+        -----
+        Pages that have one address go first, and the largest free chunks before smaller ones. Then the
+        views go, and the pages behind them. Cost: one call to unmap each row of pages, and one to
+        release each page.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> allocator.deallocate_raw(allocator.allocate_raw(64 << 20))
+        >>> allocator.trim("16 MiB")
+        50331648
+        """
+        cdef uint64_t kept = parse_bytes(keep)
+        self.require_pages("trim")
+        return self.trim_pages(kept, wait)
+
+    cdef uint64_t trim_pages(self, uint64_t keep, bint wait) except? 0xFFFFFFFFFFFFFFFF:
+        cdef uint64_t released
+        cdef Faults faults = Faults()
+        self.frees.drain(QUERY | AGAIN | (WAIT if wait else 0))
+        if not self.stitching.enter(0):
+            return 0        # another thread maps: it needs memory
+        try:
+            released = self.stitching.trim(keep, wait, faults)
+        finally:
+            self.stitching.leave()
+        raise_faults(self.sub_allocator, faults)
+        if BFC_DEBUG >= 2 and self.pool.check_is_due():
+            self.check_books()
+        return released
+
+    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
+        """Gives back the pages that are free. Returns the bytes."""
+        return self.trim_pages(0, True) if self.stitches and not self.is_closed else 0
+
+    def try_extend(self, buffer, nbytes):
+        """Make an allocation larger where it is, without a copy.
+
+        Parameters
+        ----------
+        buffer : Buffer or int
+            The allocation, or its address.
+        nbytes : int or str
+            Its new size in bytes, from its present one on.
+
+        Returns
+        -------
+        bool
+            True if what lies behind it was free, or could be mapped. If False, nothing has changed.
+
+        Raises
+        ------
+        InvalidPointerError
+            If it is no live allocation of this allocator.
+        ValueError
+            If `nbytes` is less than the present size, or malformed.
+        TypeError
+            If an argument has the wrong type.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        Where memory is mapped page by page, new pages are mapped behind a chunk that is the last of its
+        range. A view, which is what a request was stitched for, only grows up to its last page.
+
+        Cost: O(log n) if enough is free behind it, otherwise the calls that map pages.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+        >>> cache = allocator.allocate("64 MiB")
+        >>> allocator.try_extend(cache, "96 MiB"), cache.nbytes
+        (True, 100663296)
+        """
+        cdef Buffer owned = None
+        cdef uint64_t size = parse_bytes(nbytes), rounded = self.rounded_size(size), address
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        if isinstance(buffer, Buffer):
+            owned = self.own_buffer(buffer)
+        address = address_from(buffer) if owned is None else owned.start
+        cdef uint64_t present = chunk_at(self.pool, self.lock, address).requested_size
+        if size < present:
+            raise ValueError(f"{address:#x} has {present} bytes, and would have {size}: try_extend makes nothing "
+                             f"smaller")
+        if not self.extend_now(address, rounded, size):
+            if not self.stitches or not self.map_behind(address, rounded):
+                return False
+            if not self.extend_now(address, rounded, size):
+                return False    # another thread has taken it
+        if owned is not None:
+            owned.nbytes = size
+        return True
+
+    cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept:
+        cdef Request request
+        self.acquire()
+        self.set_request(&request, nbytes, self.home_stream)
+        self.lock.release()
+        return request.rounded
+
+    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
+        self.acquire()
+        cdef ChunkHandle handle = self.pool.handle_of(address)
+        cdef bint asleep = handle != NO_CHUNK and is_asleep_in(self.pool, handle)
+        cdef bint done = handle != NO_CHUNK and not asleep and extend_chunk(self.pool, handle, rounded, nbytes)
+        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if asleep else 0
+        self.lock.release()
+        if asleep:
+            raise self.why_not(handle, allocation_id)
+        return done
+
+    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1:
+        """Maps the memory that an allocation lacks for its new size, if its range is unmapped behind it. Returns
+        whether it did."""
+        cdef uint64_t calls
+        if not self.stitching.enter(0):
+            return False
+        calls = self.stitching.count_calls()
+        try:
+            return self.stitching.grow_behind(address, rounded)
+        finally:
+            self.stitching.note_request(calls)
+            self.stitching.leave()
+
+    cdef int require_pages(self, str method) except -1:
+        if self.is_closed:
+            raise ClosedError("this allocator is closed")
+        if not self.stitches:
+            raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
+        return 0
 
     # -- what a buffer asks -------------------------------------------------------------------------------------------
 
@@ -1576,13 +1751,13 @@ cdef class Allocator(Owner):
             peak_bytes_in_use=counters.peak_bytes_in_use,
             largest_alloc_size=counters.largest_alloc_size,
             bytes_limit=self.limit,
-            bytes_reserved=counters.pool_bytes + self.bytes_not_released(),
+            bytes_reserved=counters.pool_bytes + (self.stitching.unreleased_bytes() if self.stitches else 0),
             peak_bytes_reserved=counters.peak_pool_bytes,
             pool_bytes=counters.pool_bytes,
             peak_pool_bytes=counters.peak_pool_bytes,
             largest_free_block_bytes=largest_free,
             bytes_waiting_for_streams=counters.bytes_waiting,
-            bytes_asleep=self.bytes_asleep(),
+            bytes_asleep=self.mapped.bytes_asleep() if self.tags.asleep.size() else 0,
             by_owner=bytes_by_name(counters.bytes_in_use, owned),
         )
 
@@ -1749,6 +1924,8 @@ cdef class Allocator(Owner):
         even if Python's stack is exhausted."""
         self.acquire()
         cdef const char* fault = first_fault(self.pool)
+        if fault == NULL and self.stitches and not self.is_closed:
+            fault = fault_in_pages(self.stitching.pages)
         self.lock.release()
         if fault != NULL:
             raise InvariantError(fault.decode())
@@ -1967,7 +2144,14 @@ cdef class Allocator(Owner):
         """
         if self.is_closed:
             raise ClosedError("this allocator is closed")
-        return self.put_to_sleep(self.tags.ways_from(keep, drop))
+        cdef dict ways = self.tags.ways_from(keep, drop)
+        if self.mapped is None or not (self.mapped.is_on or self.mapped.are_some()):
+            raise no_mapping(self)
+        if self.device.kind == "simulated" and some_kept(ways):
+            raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
+                                hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
+        self.frees.drain(RECORD | QUERY | AGAIN | WAIT)     # what was freed and waits for other streams
+        return put_to_sleep(self.mapped, ways)
 
     def wake(self, *tags, fill=None):
         """Give sleeping tags memory again, at the same addresses, and their contents if they were kept.
@@ -1984,6 +2168,8 @@ cdef class Allocator(Owner):
         ------
         OutOfMemoryError
             If there is no room for all of them, even after what is cached was given back.
+        SettingsError
+            If memory of a simulated device is to be filled: it has no contents.
         ValueError
             If a tag is unknown, or `fill` is not a byte.
         TypeError
@@ -2006,7 +2192,20 @@ cdef class Allocator(Owner):
         """
         if self.is_closed:
             raise ClosedError("this allocator is closed")
-        self.wake_up(self.tags.to_wake(tags, fill), fill)
+        cdef uint64_t needed
+        cdef list wanted = self.tags.to_wake(tags, fill)
+        if not some_sleep(wanted):
+            return
+        if fill is not None and self.device.kind == "simulated":
+            raise SettingsError("a simulated device has no contents to fill", key="fill", where="wake()")
+        needed = wake_up(self.mapped, wanted, fill)
+        if needed:
+            gc.collect()    # buffers in reference cycles
+            self.release_free_regions()
+            needed = wake_up(self.mapped, wanted, fill)
+        if needed:
+            refused_by = repr(self.sub_allocator) if self.source.refused_bytes.get() else ""
+            raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by, look=self._look)
 
     @property
     def asleep(self):

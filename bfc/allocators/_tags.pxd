@@ -58,3 +58,4 @@ cdef class Tags:
 cdef object scope_of(object allocator, Tags tags, object name)
 cdef object no_mapping(object allocator)
 cdef bint some_sleep(list tags) noexcept
+cdef bint some_kept(dict ways) noexcept

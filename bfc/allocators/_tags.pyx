@@ -243,3 +243,10 @@ cdef bint some_sleep(list tags) noexcept:
         if tag.is_asleep:
             return True
     return False
+
+
+cdef bint some_kept(dict ways) noexcept:
+    for way in ways.values():
+        if way is not None:
+            return True
+    return False

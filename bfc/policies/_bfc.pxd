@@ -4,8 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport ChunkHandle
-from bfc.allocators._allocator cimport Placement, Request
-from bfc.policies._paged cimport PagedAllocator
+from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef uint64_t backpedal(uint64_t size) noexcept nogil
 
@@ -19,7 +18,7 @@ cdef class Growth:
     cdef uint64_t first_size
 
 
-cdef class BFCAllocator(PagedAllocator):
+cdef class BFCAllocator(Allocator):
     cdef Growth growth
     cdef readonly bint allow_growth
     cdef readonly bint garbage_collection

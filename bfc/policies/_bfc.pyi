@@ -2,7 +2,7 @@ from collections.abc import Callable
 from typing import SupportsIndex
 
 from bfc._core import SharedCounter
-from bfc.policies._paged import PagedAllocator
+from bfc.allocators._allocator import Allocator
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
@@ -11,7 +11,7 @@ class Growth:
     @property
     def next_region_size(self) -> int: ...
 
-class BFCAllocator(PagedAllocator):
+class BFCAllocator(Allocator):
     def __init__(
         self,
         sub_allocator: SubAllocator,

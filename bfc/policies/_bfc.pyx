@@ -16,7 +16,10 @@ from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._private_pools cimport this_thread
-from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, page_size_for
+from bfc.policies._paged cimport (
+    SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, page_size_for, place_in_pages, set_up_pages,
+    trim_for,
+)
 
 from bfc.units import format_bytes
 
@@ -83,7 +86,7 @@ cdef int check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom
 
 
 @cython.no_gc_clear
-cdef class BFCAllocator(PagedAllocator):
+cdef class BFCAllocator(Allocator):
     """TensorFlow's allocator: best fit with coalescing.
 
     Parameters
@@ -168,7 +171,7 @@ cdef class BFCAllocator(PagedAllocator):
         check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict)
         self.set_up(sub_allocator, memory_limit, stream, strict)
         if virtual_memory:
-            self.set_up_pages(page_size_for(self.limit, sub_allocator) if page_size is None else page_size, headroom)
+            set_up_pages(self, page_size_for(self.limit, sub_allocator) if page_size is None else page_size, headroom)
         self.allow_growth = allow_growth
         self.garbage_collection = garbage_collection
         self.fragmentation_fraction = fragmentation_fraction
@@ -293,7 +296,7 @@ cdef class BFCAllocator(PagedAllocator):
                     return NO_CHUNK
                 request.lane.pool[0] = TAG_POOLS
                 request.lane.pool[1] = request.tag
-            return self.place_in_pages(request)
+            return place_in_pages(self, request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
         return self.find(request)
@@ -321,16 +324,16 @@ cdef class BFCAllocator(PagedAllocator):
         pages were given back, too."""
         cdef uint64_t nbytes
         if not request.contiguous and not request.asking.without_gil:
-            self.map_for(request, placed)
+            map_for(self, request, placed)
             if placed.handle == NO_CHUNK and self.release_for(request):
-                self.map_for(request, placed)
+                map_for(self, request, placed)
             return 0
         nbytes = round_up(request.rounded, self.stitching.page_size)
-        self.add_region_for(request, placed, nbytes)
+        add_region_for(self, request, placed, nbytes)
         if placed.handle == NO_CHUNK and not request.asking.fault and not request.asking.without_gil:
             self.release_for(request)
-            self.trim_for(nbytes)
-            self.add_region_for(request, placed, nbytes)
+            trim_for(self, nbytes)
+            add_region_for(self, request, placed, nbytes)
         return 0
 
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil:

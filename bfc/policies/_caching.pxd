@@ -6,11 +6,10 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
-from bfc.allocators._allocator cimport Placement, Request
-from bfc.mapping._expandable cimport ExpandableSegments, Growing
+from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing
+from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.policies._private_pools cimport PoolId, PoolUses, PrivatePools
 from bfc.policies._releasing cimport Emptying
-from bfc.policies._paged cimport PagedAllocator
 
 
 @cython.final
@@ -29,7 +28,7 @@ cdef class Observers:
     cdef bint call_each(self, list functions, tuple arguments) except -1
 
 
-cdef class CachingAllocator(PagedAllocator):
+cdef class CachingAllocator(Allocator):
     cdef ExpandableSegments segments
     cdef Emptying emptying
     cdef bint expands                   # new memory is mapped into ranges

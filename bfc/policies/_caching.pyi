@@ -1,14 +1,14 @@
 from collections.abc import Callable, Mapping
 from typing import SupportsIndex
 
-from bfc.policies._paged import PagedAllocator
+from bfc.allocators._allocator import Allocator
 from bfc.pytorch.settings import CachingSettings
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
 class Observers: ...
 
-class CachingAllocator(PagedAllocator):
+class CachingAllocator(Allocator):
     def __init__(
         self,
         sub_allocator: SubAllocator,

@@ -18,9 +18,8 @@ from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._fences cimport PendingFence
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
-from bfc.allocators._allocator cimport Placement, Request, note_hit, set_plain_request
-from bfc.mapping._sleep cimport put_tags_to_sleep, wake_tags
-from bfc.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
+from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
+from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._private_pools cimport (
     PoolId, PoolUses, PrivatePools, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool,
     scope_of, this_thread,
@@ -29,7 +28,9 @@ from bfc.policies._releasing cimport (
     Emptying, choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
-from bfc.policies._paged cimport SMALLEST_PAGE, PagedAllocator, check_mapping_wanted, may_be_mapped
+from bfc.policies._paged cimport (
+    SMALLEST_PAGE, check_mapping_wanted, map_for, may_be_mapped, place_in_pages, set_up_pages, trim_for,
+)
 
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.rules import rules_of
@@ -129,7 +130,7 @@ cdef uint64_t smallest_page(sub_allocator) except 0:
 
 
 @cython.no_gc_clear
-cdef class CachingAllocator(PagedAllocator):
+cdef class CachingAllocator(Allocator):
     """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
 
     Parameters
@@ -231,6 +232,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.pool_uses.attach(&self.lock, self.private_pools)
         self.segments = ExpandableSegments()
         self.segments.attach(&self.lock, self.pool, self.source, self.fences, &self.tags.asleep)
+        self.mapped = self.segments
         self.observers = Observers()
         self.emptying = Emptying()
         self.emptying.attach(&self.lock, self.pool, self.source, self.private_pools, self.segments)
@@ -274,7 +276,7 @@ cdef class CachingAllocator(PagedAllocator):
         if sub_allocator.largest_block is not None:
             self.pool.sizes.largest_segment = sub_allocator.largest_block
         if stitch:
-            self.set_up_pages(smallest_page(sub_allocator) if page_size is None else page_size, 0.0)
+            set_up_pages(self, smallest_page(sub_allocator) if page_size is None else page_size, 0.0)
             self.stitching.highest_limit = max(self.limit, sub_allocator.allocation_limit(), sub_allocator.total_bytes)
         self.segments.strict = strict
         self.retry_seconds = retry_seconds
@@ -370,7 +372,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.applied = settings
         self.acquire()
         self.pool.sizes = sizes
-        self.expands = settings.expandable_segments
+        self.expands = self.segments.is_on = settings.expandable_segments
         self.oversize = oversize
         self.oversize_slack = slack
         self.threshold = threshold
@@ -417,8 +419,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.acquire()
         self.allowed = allowed
         self.limit = limit
-        if self.stitches:
-            self.stitching.limit = limit
+        self.mapped.limit = limit if self.stitches else allowed
         self.frees.count.add(1)         # so that threads that wait for memory look again
         self.resolve_collection()
         self.answer_all()
@@ -520,7 +521,7 @@ cdef class CachingAllocator(PagedAllocator):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
         if self.stitches and may_be_mapped(&request.lane):
-            return self.place_in_pages(request)
+            return place_in_pages(self, request)
         return self.find(request)
 
     cdef int check_tag(self, Request* request) except -1:
@@ -633,7 +634,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.acquire()
         self.recorder.num_alloc_retries += retry
         self.lock.release()
-        return self.map_for(request, placed)
+        return map_for(self, request, placed)
 
     cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil:
         """Maps memory for a request; the bytes of its segment are set aside from the limit meanwhile (PyTorch's
@@ -803,7 +804,7 @@ cdef class CachingAllocator(PagedAllocator):
         self.lock.release()
         self.release(request, regions)
         if self.stitches and not request.asking.without_gil and not self.takes_pages(request):
-            self.trim_for(self.pool.sizes.segment_for(request.rounded))
+            trim_for(self, self.pool.sizes.segment_for(request.rounded))
         return 0
 
     cdef uint64_t empty_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil:
@@ -816,31 +817,6 @@ cdef class CachingAllocator(PagedAllocator):
         if self.stitches or not self.sub_allocator.supports_virtual_memory:
             return ""
         return "stitch=True" if self.expands else "settings='expandable_segments:True'"
-
-    cdef int give_up_ranges(self) except -1:
-        try:
-            PagedAllocator.give_up_ranges(self)
-        finally:
-            self.segments.give_all_back()
-        return 0
-
-    # -- sleep --------------------------------------------------------------------------------------------------------
-
-    cdef object put_to_sleep(self, dict ways):
-        self.frees.drain(RECORD)
-        if self.stitches or not (self.expands or self.segments.are_some()):
-            return PagedAllocator.put_to_sleep(self, ways)
-        return put_tags_to_sleep(self, self.segments, ways)
-
-    cdef int wake_up(self, list tags, object fill) except -1:
-        if self.stitches:
-            return PagedAllocator.wake_up(self, tags, fill)
-        return wake_tags(self, self.segments, tags, fill, self.allowed)
-
-    cdef uint64_t bytes_asleep(self) noexcept:
-        if self.stitches:
-            return PagedAllocator.bytes_asleep(self)
-        return self.segments.bytes_asleep() if self.tags.asleep.size() else 0
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
         """Returns what the pool has forgotten on behalf of a request."""
@@ -885,7 +861,7 @@ cdef class CachingAllocator(PagedAllocator):
         cdef uint64_t released = 0 if in_turn else self.release_whole(mark)
         self.pool.release_id = mark
         try:
-            return released + (self.empty_in_turn(&changes) if in_turn else self.release_pages())
+            return released + (self.empty_in_turn(&changes) if in_turn else self.release_mapped())
         finally:
             self.pool.release_id = 0
 
@@ -1002,9 +978,7 @@ cdef class CachingAllocator(PagedAllocator):
         """
         if self.pool.usage == NULL:
             raise never_set_up()
-        if self.stitches:
-            return PagedAllocator.page_stats(self)
-        return self.segments.figures()
+        return self.mapped.stats()
 
     def memory_summary(self, abbreviated=False):
         """The counters as a table, laid out as by `torch.cuda.memory_summary()`.
@@ -1035,7 +1009,7 @@ cdef class CachingAllocator(PagedAllocator):
 
     def reset_accumulated_stats(self):
         """Restart the counts that only rise from 0. Current values and peaks stay."""
-        PagedAllocator.reset_accumulated_stats(self)
+        Allocator.reset_accumulated_stats(self)
         self.acquire()
         self.recorder.restart_counts()
         self.lock.release()

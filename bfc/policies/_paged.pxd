@@ -1,12 +1,11 @@
 """What both policies do where memory is mapped page by page."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport ChunkHandle, Lane
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Allocator, Placement, Request
-from bfc.mapping._stitching cimport Stitching
 
 
 cdef enum:
@@ -22,20 +21,8 @@ cdef inline cbool may_be_mapped(const Lane* lane) noexcept nogil:
 cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str upstream) except -1
 cdef uint64_t page_size_for(uint64_t limit, sub_allocator) except 0
 
-
-cdef class PagedAllocator(Allocator):
-    cdef Stitching stitching            # None: memory is not mapped page by page
-    cdef bint stitches
-
-    cdef int set_up_pages(self, page_size, headroom) except -1
-    cdef ChunkHandle place_in_pages(self, Request* request) noexcept nogil
-    cdef ChunkHandle find_mapped(self, uint32_t bin_set, Request* request) noexcept nogil
-    cdef int map_for(self, Request* request, Placement* placed) except -1 with gil
-    cdef bint place_mapped(self, Request* request, Placement* placed, ChunkHandle served) except -1
-    cdef uint32_t bin_set_now(self, Request* request) except? 0xFFFFFFFF
-    cdef int add_region_for(self, Request* request, Placement* placed, uint64_t nbytes) except -1 nogil
-    cdef int trim_for(self, uint64_t nbytes) except -1 with gil
-    cdef int require_pages(self, str method) except -1
-    cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept
-    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1
-    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1
+cdef int set_up_pages(Allocator allocator, page_size, headroom) except -1
+cdef ChunkHandle place_in_pages(Allocator allocator, Request* request) noexcept nogil
+cdef int map_for(Allocator allocator, Request* request, Placement* placed) except -1 with gil
+cdef int add_region_for(Allocator allocator, Request* request, Placement* placed, uint64_t nbytes) except -1 nogil
+cdef int trim_for(Allocator allocator, uint64_t nbytes) except -1 with gil

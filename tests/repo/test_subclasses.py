@@ -22,7 +22,6 @@ KEPT = {
 }
 #: Classes that have yet to be joined with their one subclass. It only becomes shorter.
 WAITING = {
-    "bfc.allocators._allocator.Allocator",
     "bfc.pinned._books.PinnedBooks",
     "bfc.testing.mapping_contract.MappingContract",
     "bfc.testing.torch_device.Subject",

@@ -12,7 +12,7 @@ from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._tags cimport Tag
-from bfc.mapping._calls cimport Faults, Page
+from bfc.allocators.mapping._calls cimport Faults, Page
 
 
 cdef struct Place:                  # addresses
@@ -104,6 +104,8 @@ cdef class AddressRanges:
     cdef Faults closing                 # made beforehand, for the close() of an allocator that is dropped
     cdef Deferral deferral              # of the mapper
     cdef unsigned long mapper           # the thread that maps or unmaps now; 0: none. Guarded by the lock
+    cdef uint64_t limit                 # the most bytes that the allocator may take
+    cdef bint is_on                     # new memory is mapped
     cdef size_t count                   # of what must be unmapped, unreserved or released in the end
     cdef uint64_t changes               # counts what was mapped and unmapped
     cdef Calls calls
@@ -154,6 +156,7 @@ cdef class AddressRanges:
     cdef void shrink(self, uint64_t tag) noexcept       # gives up addresses of a sleeping tag that nothing lives in
     cdef uint64_t bytes_held(self) noexcept
     cdef uint64_t bytes_asleep(self) noexcept
+    cdef dict stats(self)
 
     cdef int reserve(self, AddressRange range) except -1
     cdef int take_in(self, AddressRange range) except -1

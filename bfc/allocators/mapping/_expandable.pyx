@@ -14,9 +14,9 @@ from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
 from bfc.allocators._ranges cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
 from bfc.allocators._lock cimport acquire_lock
-from bfc.mapping._calls cimport Faults, Page, round_up_to
-from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart, MappedRun, TagTransition
-from bfc.mapping._sleep cimport add_run, take_over_transitions
+from bfc.allocators.mapping._calls cimport Faults, Page, round_up_to
+from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart, MappedRun, TagTransition
+from bfc.allocators.mapping._sleep cimport add_run, take_over_transitions
 
 from bfc.errors import SettingsError, out_of_host_memory
 from bfc.suballocators.base import check_mapping_members, checked_memory_info
@@ -495,8 +495,7 @@ cdef class ExpandableSegments(AddressRanges):
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
-    cdef dict figures(self):
-        """How much there is of everything, for `page_stats`."""
+    cdef dict stats(self):
         cdef AddressRange range
         cdef Page page
         cdef uint64_t reservations = 0, reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving

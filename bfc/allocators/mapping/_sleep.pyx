@@ -8,7 +8,6 @@ A set of bins of a tag that sleeps is marked `asleep`. Its chunks stay as they a
 nothing; nobody looks for memory in it, and what it holds does not count as reserved.
 """
 
-import gc
 import time
 
 from libc.stddef cimport size_t
@@ -22,16 +21,13 @@ from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._ranges cimport count_asleep
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
-from bfc.allocators._frees cimport AGAIN, QUERY, WAIT
-from bfc.allocators._tags cimport Tag, some_sleep
-from bfc.allocators._allocator cimport Allocator
-from bfc.mapping._calls cimport Page, call_create, lies_in
-from bfc.mapping._address_ranges cimport AddressRanges, Live, MappedRun, TagTransition
+from bfc.allocators._tags cimport Tag
+from bfc.allocators.mapping._calls cimport Page, call_create, lies_in
+from bfc.allocators.mapping._address_ranges cimport AddressRanges, Live, MappedRun, TagTransition
 
+from bfc.allocators.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
 from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory
-from bfc.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
 from bfc.snapshots.asleep import SleepReport
-from bfc.snapshots.refusal import out_of_memory
 from bfc.units import format_bytes
 
 _POLL_SECONDS = 0.001
@@ -409,9 +405,8 @@ cdef void go_down(AddressRanges memory, list transitions) noexcept:
 
 # -- wake ---------------------------------------------------------------------------------------------------------
 
-cdef uint64_t wake_up(AddressRanges memory, list tags, object fill, uint64_t allowed) except? 0xFFFFFFFFFFFFFFFF:
-    """Wakes those of the tags that sleep: all, or none. Returns 0, or the bytes that there is no room for.
-    `allowed`: the limit."""
+cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFFFFFFFFFFFFFFFF:
+    """Wakes those of the tags that sleep: all, or none. Returns 0, or the bytes that there is no room for."""
     cdef list transitions
     cdef TagTransition transition
     cdef uint64_t needed = 0
@@ -427,7 +422,7 @@ cdef uint64_t wake_up(AddressRanges memory, list tags, object fill, uint64_t all
             memory.shrink(transition.tag.number)
             memory.list_needed(transition)
         note_held(memory)
-        if not take_room(memory, transitions, allowed, &needed):
+        if not take_room(memory, transitions, &needed):
             return needed
         try:
             put_up(memory, transitions)
@@ -483,7 +478,7 @@ cdef void give_page_up(AddressRanges memory, Page page) noexcept:
     memory.release_page(spare, None)
 
 
-cdef bint take_room(AddressRanges memory, list transitions, uint64_t allowed, uint64_t* needed) except -1:
+cdef bint take_room(AddressRanges memory, list transitions, uint64_t* needed) except -1:
     """Sets what is to be mapped aside from the limit. Whether there is room."""
     cdef TagTransition transition
     cdef Page page
@@ -494,7 +489,7 @@ cdef bint take_room(AddressRanges memory, list transitions, uint64_t allowed, ui
             needed[0] += page.nbytes
     acquire_lock(memory.lock[0])
     taken = memory.source.taken()
-    fits = needed[0] == 0 or (needed[0] <= allowed and taken <= allowed - needed[0])
+    fits = needed[0] == 0 or (needed[0] <= memory.limit and taken <= memory.limit - needed[0])
     if not fits:
         memory.source.refused_bytes.set(0)
     memory.lock.release()
@@ -598,35 +593,3 @@ cdef void close_kept(kept) noexcept:
             kept.close()
         except BaseException:
             pass        # memory of the user's, or of a driver that fails: nobody could do anything about it
-
-
-cdef object put_tags_to_sleep(Allocator allocator, AddressRanges memory, dict ways):
-    """What `sleep` does, where memory is mapped."""
-    if allocator.device.kind == "simulated" and any(map(is_something, ways.values())):
-        raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
-                            hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
-    allocator.frees.drain(QUERY | AGAIN | WAIT)    # what was freed and waits for other streams
-    return put_to_sleep(memory, ways)
-
-
-cdef int wake_tags(Allocator allocator, AddressRanges memory, list tags, object fill, uint64_t allowed) except -1:
-    """What `wake` does, where memory is mapped."""
-    cdef uint64_t needed
-    if not some_sleep(tags):
-        return 0
-    if fill is not None and allocator.device.kind == "simulated":
-        raise SettingsError("a simulated device has no contents to fill", key="fill", where="wake()")
-    needed = wake_up(memory, tags, fill, allowed)
-    if needed:
-        gc.collect()    # buffers in reference cycles
-        allocator.release_free_regions()
-        needed = wake_up(memory, tags, fill, allowed)
-    if needed:
-        refused_by = repr(allocator.sub_allocator) if allocator.source.refused_bytes.get() else ""
-        raise out_of_memory(needed, allocator.stats(), allocator.sub_allocator.total_bytes, refused_by,
-                            look=allocator._look)
-    return 0
-
-
-def is_something(way):
-    return way is not None

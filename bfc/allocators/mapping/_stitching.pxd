@@ -7,8 +7,8 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
 from bfc.allocators._pages cimport Pages, Run, Slot
-from bfc.mapping._calls cimport Faults
-from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, MappedRun, Place, TagTransition
+from bfc.allocators.mapping._calls cimport Faults
+from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, MappedRun, Place, TagTransition
 
 
 cdef struct Wanted:                 # a request that nothing fits
@@ -34,8 +34,7 @@ cdef class Retired:
 cdef class Stitching(AddressRanges):
     cdef Pages pages
     cdef uint64_t page_size
-    cdef uint64_t limit
-    cdef uint64_t highest_limit         # that `limit` may be raised to: there are addresses for it
+    cdef uint64_t highest_limit         # that the limit may be raised to: there are addresses for it
     cdef double headroom
     cdef list made                      # of Page, by number; None: no page has this number
     cdef list retired                   # of Retired
@@ -107,4 +106,3 @@ cdef class Stitching(AddressRanges):
     cdef void forget_views_of(self, uint64_t tag) noexcept
     cdef void shrink_range(self, AddressRange addresses, Faults faults) noexcept
     cdef void forget_retired(self, Place touched, Place gone) noexcept
-    cdef dict stats(self)

@@ -1,5 +1,5 @@
-"""Memory that is mapped to addresses: how it is made, mapped, unmapped and given back. An allocator
-of `policies/` asks for it; this layer never calls an allocator. In order:
+"""Memory that is mapped to addresses: how it is made, mapped, unmapped and given back. It is a
+part that an allocator may have, and never calls the allocator. In order:
 
 _calls.pyx             what is asked of a sub-allocator that maps memory, and what it fails with
 host_copy.py           what sleeping memory held

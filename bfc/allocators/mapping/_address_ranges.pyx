@@ -31,7 +31,7 @@ from bfc.allocators._source cimport Source, add_up
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._frees cimport report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
-from bfc.mapping._calls cimport (
+from bfc.allocators.mapping._calls cimport (
     Faults, Page, bytes_from, call_create, call_reserve, driver_numbers, lies_in, raise_faults,
 )
 
@@ -250,7 +250,12 @@ cdef class AddressRanges:
         return 0
 
     cdef uint64_t bytes_asleep(self) noexcept:
+        """The bytes that must be mapped to wake everything that sleeps."""
         return 0
+
+    cdef dict stats(self):
+        """How much there is of everything, for `page_stats`."""
+        return {}
 
     # -- reserving ----------------------------------------------------------------------------------------------------
 

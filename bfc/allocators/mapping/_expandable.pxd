@@ -6,8 +6,8 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
-from bfc.mapping._calls cimport Faults, Page
-from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart
+from bfc.allocators.mapping._calls cimport Faults, Page
+from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart
 
 
 cdef struct Growing:                # a request that memory is mapped for
@@ -47,7 +47,6 @@ cdef class ExpandableSegments(AddressRanges):
     cdef void drop_if_unused(self, AddressRange range, Faults faults) noexcept
     cdef cbool list_slots(self, AddressRange range, cbool live_only, vector[Span]& out) noexcept nogil
     cdef bint is_asleep(self, AddressRange range) noexcept
-    cdef dict figures(self)
     cdef uint64_t lost_in(self, AddressRange range) noexcept
 
 

@@ -25,9 +25,9 @@ from bfc.allocators._extending cimport bytes_behind
 from bfc.allocators._ranges cimport begin_mapping, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range
 from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, StitchedView
 from bfc.allocators._lock cimport acquire_lock
-from bfc.mapping._calls cimport Faults, Page, call_reserve, lies_in
-from bfc.mapping._address_ranges cimport AddressRange, AddressRanges, Calls, MappedRun, Place, TagTransition
-from bfc.mapping._sleep cimport give_page_up, take_over_transitions
+from bfc.allocators.mapping._calls cimport Faults, Page, call_reserve, lies_in
+from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, Calls, MappedRun, Place, TagTransition
+from bfc.allocators.mapping._sleep cimport give_page_up, take_over_transitions
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
 
@@ -74,6 +74,7 @@ cdef class Stitching(AddressRanges):
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
         self.limit = self.highest_limit = limit
+        self.is_on = True
         self.page_size = page_size
         self.headroom = headroom
         self.pages.watch(self.pool, page_size)

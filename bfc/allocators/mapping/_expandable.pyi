@@ -1,0 +1,3 @@
+from bfc.allocators.mapping._address_ranges import AddressRanges
+
+class ExpandableSegments(AddressRanges): ...

@@ -1,9 +1,0 @@
-from typing import SupportsIndex
-
-from bfc.allocators._allocator import Allocator
-from bfc.buffers._buffer import Buffer
-
-class PagedAllocator(Allocator):
-    def page_stats(self) -> dict[str, float]: ...
-    def trim(self, keep: SupportsIndex | str = 0, *, wait: bool = False) -> int: ...
-    def try_extend(self, buffer: Buffer | SupportsIndex, nbytes: SupportsIndex | str) -> bool: ...
