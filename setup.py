@@ -72,7 +72,6 @@ OPTIMISATION = {
     "allocators.": HOT,
     "allocators._allocator": CALLS,
     "allocators._frees": CALLS,
-    "allocators._invariants": COLD,
     "allocators._reading": COLD,
     "allocators._recorder": COLD,
     "buffers.": HOT,

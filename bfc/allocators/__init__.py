@@ -1,13 +1,10 @@
 """What both policies share: a pool behind a lock, on top of a sub-allocator. In order:
 
-_timestamps.pyx    frees that are merged once a frontier has passed them
-_extending.pyx     allocations that grow in place
-_ranges.pyx        regions of reserved addresses, part of which have no memory
+_changes.pyx       changes of a pool that few requests need: frees with a count, growth, addresses
 _pages.pyx         pages that have several addresses
 _lock.pxd          the lock around a pool
 _reasons.pxd       why a call has more to do than ask the pool
-_reading.pyx       what can be read from a pool: totals, pages, a snapshot's columns
-_invariants.pyx    what must hold of a pool, recounted
+_reading.pyx       what can be read from a pool: totals, pages, a snapshot's columns, faults
 _source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
 _recorder.pyx      what a history writes down, and what PyTorch's policy counts
 _fences.pyx        marks in the queues of streams, and what waits behind them

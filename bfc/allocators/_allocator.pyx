@@ -32,22 +32,21 @@ from bfc.buffers._arguments cimport (
 )
 from bfc.buffers._scopes cimport current_stream, owner_here, owner_names, owners_used, scopes_open, step_here
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, Owner, become
-from bfc.allocators._extending cimport extend_chunk
+from bfc.allocators._changes cimport extend_chunk
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._reasons cimport (
     FREES_DEFERRED, FREES_PENDING, FREES_WAIT, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY,
 )
 from bfc.allocators._reading cimport (
     ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
-    count_bookkeeping, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
+    count_bookkeeping, fault_in_pages, first_fault, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
 )
-from bfc.allocators._invariants cimport fault_in_pages, first_fault
 from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, QUERY, RECORD, WAIT, Frees, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
-from bfc.allocators.mapping._calls cimport Faults, raise_faults
+from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
 from bfc.allocators.mapping._sleep cimport put_to_sleep, wake_up
 
 from bfc.allocators._frees import PUT_OFF as _PUT_OFF, VIEWED as _VIEWED

@@ -20,7 +20,7 @@ from bfc._core cimport (
     LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk, ChunkHandle,
     FreeChunk, Pool, Region, PageBitmap,
 )
-from bfc.allocators._ranges cimport carve, has_records, make_free
+from bfc.allocators._changes cimport carve, has_records, make_free
 
 cdef extern from "bins.hpp":
     pass

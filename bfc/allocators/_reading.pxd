@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, Pool, PageBitmap
+from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, PageBitmap, Pool
 from bfc.allocators._pages cimport Pages, StitchedView
 from bfc.allocators._lock cimport Lock
 
@@ -79,3 +79,6 @@ cdef int raise_invalid_pointer(Pool pool, Lock& lock, uint64_t address) except -
 cdef object pages_in_use(Pool pool, Lock& lock)
 cdef object bytes_by_name(uint64_t in_use, vector[uint64_t]& owned)
 cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil
+
+cdef const char* first_fault(Pool pool) noexcept nogil
+cdef const char* fault_in_pages(Pages pages) noexcept nogil

@@ -1,5 +1,6 @@
 """What can be read from a pool, changing nothing but peaks: its totals, what a snapshot copies (in one pass under the
-lock, with no Python object made there), and which pages are used through which addresses.
+lock, with no Python object made there), which pages are used through which addresses, and whether it is sound: the
+invariants of docs/design/invariants.md, recounted from nothing, for `check()` and a debug build.
 
 Functions that do not take the lock themselves need it.
 """
@@ -7,23 +8,27 @@ Functions that do not take the lock themselves need it.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cython.operator cimport dereference as deref, postincrement
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    FREE, IN_USE, MAPPED_ELSEWHERE, MINIMUM_SIZE, NO_CHUNK, NO_PAGE, OWNER_SHIFT, STATE, UNMAPPED, WAITING, BinSet,
-    Chunk, ChunkHandle, Counters, HistoryRecord, Pool, Region, PageBitmap, round_up,
+    BOTH_KINDS, DELETED, FREE, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK, NO_PAGE,
+    OWNER_SHIFT, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, HistoryRecord,
+    PageBitmap, Pool, Region, round_up,
 )
 from bfc.buffers._scopes cimport name_of_owner
-from bfc.allocators._pages cimport Pages, Run, StitchedView
+from bfc.allocators._changes cimport IS_GROWING
+from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, StitchedView
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import InvalidPointerError, PagesInUse
 from bfc.snapshots import snapshot as _snapshot
 
+cdef extern from "bins.hpp":
+    pass
 cdef extern from "history.hpp":
     pass
 cdef extern from "page_bitmap.hpp":
@@ -344,3 +349,291 @@ cdef int raise_invalid_pointer(Pool pool, Lock& lock, uint64_t address) except -
     else:
         text = "lies in free memory: it is freed already, or was never handed out"
     raise InvalidPointerError(f"{address:#x} {text}")
+
+
+cdef extern from "usage.hpp" namespace "bfc" nogil:
+    const int ACTIVE "bfc::kActive"
+    const int ACTIVE_BYTES "bfc::kActiveBytes"
+    const int PIECES "bfc::kInactiveSplit"
+    const int PIECE_BYTES "bfc::kInactiveSplitBytes"
+    const int REQUESTED_BYTES "bfc::kRequestedBytes"
+    const int RESERVED_BYTES "bfc::kReservedBytes"
+
+cdef struct Recount:                    # of all chunks of one kind
+    int64_t chunks                      # those that are not free
+    int64_t bytes
+    int64_t requested
+    int64_t pieces                      # free chunks that are only a part of their region
+    int64_t piece_bytes
+    int64_t reserved
+
+
+cdef const char* first_fault(Pool pool) noexcept nogil:
+    """The first invariant that does not hold, in words, or NULL."""
+    cdef Counters recount
+    cdef size_t reached = 0, slots = 0
+    cdef ChunkHandle handle = pool.free_slot
+    recount.num_allocs = 0
+    recount.bytes_in_use = 0
+    recount.pool_bytes = 0
+    recount.bytes_waiting = 0
+    cdef const char* found = fault_in_regions(pool, &recount, &reached)
+    if found != NULL:
+        return found
+    while handle != NO_CHUNK and slots <= pool.chunk_count:
+        if pool.chunks[handle].state != DELETED:
+            return b"I9: a record on the slot list is in use"
+        slots += 1
+        handle = pool.chunks[handle].next
+    if reached + slots != pool.chunk_count:
+        return b"I9: a record is neither in a region nor on the slot list, or in both"
+    if <size_t>recount.num_allocs != pool.starts.count():
+        return b"I6: the table of starts holds another number of chunks than are indexed"
+    if recount.bytes_in_use != pool.totals().bytes_in_use:
+        return b"I10: bytes_in_use differs from a recount"
+    if recount.pool_bytes != pool.counters.pool_bytes:
+        return b"I10: pool_bytes differs from a recount"
+    if recount.bytes_waiting != pool.counters.bytes_waiting:
+        return b"I10: the bytes that wait for streams differ from a recount"
+    found = fault_in_owners(pool)
+    if found != NULL:
+        return found
+    if pool.pages != NULL:
+        found = fault_in_bitmaps(pool)
+    if found == NULL and pool.usage != NULL:
+        found = fault_in_usage(pool)
+    return found
+
+
+cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached) noexcept nogil:
+    cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
+    cdef Region region
+    cdef ChunkHandle handle, prev
+    cdef uint64_t ptr, below = 0
+    cdef size_t free_chunks = 0
+    cdef const char* found
+    while it != pool.regions.end():
+        region = deref(it).second
+        if region.ptr < below or region.end <= region.ptr or deref(it).first != region.end:
+            return b"I7: regions overlap, or one is not keyed by its end"
+        below = region.end
+        ptr = region.ptr
+        prev = NO_CHUNK
+        handle = region.first
+        while handle != NO_CHUNK and reached[0] <= pool.chunk_count:
+            found = fault_in_chunk(pool, handle, prev, ptr, recount)
+            if found != NULL:
+                return found
+            free_chunks += pool.chunks[handle].state == FREE
+            recount.pool_bytes += pool.chunks[handle].size if has_memory(pool, handle) else 0
+            ptr += pool.chunks[handle].size
+            reached[0] += 1
+            prev = handle
+            handle = pool.chunks[handle].next
+        if ptr != region.end:
+            return b"I1: the chunks of a region do not tile it"
+        postincrement(it)
+    return fault_in_bins(pool, free_chunks)
+
+
+cdef inline cbool has_memory(Pool pool, ChunkHandle handle) noexcept nogil:
+    cdef Chunk* chunk = &pool.chunks[handle]
+    return chunk.state not in (UNMAPPED, MAPPED_ELSEWHERE) and not pool.bin_sets[chunk.bin_set].asleep
+
+
+cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev, uint64_t ptr,
+                                Counters* recount) noexcept nogil:
+    cdef Chunk chunk = pool.chunks[handle]
+    cdef uint32_t state = chunk.state & STATE
+    cdef Chunk before
+    if chunk.ptr != ptr or chunk.size == 0:
+        return b"I1: a chunk does not start where the one before it ends"
+    if chunk.prev != prev:
+        return b"I2: next.prev is not self"
+    if chunk.ptr % MINIMUM_SIZE or (state in (IN_USE, WAITING) and chunk.requested_size > chunk.size):
+        return b"I8: a chunk is not aligned, or smaller than what was asked for"
+    if state == FREE:
+        before = pool.chunks[prev if prev != NO_CHUNK else handle]
+        if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
+            return b"I3: two neighbours are free"
+        return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
+    if state in (UNMAPPED, LEAVING, MAPPED_ELSEWHERE):
+        return fault_without_memory(pool, &chunk)
+    recount.bytes_in_use += chunk.size
+    if state == WAITING:
+        recount.bytes_waiting += chunk.size
+        return unless(chunk.allocation_id == -1, b"I5: a chunk that waits has an allocation id")
+    recount.num_allocs += chunk.state & INDEXED != 0
+    if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= pool.next_allocation_id:
+        return b"I5: a chunk in use has no valid allocation id"
+    return unless((pool.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0),
+                  b"I6: a chunk in use is not found by its address")
+
+
+cdef const char* fault_without_memory(Pool pool, const Chunk* chunk) noexcept nogil:
+    """What is wrong with a chunk that is unmapped, is being unmapped, or whose pages are used through other addresses.
+    """
+    if not pool.bin_sets[chunk.bin_set].is_range:
+        return b"I12: a chunk without memory does not lie in a range"
+    if chunk.allocation_id != -1:
+        return b"I12: a chunk without memory has an allocation id"
+    if chunk.state == UNMAPPED and chunk.prev != NO_CHUNK and pool.chunks[chunk.prev].state == UNMAPPED:
+        return unless(pool.chunks[chunk.prev].freed_at_count == IS_GROWING, b"I12: two neighbours are unmapped")
+    return NULL
+
+
+cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
+    cdef vector[FreeChunk] listed
+    cdef FreeChunk entry
+    cdef Chunk chunk
+    cdef size_t total = 0, i
+    for i in range(pool.bin_sets.size()):
+        listed.clear()
+        if not pool.bin_sets[i].bins.list(listed):
+            return b"I4: a bin is out of order"
+        total += listed.size()
+        for entry in listed:
+            chunk = pool.chunks[entry.handle]
+            if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
+                return b"I4: a bin holds a chunk under another size, address or state than its own"
+    return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")
+
+
+cdef const char* fault_in_owners(Pool pool) noexcept nogil:
+    """What is wrong with the bytes in use by owner, or NULL; also NULL if the host has no memory to count them in."""
+    cdef vector[uint64_t] owned
+    cdef uint32_t owner
+    cdef size_t i
+    cdef Chunk* chunk
+    if not pool.owned.copy(owned):
+        return NULL
+    for i in range(pool.chunk_count):
+        chunk = &pool.chunks[i]
+        owner = chunk.state >> OWNER_SHIFT
+        if chunk.state & MARKS and chunk.state & STATE not in (IN_USE, WAITING):
+            return b"I15: a chunk that is not in use has an owner, or is known to tracemalloc"
+        if not pool.owned.knows(owner):
+            return b"I15: a chunk has an owner whose bytes are not counted"
+        if owner:
+            owned[owner] -= chunk.size
+    for i in range(owned.size()):
+        if owned[i]:
+            return b"I15: the bytes in use of an owner differ from a recount"
+    return NULL
+
+
+cdef const char* fault_in_bitmaps(Pool pool) noexcept nogil:
+    """What is wrong with the slots of ranges: exactly those that lie wholly in free chunks must be noted as free."""
+    cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
+    cdef ChunkHandle handle
+    cdef PageBitmap* bitmap
+    cdef Chunk chunk
+    cdef size_t slot, first, end, free_slots
+    while it != pool.regions.end():
+        handle = deref(it).second.first
+        bitmap = pool.bin_sets[pool.chunks[handle].bin_set].bitmap
+        free_slots = 0
+        while bitmap != NULL and handle != NO_CHUNK:
+            chunk = pool.chunks[handle]
+            first = bitmap.slot_at(chunk.ptr + bitmap.page_size() - 1)
+            end = bitmap.slot_at(chunk.ptr + chunk.size)
+            for slot in range(first, end if chunk.state == FREE else first):
+                free_slots += 1
+                if not bitmap.is_free(slot) or bitmap.chunk_around(slot) != handle:
+                    return b"I13: a slot of a free chunk is not found as one"
+            handle = chunk.next
+        if bitmap != NULL and free_slots != bitmap.count_free():
+            return b"I13: a slot is noted as free that is not"
+        postincrement(it)
+    return NULL
+
+
+cdef const char* fault_in_usage(Pool pool) noexcept nogil:
+    cdef Recount recount
+    cdef int64_t reserved = 0
+    cdef int kind
+    cdef BinSet bin_set
+    for bin_set in pool.bin_sets:
+        if not pool.has_options and (bin_set.is_range or bin_set.looks_in_ranges or not bin_set.counts_pieces
+                                     or bin_set.ticks or bin_set.oversize != UNLIMITED
+                                     or bin_set.cuts_below != UNLIMITED):
+            return b"I11: a pool without options has a set of bins with one"
+    for kind in range(BOTH_KINDS):
+        recount = recount_usage(pool, <uint32_t>kind)
+        if (recount.chunks != pool.usage.read(ACTIVE, kind).current
+                or recount.bytes != pool.usage.read(ACTIVE_BYTES, kind).current
+                or recount.requested != pool.usage.read(REQUESTED_BYTES, kind).current):
+            return b"I11: what PyTorch's counts say is active differs from a recount"
+        if (recount.pieces != pool.usage.read(PIECES, kind).current
+                or recount.piece_bytes != pool.usage.read(PIECE_BYTES, kind).current):
+            return b"I11: what PyTorch's counts say is split off and free differs from a recount"
+        reserved += recount.reserved
+        if pool.pages == NULL and recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
+            return b"I11: what PyTorch's counts say is reserved differs from a recount"
+    # a page counts in the range that it is used in, and a view may have pages of ranges of both kinds
+    return unless(reserved == pool.usage.read(RESERVED_BYTES, BOTH_KINDS).current,
+                  b"I11: what PyTorch's counts say is reserved differs from a recount of both kinds")
+
+
+cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
+    cdef Recount recount = Recount(0, 0, 0, 0, 0, 0)
+    cdef size_t i
+    cdef Chunk chunk
+    for i in range(pool.chunk_count):
+        chunk = pool.chunks[i]
+        if chunk.state in (DELETED, UNMAPPED, MAPPED_ELSEWHERE) or pool.bin_sets[chunk.bin_set].kind != kind:
+            continue
+        recount.reserved += chunk.size if has_memory(pool, <ChunkHandle>i) else 0
+        if chunk.state != FREE and chunk.state != LEAVING:
+            recount.chunks += 1
+            recount.bytes += chunk.size
+            recount.requested += chunk.requested_size
+        elif not pool.bin_sets[chunk.bin_set].is_range and (chunk.prev != NO_CHUNK or chunk.next != NO_CHUNK):
+            recount.pieces += 1
+            recount.piece_bytes += chunk.size
+    return recount
+
+
+cdef const char* fault_in_pages(Pages pages) noexcept nogil:
+    """The first thing that is wrong with pages and views, or NULL."""
+    cdef size_t page
+    cdef uint64_t known = 0, slots = 0
+    cdef uint32_t number, i
+    cdef PageRecord* record
+    cdef StitchedView* view
+    cdef const char* found
+    for page in range(pages.records.size()):
+        record = &pages.records[page]
+        known += record.is_known
+        for i in range(<uint32_t>record.slots.size()):
+            if pages.pool.bin_sets[record.slots[i].set].bitmap.page_at(record.slots[i].number) != page:
+                return b"I14: a page is mapped into a slot that names another page"
+    if known != pages.count:
+        return b"I14: the pages are not as many as they are counted"
+    for number in range(pages.views.count()):
+        view = &pages.views.at(number)
+        if view.state == KEPT or view.state == LIVE:
+            found = fault_in_view(pages, view)
+            if found != NULL:
+                return found
+            slots += view.pages
+    return unless(slots == pages.views.slots(), b"I14: the slots of views differ from a recount")
+
+
+cdef const char* fault_in_view(Pages pages, StitchedView* view) noexcept nogil:
+    cdef uint64_t count = 0
+    cdef Run run
+    cdef Chunk chunk = pages.pool.chunks[view.chunk]
+    if (chunk.state & STATE == MAPPED_ELSEWHERE) != (view.state == KEPT) or chunk.ptr != view.address:
+        return b"I14: a view's chunk is not as the view says"
+    for run in view.runs:
+        count += run.count
+        if view.state == LIVE and pages.pool.chunks[pages.chunk_of(&run)].state != MAPPED_ELSEWHERE:
+            return b"I14: a page is used through a view and through its primary slot at once"
+    return unless(count == view.pages, b"I14: the runs of a view are not its pages")
+
+
+cdef inline const char* unless(cbool sound, const char* fault) noexcept nogil:
+    if sound:
+        return NULL
+    return fault

@@ -17,7 +17,7 @@ from bfc.native.nothrow cimport try_make_room, try_push_back
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport MINIMUM_SIZE, NO_LANE, Pool, Region
 from bfc.suballocators._contract cimport ask_for_block, offer_again
-from bfc.allocators._timestamps cimport forget_queued
+from bfc.allocators._changes cimport forget_queued
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import SubAllocatorError, out_of_host_memory

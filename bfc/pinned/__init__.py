@@ -1,9 +1,8 @@
 """Pinned host memory: the allocator, and look-ups by address. In order:
 
 _source.pyx       where the blocks come from
-_books.pyx        blocks, stacks and statistics, in integers
 _events.pyx       which streams use blocks, and what waits for them
-_allocator.pyx    PyTorch's policy for pinned memory
+_allocator.pyx    PyTorch's policy for pinned memory: blocks, stacks and statistics, in integers
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from typing import SupportsIndex
 
 from bfc.drivers.cuda import _device
 from bfc.errors import DeviceUnavailableError, DriverError
-from bfc.pinned._allocator import PinnedAllocator, open_allocators
-from bfc.pinned._books import PinnedBlock
+from bfc.pinned._allocator import PinnedAllocator, PinnedBlock, open_allocators
 from bfc.units import as_int
 
 __all__ = ["PinnedAllocator", "PinnedBlock", "find", "is_pinned"]

@@ -9,39 +9,68 @@ import gc
 import weakref
 
 cimport cython
+from cython.operator cimport dereference, predecrement
 from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_push_back, try_store
 from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
-from bfc._core cimport ChunkHandle
+from bfc._core cimport ChunkHandle, Gauge
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, become
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, Owner, become
 from bfc.allocators._frees cimport report_unraisable
-from bfc.pinned._source cimport Range
-from bfc.pinned._books cimport LEAVING, LIVE, NO_BLOCK, PinnedBlock, PinnedBooks, bucket_of, increase
-from bfc.pinned._events cimport Events, some_use
+from bfc.pinned._source cimport Range, Source, Timer
+from bfc.pinned._events cimport NO_BLOCK, Events, some_use
 
 from bfc import cuda
 from bfc.allocators._frees import VIEWED as _VIEWED
 from bfc.drivers.cuda._driver import device_in_use
 from bfc.errors import (
-    ClosedError, InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError, never_set_up,
-    out_of_host_memory,
+    ClosedError, InvalidPointerError, InvariantError, OutOfMemoryError, SettingsError, SubAllocatorError,
+    never_set_up, out_of_host_memory,
 )
+from bfc.interpreter.stubs import SignatureOfStub
 from bfc.pinned._events import PUT_OFF as _PUT_OFF
+from bfc.pytorch import words
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.rules import rules_of
 from bfc.snapshots.refusal import with_report
+from bfc.snapshots.snapshot import ChunkInfo, RegionInfo, Snapshot, Stats
 from bfc.suballocators.base import SubAllocator, check_members
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
 
+cdef extern from "usage.hpp":
+    pass
+
 cdef enum:
+    BUCKETS = 64
     PIECE = 4096                # pieces of the reserve are multiples of this
+
+cdef enum State:
+    UNUSED                      # a record without memory
+    CACHED                      # on the stack of its bucket
+    LIVE
+    LEAVING                     # freed, and streams may still use it
+
+cdef struct Block:
+    uint64_t ptr
+    uint64_t size
+    uint64_t received           # bytes, from the source; 0: a piece of the reserve
+    uint64_t requested
+    int64_t allocation_id       # while it is live, else 0
+    uint32_t fences             # the number of fences that it waits for
+    uint32_t next               # the next block of its stack, or the next unused record
+    State state
+    cbool exported              # other objects hold views of it
+    cbool unfreed               # a finaliser wanted to free it, but the device failed
 
 #: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
 _open = {}
@@ -88,9 +117,70 @@ def _source_of(sub_allocator):
     return sub_allocator, ""
 
 
+cdef int bucket_of(uint64_t size) noexcept nogil:
+    """ceil(log2(size))"""
+    cdef int bits = 0
+    size -= 1
+    while size:
+        size >>= 1
+        bits += 1
+    return bits
+
+
+cdef dict named(str name, tuple fields, tuple figures):
+    return {f"{name}.{field}": figure for field, figure in zip(fields, figures)}
+
+
+cdef dict gauge_fields(str name, Gauge gauge):
+    return named(name, words.FIELDS, (gauge.current, gauge.peak, gauge.allocated, gauge.freed))
+
+
+cdef dict timer_fields(str name, Timer timer):
+    average = timer.total / timer.count if timer.count else 0.0
+    return named(name, words.TIME_FIELDS, (timer.total, timer.longest, timer.shortest, timer.count, average))
+
+
+@cython.final
+cdef class PinnedBlock:
+    """A live block of a `PinnedAllocator`: the `context` that `record_event` takes.
+
+    It does not keep the block alive.
+
+    Parameters
+    ----------
+    ptr : int
+        Its first byte.
+    nbytes : int
+        The bytes that were asked for.
+    allocation_id : int
+        The number of the allocation.
+
+    Attributes
+    ----------
+    ptr : int
+        As given.
+    nbytes : int
+        As given.
+    allocation_id : int
+        As given.
+    """
+
+    __signature__ = SignatureOfStub()
+
+    cdef readonly object ptr, nbytes, allocation_id
+
+    def __init__(self, ptr, nbytes, allocation_id):
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.allocation_id = allocation_id
+
+    def __repr__(self):
+        return f"<bfc.pinned.PinnedBlock {self.ptr:#x}, {self.nbytes} bytes>"
+
+
 # The garbage collector must not clear the reference to the source before the blocks have been given back to it.
 @cython.no_gc_clear
-cdef class PinnedAllocator(PinnedBooks):
+cdef class PinnedAllocator(Owner):
     """PyTorch's caching allocator for pinned host memory, which a device can copy asynchronously.
 
     A request is rounded up to a power of two, and a freed block serves the next request of the same
@@ -157,11 +247,25 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef int64_t buffers            # that own a block
 
+    # The blocks. A `nogil` method that works on them calls nothing that could release the GIL.
+    cdef vector[Block] blocks
+    cdef uint32_t unused            # the first of the records that have no memory
+    cdef vector[uint32_t] stacks    # the top of each bucket's stack
+    cdef cmap[uint64_t, uint32_t] by_address
+    cdef int64_t last_id
+    cdef Source source              # where the blocks come from
+    cdef Gauge allocations, allocated_bytes, active_requests, active_bytes
+
     cdef Events events              # which streams use blocks, and what waits for them
     cdef Range reserve              # 0 bytes: there is none yet
     cdef uint64_t reserve_used
 
     def __cinit__(self, *args, **kwargs):
+        cdef uint32_t top = NO_BLOCK
+        self.unused = NO_BLOCK
+        for _bucket in range(BUCKETS):
+            self.stacks.push_back(top)
+        self.source = Source()
         self.events = Events()
         self.is_closed = True
 
@@ -251,6 +355,178 @@ cdef class PinnedAllocator(PinnedBooks):
     def __repr__(self):
         source = f"pageable, since {self.no_cuda}" if self.no_cuda else repr(self.sub_allocator)
         return f"<bfc.PinnedAllocator, {format_bytes(self.allocated_bytes.current)} taken: {source}>"
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    cdef uint32_t pop(self, uint64_t size, uint64_t nbytes) noexcept nogil:
+        """Takes the block of a bucket that was freed last and is large enough, or NO_BLOCK.
+
+        Sizes in a bucket differ only if the settings limit the rounding; then the search is linear in the blocks that
+        are too small.
+        """
+        cdef uint32_t* link = &self.stacks[bucket_of(size)]
+        cdef uint32_t handle
+        while link[0] != NO_BLOCK and self.blocks[link[0]].size < size:
+            link = &self.blocks[link[0]].next
+        handle = link[0]
+        if handle != NO_BLOCK:
+            link[0] = self.blocks[handle].next
+            self.begin(handle, nbytes)
+        return handle
+
+    cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil:
+        """Makes a block live."""
+        cdef Block* block = &self.blocks[handle]
+        self.last_id += 1
+        block.allocation_id = self.last_id
+        block.requested = nbytes
+        block.state = LIVE
+        block.exported = block.unfreed = False
+        self.active_requests.raise_by(1)
+        self.active_bytes.raise_by(block.size)
+
+    cdef cbool overlaps(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
+        cdef cmap[uint64_t, uint32_t].iterator after = self.by_address.lower_bound(ptr + nbytes)
+        if after == self.by_address.begin():
+            return False
+        predecrement(after)
+        cdef Block* below = &self.blocks[dereference(after).second]
+        return below.ptr + max(below.size, below.received) > ptr
+
+    cdef uint32_t new_record(self, uint64_t ptr) noexcept nogil:
+        """A record for a block at this address; NO_BLOCK where the host has no memory for it."""
+        cdef uint32_t handle = self.unused
+        cdef Block block
+        memset(&block, 0, sizeof(Block))
+        block.ptr = ptr
+        if handle == NO_BLOCK:
+            handle = <uint32_t>self.blocks.size()
+            block.next = NO_BLOCK
+            block.state = UNUSED
+            if handle == NO_BLOCK or not try_push_back(self.blocks, block):
+                return NO_BLOCK
+            self.unused = handle
+        if not try_store(self.by_address, ptr, handle):
+            return NO_BLOCK
+        self.unused = self.blocks[handle].next
+        self.blocks[handle] = block
+        return handle
+
+    cdef uint32_t holder_of(self, uint64_t address) noexcept nogil:
+        """The block that an address lies in, or NO_BLOCK."""
+        cdef cmap[uint64_t, uint32_t].iterator after = self.by_address.upper_bound(address)
+        if after == self.by_address.begin():
+            return NO_BLOCK
+        predecrement(after)
+        cdef uint32_t handle = dereference(after).second
+        return handle if address - self.blocks[handle].ptr < self.blocks[handle].size else NO_BLOCK
+
+    cdef void shelve(self, uint32_t handle) noexcept nogil:
+        """Puts a block that nobody uses any more on the stack of its bucket."""
+        cdef Block* block = &self.blocks[handle]
+        cdef int bucket = bucket_of(block.size)
+        self.active_requests.lower(1)
+        self.active_bytes.lower(block.size)
+        block.state = CACHED
+        block.next = self.stacks[bucket]
+        self.stacks[bucket] = handle
+
+    cdef cbool drop(self, uint32_t* link) noexcept nogil:
+        """Forgets the block that a link of a stack leads to: it goes back to the source. A piece of the reserve is lost
+        until the allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
+        cdef uint32_t handle = link[0]
+        cdef Range block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
+        if block.nbytes and not self.source.leave(block):
+            return False
+        link[0] = self.blocks[handle].next
+        self.forget_record(handle)
+        return True
+
+    cdef void drop_cached(self) noexcept nogil:
+        """Drops all cached blocks. The source gets the last one back first, so they are dropped in reverse of
+        upstream's order: by bucket, and within a bucket the block that was freed first comes first."""
+        cdef int bucket
+        for bucket in range(BUCKETS - 1, -1, -1):
+            while self.stacks[bucket] != NO_BLOCK:
+                if not self.drop(&self.stacks[bucket]):
+                    return
+
+    cdef void forget_record(self, uint32_t handle) noexcept nogil:
+        cdef Block* block = &self.blocks[handle]
+        self.allocations.lower(1)
+        self.allocated_bytes.lower(block.size)
+        self.by_address.erase(block.ptr)
+        block.state = UNUSED
+        block.allocation_id = 0
+        block.next = self.unused
+        self.unused = handle
+
+    cdef int64_t largest_cached(self) noexcept nogil:
+        cdef int64_t largest = 0
+        cdef size_t handle
+        for handle in range(self.blocks.size()):
+            if self.blocks[handle].state == CACHED:
+                largest = max(largest, <int64_t>self.blocks[handle].size)
+        return largest
+
+    cdef void abandon(self, uint32_t handle) noexcept nogil:
+        """Forgets any block of an allocator that closes: it goes back to the source."""
+        cdef Block* block = &self.blocks[handle]
+        cdef Range memory = Range(block.ptr, block.received)
+        if block.state in (LIVE, LEAVING):
+            self.active_requests.lower(1)
+            self.active_bytes.lower(block.size)
+        if block.state != UNUSED:
+            if memory.nbytes:
+                self.source.leave(memory)
+            self.forget_record(handle)
+
+    cdef object recount(self, int64_t* sums):
+        """What is wrong with the books, or None."""
+        cdef size_t bucket, handle
+        cdef uint32_t on_stack
+        cdef Block* block
+        cdef int64_t stacked = 0
+        for handle in range(self.blocks.size()):
+            block = &self.blocks[handle]
+            if (block.state == LIVE) != (block.allocation_id != 0):
+                return "a live block has no id, or another has one"
+            if block.state == UNUSED:
+                continue
+            if self.by_address.count(block.ptr) == 0 or self.by_address[block.ptr] != handle:
+                return "a block's address leads elsewhere"
+            sums[0] += 1
+            sums[1] += block.size
+            sums[2] += block.state != CACHED
+            sums[3] += block.size if block.state != CACHED else 0
+            stacked += block.state == CACHED
+        for bucket in range(self.stacks.size()):
+            on_stack = self.stacks[bucket]
+            while on_stack != NO_BLOCK:
+                stacked -= 1
+                if self.blocks[on_stack].state != CACHED:
+                    return "a stack holds a block that is in use"
+                if <size_t>bucket_of(self.blocks[on_stack].size) != bucket:
+                    return "a block is on the stack of another bucket"
+                on_stack = self.blocks[on_stack].next
+        if stacked or self.by_address.size() != <size_t>sums[0]:
+            return "a cached block is on no stack, or an address leads to no block"
+        if sums[0] != self.allocations.current or sums[1] != self.allocated_bytes.current:
+            return "the sums of all blocks are wrong"
+        if sums[2] != self.active_requests.current or sums[3] != self.active_bytes.current:
+            return "the sums of the blocks in use are wrong"
+        return None
+
+    cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE:
+        """The live block that starts there, or an error that says what is wrong."""
+        cdef uint32_t handle = self.holder_of(address)
+        if handle == NO_BLOCK:
+            raise InvalidPointerError(f"{address:#x} is not memory of this allocator")
+        if self.blocks[handle].state != LIVE:
+            raise InvalidPointerError(f"{address:#x} was freed already")
+        if self.blocks[handle].ptr != address:
+            raise InvalidPointerError(f"{address:#x} lies inside the block at {self.blocks[handle].ptr:#x}")
+        return handle
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
@@ -543,8 +819,8 @@ cdef class PinnedAllocator(PinnedBooks):
         if handle != NO_BLOCK:
             self.blocks[handle].size = size
             self.blocks[handle].received = received
-            increase(&self.allocations, 1)
-            increase(&self.allocated_bytes, size)
+            self.allocations.raise_by(1)
+            self.allocated_bytes.raise_by(size)
             self.begin(handle, nbytes)
             return handle
         if overlaps:
@@ -927,6 +1203,162 @@ cdef class PinnedAllocator(PinnedBooks):
 
     cdef bint has_nothing(self) noexcept:
         return self.is_closed and self.source.has_nothing()
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    def reset_peak_stats(self):
+        """Restart the peaks from the current values, and forget the longest and shortest times."""
+        self.allocations.peak = self.allocations.current
+        self.allocated_bytes.peak = self.allocated_bytes.current
+        self.active_requests.peak = self.active_requests.current
+        self.active_bytes.peak = self.active_bytes.current
+        self.source.alloc_time.longest = self.source.alloc_time.shortest = 0
+        self.source.free_time.longest = self.source.free_time.shortest = 0
+
+    def reset_accumulated_stats(self):
+        """Restart the counts of what was allocated and freed, and the sums of times, from 0."""
+        self.allocations.allocated = self.allocations.freed = 0
+        self.allocated_bytes.allocated = self.allocated_bytes.freed = 0
+        self.active_requests.allocated = self.active_requests.freed = 0
+        self.active_bytes.allocated = self.active_bytes.freed = 0
+        self.source.alloc_time.total = self.source.alloc_time.count = 0
+        self.source.free_time.total = self.source.free_time.count = 0
+
+    def find(self, address):
+        """The live block that an address lies in.
+
+        Parameters
+        ----------
+        address : int
+            The first byte of the block, or any other.
+
+        Returns
+        -------
+        PinnedBlock or None
+            None if there is no such block.
+
+        Raises
+        ------
+        TypeError
+            If `address` is not an int.
+        InvalidPointerError
+            If `address` is negative or above 2**64 - 2.
+        """
+        cdef uint32_t handle = self.holder_of(address_from(address))
+        if handle == NO_BLOCK or self.blocks[handle].state != LIVE:
+            return None
+        return PinnedBlock(self.blocks[handle].ptr, self.blocks[handle].requested, self.blocks[handle].allocation_id)
+
+    def requested_size(self, ptr):
+        """The bytes that were asked for at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The `nbytes` of the request.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
+        return self.blocks[self.live_at(address_from(ptr))].requested
+
+    def allocated_size(self, ptr):
+        """The bytes of the block at an address.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+
+        Returns
+        -------
+        int
+            The request, rounded up to a power of two.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        TypeError
+            If `ptr` is not an int.
+        """
+        return self.blocks[self.live_at(address_from(ptr))].size
+
+    def host_memory_stats(self):
+        """PyTorch's figures by PyTorch's keys, as `torch.cuda.host_memory_stats()` returns them.
+
+        Returns
+        -------
+        dict of str to int or float
+            Bytes, counts and microseconds. "allocations" and "allocated_bytes" count the blocks that the
+            allocator owns, in use or cached; "active_requests" and "active_bytes" those in use, or freed
+            but still used by a stream. Each has "current", "peak", "allocated" and "freed". The times are
+            those of the calls to the sub-allocator.
+
+        Notes
+        -----
+        Cost: O(1), no device call. Source: PyTorch's behaviour, 4.7.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.PinnedAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> buffer = allocator.allocate(40_960)
+        >>> stats = allocator.host_memory_stats()
+        >>> stats["active_bytes.current"], stats["num_host_alloc"]
+        (65536, 1)
+        """
+        allocations, allocated_bytes, active_requests, active_bytes = words.HOST_GROUPS
+        alloc_time, free_time = words.HOST_TIMES
+        fields = (
+            gauge_fields(active_bytes, self.active_bytes) | gauge_fields(active_requests, self.active_requests)
+            | gauge_fields(allocated_bytes, self.allocated_bytes) | gauge_fields(allocations, self.allocations)
+            | timer_fields(alloc_time, self.source.alloc_time) | timer_fields(free_time, self.source.free_time)
+            | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
+        )
+        return dict(sorted(fields.items()))
+
+    def _look(self):
+        """The blocks as a snapshot, for an error: each is a region with one chunk."""
+        cdef vector[Block] blocks
+        cdef Block block
+        blocks.assign(self.blocks.begin(), self.blocks.end())   # the objects made below may run anything
+        found = []
+        for block in blocks:
+            if block.state == UNUSED:
+                continue
+            in_use = block.state != CACHED
+            state = "free" if not in_use else "in use" if block.state == LIVE else "waiting"
+            chunk = ChunkInfo(block.ptr, block.size, block.requested if in_use else 0, block.allocation_id or -1, state)
+            found.append(RegionInfo(block.ptr, block.size, (chunk,)))
+        stats = Stats(bytes_in_use=self.active_bytes.current, pool_bytes=self.allocated_bytes.current)
+        return Snapshot(str(self.device), stats, tuple(sorted(found, key=lambda region: region.ptr)))
+
+    def check(self):
+        """Recount the bookkeeping from nothing.
+
+        Raises
+        ------
+        InvariantError
+            If it contradicts itself, which is a bug in bfc.
+
+        Notes
+        -----
+        Cost: O(n) in the blocks.
+        """
+        cdef int64_t[4] sums = [0, 0, 0, 0]
+        fault = self.recount(sums)
+        if fault is not None:
+            raise InvariantError(fault)
 
     # -- what a buffer asks of its owner ------------------------------------------------------------------------------
 

@@ -4,6 +4,10 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
+cdef enum:
+    NO_BLOCK = 0xFFFFFFFF
+
+
 @cython.final
 cdef class Waiting:
     """A mark in a stream's queue, and the block that waits for it."""

@@ -13,7 +13,6 @@ cimport cython
 from bfc.interpreter._process cimport era, survivor
 from bfc.allocators._fences cimport drop_done
 from bfc.allocators._frees cimport report_unraisable
-from bfc.pinned._books cimport NO_BLOCK
 
 from bfc.allocators._fences import OVER as _OVER
 from bfc.drivers.opencl import queues as _queues

@@ -11,7 +11,7 @@ from bfc._core cimport (
     IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
 )
 from bfc.buffers._arguments cimport count_from
-from bfc.allocators._timestamps cimport merge_timestamped
+from bfc.allocators._changes cimport merge_timestamped
 from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request

@@ -10,7 +10,7 @@ from libcpp cimport bool as cbool
 
 from bfc._core cimport IN_REGIONS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle, Region
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators.mapping._calls cimport Faults, raise_faults
+from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
 from bfc.allocators.mapping._stitching cimport Stitching, Wanted
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 

@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 from bfc._core cimport ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
-from bfc.allocators.mapping._calls cimport Faults
+from bfc.allocators.mapping._address_ranges cimport Faults
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools
 

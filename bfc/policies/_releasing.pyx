@@ -15,8 +15,7 @@ from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport LARGE, NO_CHUNK, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source, total_size
-from bfc.allocators.mapping._calls cimport Faults, raise_faults
-from bfc.allocators.mapping._address_ranges cimport FreePart
+from bfc.allocators.mapping._address_ranges cimport Faults, FreePart, raise_faults
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
 from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of
 

@@ -10,11 +10,10 @@ Nothing here uses an allocator of bfc. In order:
     pinned_settings.py     those of the allocator of pinned memory
     _serialized.pyx        the dicts and the pickle of what its viewer can follow
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
-    _stacks.pyx            numbers for the stacks of a recording
     layout.py              requests that lay out what was live before a recording begins
     version.py             the version that wrote a recording
     releases.py            which segments were freed because the cache was emptied
-    _events.pyx            what is kept of a recording's entries while its file is read
+    _recording.pyx         what is kept of a recording while its file is read
     _pickle.pyx            the machine that reads a pickle
     plain_pickle.py        a pickle read without Python's unpickler
     owners.py              the owner of each allocation in a recording

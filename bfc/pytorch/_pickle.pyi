@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from bfc.pytorch._events import Packer
+from bfc.pytorch._recording import Packer
 
 class Machine:
     def __init__(

@@ -11,7 +11,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from bfc.pytorch._events cimport Packer
+from bfc.pytorch._recording cimport Packer
 
 from bfc.errors import TraceError
 

@@ -15,8 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
-from bfc.pytorch._events import Event
-from bfc.pytorch._stacks import Stacks
+from bfc.pytorch._recording import Event, Stacks
 from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.releases import Releases

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from bfc.pytorch._stacks import Stacks
+from bfc.pytorch._recording import Stacks
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from bfc.errors import TraceError
-from bfc.pytorch._events import Packer
 from bfc.pytorch._pickle import Machine
+from bfc.pytorch._recording import Packer
 
 #: The most lists, tuples and dicts that a file may make, and the most values in all of them.
 MOST_CONTAINERS = 1 << 24

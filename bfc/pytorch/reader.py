@@ -13,8 +13,7 @@ from typing import IO, Any
 
 from bfc.errors import TraceError
 from bfc.files import open_regular
-from bfc.pytorch._events import Event, Packer
-from bfc.pytorch._stacks import Stacks
+from bfc.pytorch._recording import Event, Packer, Stacks
 from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners

@@ -14,7 +14,7 @@ True
 
 In order:
 
-    torch_words.py, recorded_source.py, leaks.py, sources.py, mapping_contract.py
+    torch_words.py, recorded_source.py, leaks.py, sources.py, ground.py
     contract.py, strategies.py
     cuda_emulator.py        the door to the package bfc_cuda_emulator
     tensorflow_model.py, torch_device.py, torch_records.py

@@ -18,7 +18,7 @@ from bfc.errors import SubAllocatorError
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.suballocators.base import SubAllocator
-from bfc.testing.mapping_contract import ALIGNMENT, MappingContract
+from bfc.testing.ground import ALIGNMENT, VERBS, WRONG_MAPPING, ground, read, write
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (1, 255, 256, 4095, 4096, 4097)
@@ -44,7 +44,7 @@ def are_apart(blocks: list[Block]) -> bool:
     return all(a + size <= b for (a, size), (b, _) in itertools.pairwise(sorted(blocks)))
 
 
-class SubAllocatorContract(MappingContract):
+class SubAllocatorContract:
     """The contract of `bfc.SubAllocator`, as a class of tests to derive from.
 
     A sub-allocator passes with `alloc`, `free` and `total_bytes` alone. The attributes declare what
@@ -317,6 +317,182 @@ class SubAllocatorContract(MappingContract):
             regions = allocator.snapshot().regions
             self.account(source, [(region.ptr, region.size) for region in regions])
         self.account(source, [])
+
+    # -- memory that is mapped ---------------------------------------------------------------------
+
+    @pytest.fixture
+    def mapping(self, source: SubAllocator) -> SubAllocator:
+        """A pytest fixture: a sub-allocator that maps memory. If it does not, the test is skipped.
+
+        Parameters
+        ----------
+        source : SubAllocator
+            From the fixture of that name.
+
+        Returns
+        -------
+        SubAllocator
+            The same.
+        """
+        if not source.supports_virtual_memory:
+            pytest.skip(f"the source maps no memory: {source.supports_virtual_memory}")
+        return source
+
+    def test_it_says_whether_it_maps_memory(self, source: SubAllocator) -> None:
+        answer = source.supports_virtual_memory
+        assert isinstance(bool(answer), bool)
+        assert str(answer)
+        size = source.mapping_granularity
+        assert isinstance(size, int)
+        if answer:
+            assert size > 0
+            assert size & (size - 1) == 0
+        else:
+            for call in VERBS.values():
+                with pytest.raises(SubAllocatorError):
+                    call(source)
+
+    def test_pages_are_mapped_and_come_back(self, mapping: SubAllocator) -> None:
+        with ground(mapping) as here:
+            assert here.address > 0
+            assert here.address % here.size == 0
+            pages = [here.create() for _ in range(3)]
+            here.map(1, *pages)
+            here.allow(1, 3)
+            if write(mapping, here.at(1), b"first"):
+                write(mapping, here.at(4) - 4, b"last")
+                assert read(mapping, here.at(1), 5) == b"first"
+                assert read(mapping, here.at(4) - 4, 4) == b"last"
+            mapping.wait(0)
+            here.unmap(1, 3)
+            for page in pages:
+                here.release(page)
+
+    def test_a_page_at_two_addresses_is_the_same_memory(self, mapping: SubAllocator) -> None:
+        with ground(mapping) as here:
+            first, second = here.create(), here.create()
+            here.map(0, first, second)
+            here.map(4, second, first)
+            here.allow(0, 2)
+            here.allow(4, 2)
+            if not write(mapping, here.at(0), b"written"):
+                return
+            write(mapping, here.at(4), b"through")
+            assert read(mapping, here.at(5), 7) == b"written"
+            assert read(mapping, here.at(1), 7) == b"through"
+            here.unmap(0, 2)
+            assert read(mapping, here.at(5), 7) == b"written"
+
+    def test_what_is_mapped_by_several_calls_is_unmapped_by_one(
+        self, mapping: SubAllocator
+    ) -> None:
+        with ground(mapping) as here:
+            pages = [here.create() for _ in range(3)]
+            here.map(2, pages[2])
+            here.map(0, pages[0], pages[1])
+            here.allow(0, 3)
+            here.unmap(0, 3)
+            here.map(0, *reversed(pages))
+            here.unmap(1)
+            here.map(1, pages[0])
+
+    def test_memory_goes_back_when_a_page_is_released_and_mapped_nowhere(
+        self, mapping: SubAllocator
+    ) -> None:
+        before = getattr(mapping, "live_bytes", 0)
+
+        def taken() -> int | None:
+            live: int | None = getattr(mapping, "live_bytes", None)
+            return None if live is None else live - before
+
+        with ground(mapping) as here:
+            page = here.create()
+            here.map(0, page)
+            here.map(2, page)
+            here.release(page)
+            here.unmap(0)
+            assert taken() in (here.size, None)
+            with pytest.raises(SubAllocatorError):
+                mapping.release(page)
+            here.unmap(2)
+            assert taken() in (0, None)
+
+    def test_pages_fill_the_source_until_one_comes_back(self, mapping: SubAllocator) -> None:
+        if not self.bounded:
+            pytest.skip("the source declares that it is not bounded")
+        size = mapping.mapping_granularity
+        pages = []
+        while (page := mapping.create(size)) is not None:
+            pages.append(page)
+            assert len(pages) * size <= mapping.total_bytes
+        assert len(set(pages)) == len(pages) > 0
+        assert mapping.create(size) is None
+        assert mapping.alloc(ALIGNMENT, mapping.total_bytes) is None
+        mapping.release(pages.pop())
+        again = mapping.create(size)
+        assert again is not None
+        for page in [*pages, again]:
+            mapping.release(page)
+
+    def test_reserved_addresses_cost_no_memory_and_overlap_nothing(
+        self, mapping: SubAllocator
+    ) -> None:
+        nbytes = mapping.total_bytes // mapping.mapping_granularity * mapping.mapping_granularity
+        places = [(mapping.reserve(nbytes), nbytes) for _ in range(3)]
+        block = mapping.alloc(ALIGNMENT, 1000)
+        assert block is not None
+        taken = sorted((start, size) for start, size in [*places, block] if start is not None)
+        assert len(taken) == 4
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(taken))
+        mapping.free(*block)
+        for start, size in places:
+            assert start is not None
+            mapping.unreserve(start, size)
+
+    @pytest.mark.parametrize("wrong", WRONG_MAPPING)
+    def test_wrong_use_of_mapping_is_refused_and_changes_nothing(
+        self, mapping: SubAllocator, wrong: str
+    ) -> None:
+        with ground(mapping) as here:
+            pages = [here.create() for _ in range(2)]
+            large = here.create(2)
+            here.map(3, *pages)
+            mapping.map(here.at(5), [large])
+            try:
+                with pytest.raises(SubAllocatorError):
+                    WRONG_MAPPING[wrong](here)
+                mapping.set_access(here.at(3), 4 * here.size)
+            finally:
+                mapping.unmap(here.at(5), 2 * here.size)
+
+    @pytest.mark.parametrize("after", [0, 1, 2])
+    def test_a_map_that_is_refused_midway_has_mapped_nothing(
+        self, mapping: SubAllocator, after: int
+    ) -> None:
+        with ground(mapping) as here:
+            pages = [here.create() for _ in range(3)]
+            unknown = [*pages[:after], 0x7FFF_FFFF_0001]
+            with pytest.raises(SubAllocatorError):
+                mapping.map(here.at(0), unknown)
+            here.map(after, pages[0])
+            with pytest.raises(SubAllocatorError):
+                mapping.map(here.at(0), pages)
+            here.unmap(after)
+            here.map(0, *pages)
+            here.allow(0, 3)
+
+    def test_pages_take_turns_at_one_address(self, mapping: SubAllocator) -> None:
+        with ground(mapping) as here:
+            pages = [here.create() for _ in range(3)]
+            for number, page in enumerate(pages):
+                here.map(7, page)
+                here.allow(7)
+                can_see = write(mapping, here.at(7), b"page %d" % number)
+                here.unmap(7)
+            here.map(0, *pages)
+            here.allow(0, 3)
+            for number in range(3 if can_see else 0):
+                assert read(mapping, here.at(number), 6) == b"page %d" % number
 
 
 def take_from_threads(source: SubAllocator, nbytes: int, most: int) -> list[Block]:

@@ -50,7 +50,7 @@ EXPANDABLE = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(True|False)\s*(?=
 # The allocator ---------------------------------------------------------------------------------
 
 
-class TorchModel(Ranges, Subject):
+class TorchModel(Subject):
     """PyTorch's policy over a `StandIn`, with the methods and the answers of `TorchPeer`.
 
     Where the driver fails to map, upstream leaves what it has done so far; with `rolls_back` the
@@ -65,6 +65,7 @@ class TorchModel(Ranges, Subject):
         **device: int,
     ) -> None:
         super().__init__(**device)
+        self.ranges = Ranges(self)
         self.rolls_back = rolls_back
         self.expandable = False
         self.settings = CachingSettings()
@@ -151,7 +152,7 @@ class TorchModel(Ranges, Subject):
             for chunk in pool.in_order()
             if chunk.stream == request.stream and chunk.size >= request.size
         ]
-        best = self.best_of(fitting, request.expandable)
+        best = self.ranges.best_of(fitting, request.expandable)
         if best is None:
             return None
         if request.size < self.max_split <= best.size:
@@ -208,7 +209,7 @@ class TorchModel(Ranges, Subject):
         if self.limit is not None and self.reserved + request.grow_by > self.limit:
             return None
         if request.expandable:
-            return self.grow_range(request)
+            return self.ranges.grow_range(request)
         address = self.device.malloc(request.grow_by)
         if address is None:
             return None
@@ -270,7 +271,7 @@ class TorchModel(Ranges, Subject):
     def split(self, chunk: Chunk, size: int) -> Chunk:
         """Returns the low part, a new record. The rest goes back to the free blocks, and keeps the
         requested size of the whole."""
-        low = self.beside(chunk, chunk.address, size, after=False)
+        low = self.ranges.beside(chunk, chunk.address, size, after=False)
         chunk.address += size
         chunk.size -= size
         chunk.pool.put(chunk)
@@ -395,7 +396,7 @@ class TorchModel(Ranges, Subject):
         for chunk in pool.in_order():
             if chunk.range is None and not chunk.is_split:
                 self.release(chunk)
-        self.unmap_free(pool)
+        self.ranges.unmap_free(pool)
 
     def release_cached(self, identity: Pool = DEFAULT_POOL) -> None:
         if identity == DEFAULT_POOL and not self.scopes:

@@ -8,14 +8,14 @@ are the sections of the description of PyTorch's allocator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bfc.errors import SubAllocatorError
-from bfc.pytorch.settings import CachingSettings
 from bfc.testing.torch_device import Refused
 from bfc.testing.torch_records import SMALL_SEGMENT, Chunk, Request, SubPool, round_up
-from bfc.testing.torch_words import Pool
+
+if TYPE_CHECKING:
+    from bfc.testing.torch_model import TorchModel
 
 
 class Range:
@@ -107,16 +107,8 @@ class Range:
 class Ranges:
     """The part of `TorchModel` that maps and unmaps."""
 
-    device: Any
-    settings: CachingSettings
-    segments: list[list[Chunk]]
-    counters: dict[str, int]
-    rolls_back: bool
-    #: Provided by the rest of the model.
-    count: Callable[..., None]
-    merge: Callable[[Chunk, Chunk], int]
-    neighbours: Callable[[Chunk], list[Chunk]]
-    trace_entry: Callable[[str, int, int, int, Pool], None]
+    def __init__(self, model: TorchModel) -> None:
+        self.model = model
 
     # Searching [2.6]
 
@@ -152,7 +144,7 @@ class Ranges:
                 return None
             chunk = after
         chunk.pool.free.remove(chunk)
-        if chunk.pool.owner is not None and not self.rolls_back:
+        if chunk.pool.owner is not None and not self.model.rolls_back:
             chunk.pool.owner.segments += 1
         return chunk
 
@@ -176,15 +168,15 @@ class Ranges:
     def reserve_range(self, request: Request) -> Chunk:
         """A new range of 9/8 of the device, as large as that is now, with nothing mapped."""
         small = request.pool.kind == "small_pool"
-        slot = SMALL_SEGMENT if small else self.settings.large_segment_size
-        total = self.device.total_bytes
+        slot = SMALL_SEGMENT if small else self.model.settings.large_segment_size
+        total = self.model.device.total_bytes
         nbytes = round_up(total + total // 8, slot)
-        made = Range(self.device, nbytes, slot, request.stream, self.rolls_back)
+        made = Range(self.model.device, nbytes, slot, request.stream, self.model.rolls_back)
         chunk = Chunk(
             made.address, nbytes, request.stream, request.pool, [], range=made, mapped=False
         )
         chunk.segment.append(chunk)
-        self.segments.append(chunk.segment)
+        self.model.segments.append(chunk.segment)
         request.pool.unmapped.append(chunk)
         return chunk
 
@@ -202,14 +194,14 @@ class Ranges:
             rest.mapped = False
             pool.unmapped.append(rest)
             chunk.size = mapped
-        for neighbour in self.neighbours(chunk):
-            self.merge(chunk, neighbour)
+        for neighbour in self.model.neighbours(chunk):
+            self.model.merge(chunk, neighbour)
         pool.put(chunk)
-        if pool.owner is not None and self.rolls_back:
+        if pool.owner is not None and self.model.rolls_back:
             pool.owner.segments += mapped // chunk.range.slot
-        self.count(pool, reserved_bytes=mapped)
-        self.counters["num_device_alloc"] += 1
-        self.trace_entry("segment_map", address, mapped, chunk.stream, pool.id)
+        self.model.count(pool, reserved_bytes=mapped)
+        self.model.counters["num_device_alloc"] += 1
+        self.model.trace_entry("segment_map", address, mapped, chunk.stream, pool.id)
         return True
 
     def beside(self, chunk: Chunk, address: int, size: int, after: bool) -> Chunk:
@@ -241,20 +233,20 @@ class Ranges:
             start = address + unmapped
             pool.put(self.beside(chunk, start, end - start, after=True))
         chunk.address, chunk.size, chunk.mapped = address, unmapped, False
-        for neighbour in self.neighbours(chunk):
-            self.merge(chunk, neighbour)
+        for neighbour in self.model.neighbours(chunk):
+            self.model.merge(chunk, neighbour)
         pool.unmapped.append(chunk)
-        self.count(pool, reserved_bytes=-unmapped)
+        self.model.count(pool, reserved_bytes=-unmapped)
         if pool.owner is not None:
             if not pool.owner.segments:
                 raise Refused("internal", "more unmappings than mappings of a pool")
-            pool.owner.segments -= unmapped // chunk.range.slot if self.rolls_back else 1
-        self.counters["num_device_free"] += 1
-        self.trace_entry("segment_unmap", address, unmapped, chunk.stream, pool.id)
+            pool.owner.segments -= unmapped // chunk.range.slot if self.model.rolls_back else 1
+        self.model.counters["num_device_free"] += 1
+        self.model.trace_entry("segment_unmap", address, unmapped, chunk.stream, pool.id)
 
     def drop_range(self, chunk: Chunk) -> None:
         assert chunk.range is not None
         assert not chunk.mapped
         chunk.pool.unmapped.remove(chunk)
-        self.segments.remove(chunk.segment)
-        self.device.unreserve(chunk.range.address, chunk.range.nbytes)
+        self.model.segments.remove(chunk.segment)
+        self.model.device.unreserve(chunk.range.address, chunk.range.nbytes)

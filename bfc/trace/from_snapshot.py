@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
-from bfc.pytorch._events import Event
-from bfc.pytorch._stacks import Stacks
+from bfc.pytorch._recording import Event, Stacks
 from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners

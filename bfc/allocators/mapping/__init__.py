@@ -1,7 +1,6 @@
 """Memory that is mapped to addresses: how it is made, mapped, unmapped and given back. It is a
 part that an allocator may have, and never calls the allocator. In order:
 
-_calls.pyx             what is asked of a sub-allocator that maps memory, and what it fails with
 host_copy.py           what sleeping memory held
 _address_ranges.pyx    ranges of addresses, and the transactions of all memory that is mapped
 _sleep.pyx             sleep and wake: memory that goes and comes back while its addresses stay

@@ -6,8 +6,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
-from bfc.allocators.mapping._calls cimport Faults, Page
-from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart
+from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, Faults, FreePart, Page
 
 
 cdef struct Growing:                # a request that memory is mapped for

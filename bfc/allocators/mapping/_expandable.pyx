@@ -12,10 +12,11 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
-from bfc.allocators._ranges cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
+from bfc.allocators._changes cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
 from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators.mapping._calls cimport Faults, Page, round_up_to
-from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, FreePart, MappedRun, TagTransition
+from bfc.allocators.mapping._address_ranges cimport (
+    AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, TagTransition, round_up_to,
+)
 from bfc.allocators.mapping._sleep cimport add_run, take_over_transitions
 
 from bfc.errors import SettingsError, out_of_host_memory

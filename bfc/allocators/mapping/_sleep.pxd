@@ -2,8 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from bfc.allocators.mapping._calls cimport Page
-from bfc.allocators.mapping._address_ranges cimport AddressRanges, TagTransition
+from bfc.allocators.mapping._address_ranges cimport AddressRanges, Page, TagTransition
 
 cdef object put_to_sleep(AddressRanges memory, dict ways)
 cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFFFFFFFFFFFFFFFF

@@ -18,12 +18,13 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport EXPORTED, IN_USE, STATE, WAITING, Chunk, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators._ranges cimport count_asleep
+from bfc.allocators._changes cimport count_asleep
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
 from bfc.allocators._tags cimport Tag
-from bfc.allocators.mapping._calls cimport Page, call_create, lies_in
-from bfc.allocators.mapping._address_ranges cimport AddressRanges, Live, MappedRun, TagTransition
+from bfc.allocators.mapping._address_ranges cimport (
+    AddressRanges, Live, MappedRun, Page, TagTransition, call_create, lies_in,
+)
 
 from bfc.allocators.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
 from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory

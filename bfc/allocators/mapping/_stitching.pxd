@@ -7,8 +7,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle
 from bfc.allocators._pages cimport Pages, Run, Slot
-from bfc.allocators.mapping._calls cimport Faults
-from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, MappedRun, Place, TagTransition
+from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, Faults, MappedRun, Place, TagTransition
 
 
 cdef struct Wanted:                 # a request that nothing fits

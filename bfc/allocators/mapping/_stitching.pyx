@@ -21,12 +21,14 @@ from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane, PageBitmap,
 )
-from bfc.allocators._extending cimport bytes_behind
-from bfc.allocators._ranges cimport begin_mapping, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range
+from bfc.allocators._changes cimport (
+    begin_mapping, bytes_behind, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range,
+)
 from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, StitchedView
 from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators.mapping._calls cimport Faults, Page, call_reserve, lies_in
-from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, Calls, MappedRun, Place, TagTransition
+from bfc.allocators.mapping._address_ranges cimport (
+    AddressRange, AddressRanges, Calls, Faults, MappedRun, Page, Place, TagTransition, call_reserve, lies_in,
+)
 from bfc.allocators.mapping._sleep cimport give_page_up, take_over_transitions
 
 from bfc.errors import SubAllocatorError, out_of_host_memory

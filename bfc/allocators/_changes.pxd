@@ -1,4 +1,4 @@
-"""Ranges: regions of reserved addresses, part of which have no memory. All functions need the lock."""
+"""Changes of a pool that few requests need."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -9,6 +9,12 @@ from bfc._core cimport BinSet, ChunkHandle, Pool
 cdef enum:
     IS_GROWING = 1      # the `freed_at_count` of an unmapped chunk that memory is being mapped for; of others it is 0
 
+
+cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noexcept nogil
+cdef void forget_queued(Pool pool) noexcept nogil
+
+cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil
+cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_t requested) noexcept nogil
 
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil
 cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil

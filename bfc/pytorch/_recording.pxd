@@ -1,6 +1,6 @@
-"""Numbers for stacks of frames."""
+"""What is kept of a recording while its file is read."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 cdef extern from "number_map.hpp" namespace "bfc" nogil:
@@ -33,3 +33,24 @@ cdef class Stacks:
     cdef int64_t child(self, int64_t parent, int64_t frame) except -1
     cdef int64_t frame(self, item) except -3
     cdef int64_t row_number(self, row) except -1
+
+
+cdef class Event:
+    cdef readonly str action
+    cdef readonly object stream
+    cdef readonly object note       # what the program had said of itself, if that is a text
+    cdef readonly uint64_t address, size, time_us
+    cdef readonly uint32_t walked   # the number of its stack in the packer's table
+    cdef readonly uint32_t stack
+    cdef readonly uint16_t owner
+    cdef readonly uint8_t named
+    cdef readonly bint is_private
+
+
+cdef class Packer:
+    cdef readonly Stacks stacks
+    cdef readonly bint has_internal_metadata    # whether an entry that it was given has this key
+    cdef dict named
+
+    cdef object packed_list(self, list value)
+    cdef object packed_dict(self, dict value)

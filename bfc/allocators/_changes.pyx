@@ -1,4 +1,5 @@
-"""Ranges: regions of reserved addresses, part of which have no memory. All functions need the lock.
+"""Changes of a pool that few requests need: frees that carry a count of the timing counter, allocations that grow in
+place, and ranges, which are regions of reserved addresses that partly have no memory. All functions need the lock.
 
 A range is one region of the pool. Its chunks tile it like those of any other. A chunk whose addresses have no memory is
 UNMAPPED: it stands in no bin, and no free chunk merges with it, so allocations and frees need not know of it.
@@ -8,21 +9,143 @@ counts. A chunk that memory is being mapped for is UNMAPPED still, and not joine
 the one thread that maps or unmaps touches chunks that are UNMAPPED or LEAVING.
 """
 
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_store
+from bfc.native.nothrow cimport try_reserve, try_store
 from bfc._core cimport (
-    FREE, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, STATE,
-    UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Pool, Region,
+    DELETED, FREE, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK,
+    NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, Pool, Region,
 )
 
 cdef extern from "bins.hpp":
     pass
 cdef extern from "history.hpp":
     pass
+cdef extern from "page_bitmap.hpp":
+    pass
 cdef extern from "usage.hpp":
     pass
+
+
+cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noexcept nogil:
+    """Coalesces what was freed before the safe frontier; with `required` > 0 also what was freed after it, until a
+    chunk of that size exists (TensorFlow's behaviour, 2.9, which says which chunks stay queued)."""
+    cdef vector[ChunkHandle] queued, to_merge
+    cdef ChunkHandle handle
+    cdef Chunk* chunk
+    satisfied[0] = required == 0
+    queued.swap(pool.timestamped)
+    if not try_reserve(pool.timestamped, queued.size()) or not try_reserve(to_merge, queued.size()):
+        queued.swap(pool.timestamped)
+        return
+    for handle in queued:
+        chunk = &pool.chunks[handle]
+        if chunk.state != FREE:
+            continue
+        if chunk.freed_at_count < pool.safe_frontier:
+            chunk.freed_at_count = 0
+        if chunk.freed_at_count == 0 or required > 0:
+            to_merge.push_back(handle)
+        else:
+            pool.timestamped.push_back(handle)
+    for handle in to_merge:
+        if pool.chunks[handle].state != FREE:
+            continue  # merged into another of the list
+        if (satisfied[0] and required > 0) or not pool.bins_of(handle).reserve():
+            pool.timestamped.push_back(handle)
+        elif merge_one(pool, handle, required):
+            satisfied[0] = True
+
+
+cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept nogil:
+    cdef Bins* bins = pool.bins_of(handle)
+    pool.remove_free_chunk_from_bin(bins, handle)
+    cdef ChunkHandle merged = pool.try_to_coalesce(bins, handle, required > 0)
+    pool.insert_free_chunk_into_bin(bins, merged)
+    if required > 0 and merged != handle and pool.chunks[merged].freed_at_count > 0:
+        pool.timestamped.push_back(merged)
+    return required > 0 and pool.chunks[merged].size >= required
+
+
+cdef void forget_queued(Pool pool) noexcept nogil:
+    """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and reads
+    freed memory later. Call it after remove_region, before any record is used again."""
+    cdef size_t kept = 0, i
+    for i in range(pool.timestamped.size()):
+        if pool.chunks[pool.timestamped[i]].state != DELETED:
+            pool.timestamped[kept] = pool.timestamped[i]
+            kept += 1
+    pool.timestamped.resize(kept)
+
+
+cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil:
+    """The free bytes right behind a chunk, unless a stream may still use them (TensorFlow's behaviour, 2.9)."""
+    cdef ChunkHandle right = pool.chunks[handle].next
+    if right == NO_CHUNK or pool.chunks[right].state != FREE:
+        return 0
+    if pool.timing != NULL and pool.chunks[right].freed_at_count > 0:
+        return 0
+    return pool.chunks[right].size
+
+
+cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_t requested) noexcept nogil:
+    """Makes a chunk in use as large as `rounded`, with what is free behind it. False: that is too little, or the host
+    is out of memory, and nothing has changed."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef BinSet* owner = &pool.bin_sets[chunk.bin_set]
+    cdef uint64_t before = chunk.size, merged
+    cdef ChunkHandle right = chunk.next
+    if rounded > chunk.size:
+        if rounded - chunk.size > bytes_behind(pool, handle) or not pool.reserve(owner.bins):
+            return False
+        chunk = &pool.chunks[handle]    # the records may have moved
+        pool.unlist_free_chunk(owner, right)
+        pool.join(handle, right)
+        merged = chunk.size
+        split_off(pool, owner, handle, rounded)
+        pool.owned.grew(chunk, chunk.size - before)
+        if pool.usage == NULL:
+            pool.counters.bytes_in_use += chunk.size - before
+            pool.counters.peak_bytes_in_use = max(pool.counters.peak_bytes_in_use, pool.counters.bytes_in_use)
+        else:
+            count_growth(pool, owner, chunk, before, merged, requested)
+        pool.counters.largest_alloc_size = max(pool.counters.largest_alloc_size, chunk.size)
+    elif pool.usage != NULL:
+        count_growth(pool, owner, chunk, before, before, requested)
+    if pool.history != NULL:
+        pool.note_free(chunk)
+        pool.note(HISTORY_ALLOC, chunk, requested)
+    chunk.requested_size = requested
+    return True
+
+
+cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, uint64_t merged,
+                       uint64_t requested) noexcept nogil:
+    """Counts the growth as PyTorch would see it: the chunk was freed, merged with what was free behind it,
+    and handed out again."""
+    cdef ChunkHandle behind = chunk.next if merged == chunk.size else pool.chunks[chunk.next].next
+    cdef cbool is_piece = owner.counts_pieces and (chunk.prev != NO_CHUNK or behind != NO_CHUNK)
+    cdef int neighbours = merged > before
+    pool.usage.came_back(owner.kind, before, chunk.requested_size, neighbours, merged, is_piece, False,
+                         owner.counts_pieces)
+    if is_piece and merged == chunk.size:
+        pool.usage.piece_used_up(owner.kind)
+    if before < owner.oversize <= chunk.size:
+        pool.usage.oversize_allocations.raise_by(1)
+    pool.usage.handed_out(owner.kind, chunk.size, requested, merged - chunk.size, is_piece, owner.counts_pieces)
+
+
+cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size) noexcept nogil:
+    """Splits the tail off a chunk in use, and frees it."""
+    if pool.chunks[handle].size == size:
+        return
+    pool.split_chunk(owner.bins, handle, size, 0)
+    cdef ChunkHandle rest = pool.chunks[handle].next
+    if owner.bitmap != NULL:
+        owner.bitmap.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest, False)
 
 
 cdef cbool has_records(Pool pool, int count) noexcept nogil:

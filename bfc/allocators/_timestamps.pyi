@@ -1,1 +1,0 @@
-# Nothing that Python calls.
