@@ -21,7 +21,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-gpu test-dask test-torch test-predict test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-predict test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,9 +40,11 @@ demo: $(VENV)/built ## find the settings under which a training fits, and compar
 test: $(VENV)/clients $(VENV)/built ## run the tests, but for what takes long (CUDA on an emulated driver, with the libraries that share a pool on top), or those of ARGS=tests/cli
 	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(QUICK) $(ARGS)
 
-test-all: test ## the same, then what takes long, and the rules of the repository's files
+test-all: test ## the same, then what takes long
 	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(LONG) $(ARGS) || [ $$? -eq 5 ]   # nothing of ARGS takes long
-	$(if $(ARGS),,$(BIN)/python -m pytest -q tests/repo)
+
+test-long: $(VENV)/clients $(VENV)/built ## run what takes long, but for the folders that `make check` runs whole, on a debug build
+	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(ALLOCATING:%=--ignore=%) $(LONG)
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
 	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest $(EVERY) tests/cuda tests/copying/test_gpu.py
@@ -67,8 +69,8 @@ build/$(AXE)/axe.min.js: | $(VENV)/tests
 test-browser: $(VENV)/tests $(VENV)/built build/$(AXE)/axe.min.js ## run the tests of the report's page in a headless Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest -m browser tests/browser
 
-test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool
-	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) $(EVERY) --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
+test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool; WHICH=long runs what takes long
+	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m pytest -m peers
@@ -87,7 +89,7 @@ check: $(VENV)/clients build/check/built ## run the tests of everything that all
 asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most under AddressSanitizer and UndefinedBehaviorSanitizer
 	cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=stderr UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		$(CURDIR)/$(BIN)/python -m pytest -q -s -m "not peers and not browser and not slow" $(CORE_TESTS)
+		$(CURDIR)/$(BIN)/python -m pytest -q $(PARALLEL) -m "not peers and not browser and not slow" $(CORE_TESTS)
 
 tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python, under ThreadSanitizer
 	cd build/tsan && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
