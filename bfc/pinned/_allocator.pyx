@@ -9,8 +9,8 @@ import gc
 import weakref
 
 cimport cython
-from cython.operator cimport dereference, predecrement
 from cpython.long cimport PyLong_CheckExact
+from cython.operator cimport dereference, predecrement
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
