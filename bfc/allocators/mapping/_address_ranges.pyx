@@ -54,7 +54,7 @@ cdef enum:
 _POLL_SECONDS = 0.001
 
 
-# -- what is asked of a sub-allocator, and what it fails with -----------------------------------------------------------
+# -- what is asked of a sub-allocator, and what it fails with ----------------------------------------------------------
 
 cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
     cdef uint64_t place = 0, granularity = sub_allocator.mapping_granularity
@@ -150,7 +150,7 @@ cdef list driver_numbers(list pages):
     return numbers
 
 
-# -- ranges and what is in them -----------------------------------------------------------------------------------------
+# -- ranges and what is in them ----------------------------------------------------------------------------------------
 
 @cython.final
 @cython.no_gc_clear
