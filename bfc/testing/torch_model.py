@@ -14,6 +14,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from bfc.devices import Fence
 from bfc.pytorch.settings import CachingSettings
@@ -56,6 +57,8 @@ class TorchModel(Subject):
     Where the driver fails to map, upstream leaves what it has done so far; with `rolls_back` the
     model undoes that, and counts a private pool's pages and not its mappings, as ours does.
     """
+
+    device: Any  # `model_runner` puts what records its answers in its place
 
     def __init__(
         self,
