@@ -69,7 +69,7 @@ def our_caching() -> bfc.Allocator:
 
 CONTESTS = (
     Contest("bfc", "TensorFlow 2.21", our_bfc, tensorflow.build, tensorflows),
-    Contest("caching", "PyTorch 2.11", our_caching, torch.build, pytorchs),
+    Contest("caching", "PyTorch 2.15", our_caching, torch.build, pytorchs),
 )
 
 

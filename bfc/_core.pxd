@@ -1,7 +1,8 @@
 """The pool's data layout: read this page first.
 
 A *region* is one block from a sub-allocator. *Chunks* tile it: in use or free, linked to their neighbours in address
-order, named by a *handle* (an index, never a pointer). Free chunks stand in a set of *bins* ordered by (size, address).
+order, named by a *handle* (an index, never a pointer). Free chunks stand in a set of *bins* ordered by (size, order), where
+the order is the address, or under a policy that prefers older regions, the age of the region and the place in it.
 A pool knows integers only. It calls no device, holds no Python object, and runs without the GIL, which the compiler
 checks. docs/walk.md follows one allocation and one free through here.
 """
@@ -55,25 +56,28 @@ cdef struct Region:
     uint64_t ptr
     uint64_t end
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
+    uint32_t number                 # rises from each region to the next one that comes; see Pool.prefers_older
 
 # What stands in forward.hpp has a header of its own (bins.hpp, ...), which the modules that look inside name.
 cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct FreeChunk:
         uint64_t size
-        uint64_t address
+        uint64_t order
         uint32_t handle
 
     cdef cppclass Bins:
         Bins() except +
         cbool reserve()
-        void insert(uint64_t size, uint64_t address, uint32_t handle)
-        void erase(uint64_t size, uint64_t address)
-        cbool lower_bound(uint64_t size, uint64_t address, FreeChunk& out)
+        void insert(uint64_t size, uint64_t order, uint32_t handle)
+        void erase(uint64_t size, uint64_t order)
+        cbool lower_bound(uint64_t size, uint64_t order, FreeChunk& out)
         cbool pop_best_fit(uint64_t size, FreeChunk& out)
         uint64_t largest()
+        size_t count()
         size_t bytes()
         cbool list(vector[FreeChunk]& out)
         cbool collect(vector[FreeChunk]& out)
+        void sort_again(vector[FreeChunk]& entries)
 
 cdef extern from "starts.hpp" namespace "bfc" nogil:
     cdef cppclass Starts:
@@ -160,6 +164,20 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void restart_totals()
         void restart_bytes_peak()
         void merge_bytes_peak(int64_t before)
+
+    cdef struct PoolReserved:
+        uint64_t first
+        uint64_t second
+        cbool has_had
+        Gauge reserved[3]
+
+    cdef cppclass PoolUsage:
+        cbool know(const uint64_t* pool)
+        void came(const uint64_t* pool, int kind, int64_t size)
+        void went(const uint64_t* pool, int kind, int64_t size)
+        cbool copy(vector[PoolReserved]& out)
+        void restart_peaks()
+        void restart_totals()
 
     const int BOTH_KINDS "bfc::Usage::kKinds"
     const int ACTIVE "bfc::kActive"
@@ -349,6 +367,9 @@ cdef class Pool:
     cdef Starts starts                  # the chunks in use by address, except those of a replay in progress
     cdef vector[BinSet] bin_sets
     cdef cmap[uint64_t, Region] regions  # by end address
+    cdef uint32_t next_number           # of a region
+    cdef cbool prefers_older            # of free chunks of one size, that of the oldest region is the best fit
+    cdef cbool by_number                # and the regions' addresses do not tell their ages: see order_of
     cdef OwnedBytes owned               # the bytes in use by the owner's number
     cdef PendingFrees pending           # frees that were left to a later call: it has room for one a chunk
     cdef int64_t next_allocation_id
@@ -360,13 +381,15 @@ cdef class Pool:
     cdef uint64_t unchecked             # changes since a debug build's last check
     cdef vector[ChunkHandle] timestamped
     cdef Usage* usage                   # with lanes: PyTorch's counts. NULL: all chunks are in one set of bins
+    cdef PoolUsage* pool_usage          # with lanes: what private pools hold; else NULL
     cdef History* history               # NULL: nothing is recorded
     cdef cbool notes_frees              # whether there is a timing counter or a history: for the policy without counts
     cdef TorchSizes sizes
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
-    cdef cbool has_options              # whether a lane may have ranges, a limit of oversize chunks, or ticks
+    cdef cbool has_options              # whether a lane may have ranges, a limit of oversize chunks, or ticks, or the
+                                        # order may not be the address
     cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
     cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
     cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
@@ -417,6 +440,10 @@ cdef class Pool:
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
+    cdef cbool enter_region(self, Region region) noexcept nogil
+    cdef cbool order_by_number(self) noexcept nogil
+    cdef uint64_t order_by_age(self, uint64_t ptr) noexcept nogil
+    cdef uint64_t order_of(self, ChunkHandle handle, cbool options) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil
@@ -439,14 +466,16 @@ cdef class Pool:
     cdef cbool grow_chunks(self) noexcept nogil
     cdef ChunkHandle take_slot(self) noexcept nogil
     cdef void delete_chunk(self, ChunkHandle handle) noexcept nogil
-    cdef void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
-    cdef void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil
+    cdef void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle, cbool options) noexcept nogil
+    cdef void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle, cbool options) noexcept nogil
     cdef void list_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil
+    cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size, uint64_t freed_at_count,
+                          cbool options) noexcept nogil
     cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil
     cdef void join(self, ChunkHandle left, ChunkHandle right) noexcept nogil
-    cdef ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
+    cdef ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps,
+                                     cbool options) noexcept nogil
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
 
 

@@ -15,6 +15,7 @@ cdef extern from *:
     #include "history.hpp"
     #include "timeline.hpp"
     #include "usage.hpp"
+    #include "pool_usage.hpp"
     #include "page_bitmap.hpp"
 
     static inline int64_t bfc_count_up(int64_t* value) { return __atomic_add_fetch(value, 1, __ATOMIC_RELAXED); }
@@ -39,6 +40,9 @@ cdef extern from "ranges.hpp" namespace "bfc" nogil:
     int find_in_both(Bins& plain, Bins& ranges, const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped,
                      uint64_t rounded, FreeChunk& found) noexcept
 
+cdef extern from "region_numbers.hpp" namespace "bfc" nogil:
+    cbool number_again(cmap[uint64_t, Region]& regions) noexcept
+
 cdef extern from "memory.hpp" namespace "bfc" nogil:
     void prefer_huge_pages(void* block, size_t bytes) noexcept
     void prefetch(const void* address) noexcept
@@ -49,6 +53,9 @@ cdef enum:
     CHUNKS_CHECKED_AT_EACH_CHANGE = 256
     LOOK_AHEAD = 6                  # events
     FITS_THE_CACHE = 4096           # chunks: their records take a quarter of a megabyte
+    MOST_NUMBERS = 1 << 24          # of regions, before they are numbered again
+    OFFSET_BITS = 40                # for the place in a region, in sectors: a region cannot be larger
+    SECTOR_BITS = 9                 # PyTorch's chunks start at multiples of 512
 
 
 cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
@@ -140,6 +147,7 @@ cdef class Pool:
             del bin_set.bins
             del bin_set.bitmap
         del self.usage
+        del self.pool_usage
         del self.history
         free(self.chunk_block)
 
@@ -157,6 +165,7 @@ cdef class Pool:
     cdef int use_lanes(self) except -1:
         """From now on keeps chunks of different lanes and kinds apart, and counts as PyTorch does."""
         self.usage = new Usage()
+        self.pool_usage = new PoolUsage()
         return 0
 
     cdef inline uint32_t find_lane(self, Lane* lane) noexcept nogil:
@@ -292,12 +301,12 @@ cdef class Pool:
                 return NO_CHUNK
             if options and found.size >= wanted.oversize and (rounded < wanted.oversize
                                                               or found.size - rounded >= wanted.oversize_slack):
-                wanted.bins.insert(found.size, found.address, found.handle)     # put back: no other fit is smaller
+                wanted.bins.insert(found.size, found.order, found.handle)     # put back: no other fit is smaller
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
         if indexed:
-            self.starts.prefetch_slot(found.address)
+            self.starts.prefetch_slot(found.order)      # the address, mostly
         return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts, options, paged)
 
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
@@ -316,7 +325,7 @@ cdef class Pool:
                                                              or found.size - rounded >= wanted.oversize_slack)):
             found.handle = NO_CHUNK
             return NULL
-        wanted.bins.erase(found.size, found.address)
+        wanted.bins.erase(found.size, found.order)
         return wanted
 
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -325,7 +334,7 @@ cdef class Pool:
         cdef BinSet* wanted = &self.bin_sets[self.chunks[handle].bin_set]
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        self.remove_free_chunk_from_bin(wanted.bins, handle)
+        self.remove_free_chunk_from_bin(wanted.bins, handle, True)
         return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL, self.has_options,
                              self.pages != NULL)
 
@@ -344,7 +353,7 @@ cdef class Pool:
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
-            self.split_chunk(wanted.bins, handle, rounded, self.clock if counts else chunk.freed_at_count)
+            self.split_chunk(wanted.bins, handle, rounded, self.clock if counts else chunk.freed_at_count, options)
             if paged and wanted.bitmap != NULL:
                 wanted.bitmap.add(chunk.ptr + rounded, left, chunk.next, True)
         elif counts and was_piece:
@@ -377,9 +386,9 @@ cdef class Pool:
                                 FreeChunk& found) noexcept nogil:
         cdef cbool some = bins.lower_bound(rounded, 0, found)
         while some and freed_before < self.chunks[found.handle].freed_at_count:
-            some = bins.lower_bound(found.size, found.address + 1, found)
+            some = bins.lower_bound(found.size, found.order + 1, found)
         if some:
-            bins.erase(found.size, found.address)
+            bins.erase(found.size, found.order)
         return some
 
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil:
@@ -434,9 +443,9 @@ cdef class Pool:
             self.free_in_bitmap(owner, handle)
         elif self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
-            self.insert_free_chunk_into_bin(owner.bins, handle)
+            self.insert_free_chunk_into_bin(owner.bins, handle, False)
         else:
-            self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True))
+            self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True, False), False)
         return True
 
     cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil:
@@ -449,8 +458,8 @@ cdef class Pool:
 
     cdef inline void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
         cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
-        handle = self.try_to_coalesce(owner.bins, handle, True)
-        self.insert_free_chunk_into_bin(owner.bins, handle)
+        handle = self.try_to_coalesce(owner.bins, handle, True, False)
+        self.insert_free_chunk_into_bin(owner.bins, handle, False)
         self.give_to_bitmap(owner, handle, ptr, size)
 
     cdef inline void give_to_bitmap(self, BinSet* owner, ChunkHandle handle, uint64_t ptr,
@@ -474,18 +483,18 @@ cdef class Pool:
         chunk.allocation_id = -1
         chunk.state = FREE
         if right != NO_CHUNK and self.chunks[right].state == FREE:
-            self.remove_free_chunk_from_bin(owner.bins, right)
+            self.remove_free_chunk_from_bin(owner.bins, right, options)
             self.join(handle, right)
             neighbours = 1
         if left != NO_CHUNK and self.chunks[left].state == FREE:
-            self.remove_free_chunk_from_bin(owner.bins, left)
+            self.remove_free_chunk_from_bin(owner.bins, left, options)
             self.chunks[left].requested_size = requested
             self.join(left, handle)
             handle = left
             neighbours += 1
         chunk = &self.chunks[handle]
         chunk.freed_at_count = self.clock
-        self.insert_free_chunk_into_bin(owner.bins, handle)
+        self.insert_free_chunk_into_bin(owner.bins, handle, options)
         cdef cbool is_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)
         cdef cbool counts_pieces = not options or owner.counts_pieces
         is_piece &= counts_pieces
@@ -697,7 +706,7 @@ cdef class Pool:
     # -- regions ------------------------------------------------------------------------------------------------------
 
     cdef cbool list_free(self, uint32_t bin_set, vector[ChunkHandle]& out) noexcept nogil:
-        """The free chunks of a set in order of (size, address). False: the host is out of memory."""
+        """The free chunks of a set in order of (size, order). False: the host is out of memory."""
         cdef vector[FreeChunk] found
         cdef FreeChunk entry
         if not self.bin_sets[bin_set].bins.collect(found) or not try_reserve(out, out.size() + found.size()):
@@ -720,12 +729,14 @@ cdef class Pool:
             return False
         cdef cmap[uint64_t, Region].iterator before = self.regions.find(ptr)
         cdef ChunkHandle last = NO_CHUNK
-        cdef Region region = Region(ptr, ptr + size, NO_CHUNK)
+        cdef Region region = Region(ptr, ptr + size, NO_CHUNK, 0)
         if join and before != self.regions.end():
             region = deref(before).second
             region.end = ptr + size
             last = self.chunk_at_end(&deref(before).second)
-        if not try_store(self.regions, region.end, region):
+        if self.usage != NULL and not self.pool_usage.know(self.bin_sets[bin_set].lane.pool):
+            return False
+        if not self.enter_region(region):
             return False
         cdef ChunkHandle handle = self.take_slot()
         if last == NO_CHUNK:
@@ -740,10 +751,57 @@ cdef class Pool:
         self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
         if self.usage != NULL:
             self.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
+            self.pool_usage.came(self.bin_sets[bin_set].lane.pool, self.bin_sets[bin_set].kind, size)
         if self.history != NULL:
             self.note(HISTORY_SEGMENT_ALLOC, &self.chunks[handle], size)
-        self.insert_free_chunk_into_bin(bins, self.try_to_coalesce(bins, handle, self.timing == NULL))
+        handle = self.try_to_coalesce(bins, handle, self.timing == NULL, True)
+        self.insert_free_chunk_into_bin(bins, handle, True)
         return True
+
+    cdef cbool enter_region(self, Region region) noexcept nogil:
+        """Enters a region as the youngest one. False: the host is out of memory, and nothing has changed."""
+        cdef cbool is_last = self.regions.upper_bound(region.ptr) == self.regions.end()
+        if self.regions.empty():
+            self.by_number = False
+        if self.prefers_older and (not (is_last or self.by_number) or self.next_number == MOST_NUMBERS):
+            if not self.order_by_number():
+                return False
+        region.number = self.next_number
+        if not try_store(self.regions, region.end, region):
+            return False
+        self.next_number += 1
+        return True
+
+    cdef cbool order_by_number(self) noexcept nogil:
+        """Sorts free chunks by their regions' numbers from now on, until no region is left: the addresses do not rise
+        with the numbers any more. False: the host is out of memory, and nothing has changed."""
+        cdef vector[FreeChunk] entries
+        cdef BinSet bin_set
+        cdef size_t most = 0, i
+        for bin_set in self.bin_sets:
+            most = max(most, bin_set.bins.count())
+        if self.regions.size() >= MOST_NUMBERS or not try_reserve(entries, most) or not number_again(self.regions):
+            return False
+        self.next_number = <uint32_t>self.regions.size()
+        self.by_number = self.has_options = True
+        for bin_set in self.bin_sets:
+            entries.clear()
+            bin_set.bins.collect(entries)   # there is room
+            for i in range(entries.size()):
+                entries[i].order = self.order_of(entries[i].handle, True)
+            bin_set.bins.sort_again(entries)
+        return True
+
+    cdef inline uint64_t order_of(self, ChunkHandle handle, cbool options) noexcept nogil:
+        """The second half of a free chunk's place in its bins. While the addresses of regions rise with their numbers,
+        which they do until a driver reuses an address, that is its address."""
+        if options and self.by_number:
+            return self.order_by_age(self.chunks[handle].ptr)
+        return self.chunks[handle].ptr
+
+    cdef uint64_t order_by_age(self, uint64_t ptr) noexcept nogil:
+        cdef Region* region = &deref(self.regions.upper_bound(ptr)).second
+        return <uint64_t>region.number << OFFSET_BITS | (ptr - region.ptr) >> SECTOR_BITS
 
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil:
@@ -786,6 +844,7 @@ cdef class Pool:
         owner.regions -= 1
         if self.usage != NULL:
             self.usage.region_went(owner.kind, size, size >= owner.oversize)
+            self.pool_usage.went(owner.lane.pool, owner.kind, size)
         if self.history != NULL:
             self.note(HISTORY_SEGMENT_FREE, chunk, size)
         while handle != NO_CHUNK:
@@ -794,7 +853,7 @@ cdef class Pool:
             if self.usage != NULL:
                 self.count_removed(owner, chunk, is_cut)
             if chunk.state == FREE:
-                self.remove_free_chunk_from_bin(self.bins_of(handle), handle)
+                self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
             else:
                 if self.usage == NULL:
                     self.counters.bytes_in_use -= chunk.size
@@ -823,8 +882,8 @@ cdef class Pool:
 
     # -- split, merge, coalesce ---------------------------------------------------------------------------------------
 
-    cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size,
-                                 uint64_t freed_at_count) noexcept nogil:
+    cdef inline void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size, uint64_t freed_at_count,
+                                 cbool options) noexcept nogil:
         """Cuts the tail off as a free chunk of its own. It is not merged to the right: without timestamps no two
         neighbours are free, and with them TensorFlow does not merge it either."""
         cdef ChunkHandle rest_handle = self.take_slot()
@@ -844,7 +903,7 @@ cdef class Pool:
         chunk.next = rest_handle
         if rest.next != NO_CHUNK:
             self.chunks[rest.next].prev = rest_handle
-        self.insert_free_chunk_into_bin(bins, rest_handle)
+        self.insert_free_chunk_into_bin(bins, rest_handle, options)
 
     cdef inline void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
         self.chunks[left].freed_at_count = max(self.chunks[left].freed_at_count, self.chunks[right].freed_at_count)
@@ -859,8 +918,8 @@ cdef class Pool:
         survivor.size += merged.size
         self.delete_chunk(right)
 
-    cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle,
-                                            cbool ignore_timestamps) noexcept nogil:
+    cdef inline ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps,
+                                            cbool options) noexcept nogil:
         """Merges a free chunk, which is in no bin now, with its free neighbour on the right, then on the left."""
         cdef Chunk* chunk = &self.chunks[handle]
         if not ignore_timestamps and chunk.freed_at_count > 0:
@@ -868,30 +927,30 @@ cdef class Pool:
         cdef ChunkHandle right = chunk.next, left = chunk.prev
         if right != NO_CHUNK and self.chunks[right].state == FREE \
                 and (ignore_timestamps or self.chunks[right].freed_at_count == 0):
-            self.remove_free_chunk_from_bin(bins, right)
+            self.remove_free_chunk_from_bin(bins, right, options)
             self.merge(handle, right)
         if left != NO_CHUNK and self.chunks[left].state == FREE \
                 and (ignore_timestamps or self.chunks[left].freed_at_count == 0):
-            self.remove_free_chunk_from_bin(bins, left)
+            self.remove_free_chunk_from_bin(bins, left, options)
             self.chunks[left].requested_size = chunk.requested_size
             self.merge(left, handle)
             return left
         return handle
 
-    cdef inline void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil:
-        bins.insert(self.chunks[handle].size, self.chunks[handle].ptr, handle)
+    cdef inline void insert_free_chunk_into_bin(self, Bins* bins, ChunkHandle handle, cbool options) noexcept nogil:
+        bins.insert(self.chunks[handle].size, self.order_of(handle, options), handle)
 
-    cdef inline void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle) noexcept nogil:
-        bins.erase(self.chunks[handle].size, self.chunks[handle].ptr)
+    cdef inline void remove_free_chunk_from_bin(self, Bins* bins, ChunkHandle handle, cbool options) noexcept nogil:
+        bins.erase(self.chunks[handle].size, self.order_of(handle, options))
 
     cdef void list_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
         """Puts a free chunk into its bin, and into its range's bitmap."""
-        self.insert_free_chunk_into_bin(owner.bins, handle)
+        self.insert_free_chunk_into_bin(owner.bins, handle, True)
         if owner.bitmap != NULL:
             owner.bitmap.add(self.chunks[handle].ptr, self.chunks[handle].size, handle, False)
 
     cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
-        self.remove_free_chunk_from_bin(owner.bins, handle)
+        self.remove_free_chunk_from_bin(owner.bins, handle, True)
         if owner.bitmap != NULL:
             owner.bitmap.remove(self.chunks[handle].ptr, self.chunks[handle].size)
 

@@ -163,10 +163,11 @@ def make_allocator(simulated: Simulated) -> Iterator[MakeAllocator]:
 
 @pytest.fixture(scope="session")
 def torch_peer() -> None:
-    """PyTorch's compiled allocator is built, so that no test is slowed down by it."""
-    from bench.peers.torch import build  # which most tests have no use for
+    """PyTorch's compiled allocators are built, so that no test is slowed down by it."""
+    from bench.peers.torch import PACKAGES, build  # which most tests have no use for
 
-    build()
+    for version in PACKAGES:
+        build(version=version)
 
 
 @pytest.fixture

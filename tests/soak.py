@@ -30,18 +30,28 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).parents[1])]
 
 import soak_native  # noqa: E402
-from caching_subject import Ours  # noqa: E402
+from caching_subject import CommonPeer, Ours  # noqa: E402
 from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
 from soak_pinned import pinned  # noqa: E402
 from strategies import play  # noqa: E402
-from torch_histories import BROKEN, EXPANDABLE, PROFILES, first_difference, make_history  # noqa: E402
+from torch_histories import (  # noqa: E402
+    BROKEN,
+    EXPANDABLE,
+    NEWER,
+    PROFILES,
+    first_difference,
+    make_history,
+)
 
+from bench.peers.tensorflow import default_cache  # noqa: E402
 from bfc.compiling import cache  # noqa: E402
+from bfc.pytorch.rules import VERSIONS  # noqa: E402
 from bfc.testing.torch_model import TorchModel  # noqa: E402
 
 BFC_STEPS, CHECK_EVERY = 2000, 100
 CACHING = [*PROFILES, *EXPANDABLE, *BROKEN]
+BESIDE = {"2.11": [*PROFILES, *EXPANDABLE], "2.15": [*PROFILES, *EXPANDABLE, *NEWER]}
 Done = dict[str, list[float]]  # by fuzzer: operations, seconds, faults
 
 
@@ -52,10 +62,20 @@ def soak_bfc(seed: int) -> int:
 
 
 def soak_caching(seed: int) -> int:
-    profile = CACHING[seed % len(CACHING)]
-    history = make_history(profile, seed)
+    version = VERSIONS[seed % len(VERSIONS)]
+    profile = CACHING[seed // len(VERSIONS) % len(CACHING)]
+    history = make_history(profile, seed, torch=version)
     model = TorchModel if profile in PROFILES else partial(TorchModel, rolls_back=True)
     difference = first_difference(history, model, Ours)
+    assert difference is None, difference
+    return len(history.operations)
+
+
+def soak_original(version: str, seed: int) -> int:
+    """Beside the compiled PyTorch of a version."""
+    profile = BESIDE[version][seed % len(BESIDE[version])]
+    history = make_history(profile, seed, torch=version)
+    difference = first_difference(history, CommonPeer, Ours)
     assert difference is None, difference
     return len(history.operations)
 
@@ -72,6 +92,12 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "pinned": (pinned, "the same on pinned memory, with two of Python's threads"),
     "mixed": (mixed, "threads, scrapes, forks and pools that close, in one process"),
 }
+for number in VERSIONS:
+    if list(default_cache().glob(f"torch_shim-{number}-*")):  # `make peers` builds them
+        FUZZERS[f"torch-{number}"] = (
+            partial(soak_original, number),
+            f"every answer, statistic and call of the driver, beside PyTorch {number}",
+        )
 if find_spec("distributed"):  # `make test-dask` installs it
     FUZZERS["dask"] = dask, "no two blocks of a task share a byte; all is free at the end"
 

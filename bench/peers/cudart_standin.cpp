@@ -51,7 +51,7 @@ extern "C" {
 // For the shim: set up, steer, and read the log ---------------------------------------------------
 
 void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, uint64_t gap,
-                          uint64_t reserve_base, bool fabric) {
+                          uint64_t reserve_base, bool fabric, uint64_t placement) {
   Device& it = device();
   has_fabric = fabric;
   it.capacity = capacity;
@@ -59,6 +59,12 @@ void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, 
   it.alignment = alignment;
   it.gap = gap;
   it.next_reserved = reserve_base;
+  it.base = base;
+  it.placement = static_cast<Placement>(placement);
+}
+
+void bfc_cudart_capture(uint64_t stream, bool captures) {
+  device().streams[stream].captures = captures;
 }
 
 void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count) {
@@ -157,16 +163,17 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return it.finished == it.recorded ? cudaSuccess : failed(cudaErrorNotReady);
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = device().streams[key(stream)].captures ? cudaStreamCaptureStatusActive
+                                                   : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+// A capture is its status alone: there is no graph behind it.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
                                      const cudaGraphEdgeData**, size_t*) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  return cudaStreamIsCapturing(stream, status);
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
@@ -232,6 +239,12 @@ cudaError_t unsupported() { return failed(cudaErrorNotSupported); }
 
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return unsupported(); }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t*, int) { return unsupported(); }
+cudaError_t cudaDeviceGetGraphMemAttribute(int, cudaGraphMemAttributeType, void*) {
+  return unsupported();
+}
+cudaError_t cudaDeviceSetGraphMemAttribute(int, cudaGraphMemAttributeType, void*) {
+  return unsupported();
+}
 cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { return unsupported(); }
 cudaError_t cudaFreeAsync(void*, cudaStream_t) { return unsupported(); }
 cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,

@@ -40,6 +40,9 @@ enum Kind : uint64_t {
   kKinds,
 };
 
+// Where the next block lies. Mirrored by `PLACEMENTS` in torch.py.
+enum Placement : uint64_t { kRise, kReuse, kFall };
+
 // What is refused on order: the `in`-th call from now, with this error.
 struct Fault {
   uint64_t in = 0;
@@ -57,6 +60,7 @@ struct Stream {
   uint64_t recorded = 0;
   uint64_t finished = 0;
   bool held = false;
+  bool captures = false;
 };
 
 struct Event {
@@ -76,6 +80,8 @@ struct Device {
   uint64_t alignment = 2 << 20;
   uint64_t gap = 0;
   uint64_t next = 1ull << 40;
+  uint64_t base = 1ull << 40;
+  Placement placement = kRise;
   uint64_t next_reserved = 1ull << 44;
   uint64_t next_handle = 1;
   uint64_t live_bytes = 0;
@@ -85,7 +91,7 @@ struct Device {
   std::vector<uint64_t> addresses;
   size_t next_listed = 0;
   uint64_t events = 0;
-  std::unordered_map<uint64_t, uint64_t> blocks;   // address to bytes
+  std::map<uint64_t, uint64_t> blocks;             // address to bytes, in address order
   std::unordered_map<uint64_t, uint64_t> handles;  // physical piece to bytes
   std::map<uint64_t, uint64_t> reserved;           // address to bytes, in address order
   std::map<uint64_t, Mapping> mapped;              // by address, in address order
@@ -119,11 +125,39 @@ inline uint64_t refusal(Kind kind, uint64_t nbytes) {
   return wanted > it.capacity ? kOutOfMemory : 0;
 }
 
+inline uint64_t aligned(uint64_t address) {
+  const uint64_t alignment = device().alignment;
+  return (address + alignment - 1) / alignment * alignment;
+}
+
 inline uint64_t rising_address(uint64_t nbytes) {
   Device& it = device();
-  const uint64_t address = (it.next + it.alignment - 1) / it.alignment * it.alignment;
+  const uint64_t address = aligned(it.next);
   it.next = address + nbytes + it.gap;
   return address;
+}
+
+// Below the last one.
+inline uint64_t falling_address(uint64_t nbytes) {
+  Device& it = device();
+  it.next = (it.next - nbytes - it.gap) / it.alignment * it.alignment;
+  return it.next;
+}
+
+// The lowest one from the base on with room for the block and its gap.
+inline uint64_t first_gap(uint64_t nbytes) {
+  const Device& it = device();
+  uint64_t address = aligned(it.base);
+  for (const auto& [start, size] : it.blocks) {
+    if (address + nbytes + it.gap <= start) break;
+    address = std::max(address, aligned(start + size + it.gap));
+  }
+  return address;
+}
+
+inline uint64_t next_address(uint64_t nbytes) {
+  if (device().placement == kReuse) return first_gap(nbytes);
+  return device().placement == kFall ? falling_address(nbytes) : rising_address(nbytes);
 }
 
 // The next recorded address; 0 stands for a call that was refused when the list was recorded.
@@ -137,7 +171,7 @@ inline uint64_t listed_address(uint64_t* address) {
 inline uint64_t place(Kind kind, uint64_t nbytes, uint64_t* address) {
   if (const uint64_t error = refusal(kind, nbytes)) return error;
   if (device().listed) return listed_address(address);
-  *address = rising_address(nbytes);
+  *address = next_address(nbytes);
   return 0;
 }
 

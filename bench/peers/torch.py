@@ -1,9 +1,11 @@
-"""PyTorch 2.11.0's compiled CUDA caching allocator, over a device that hands out integers.
+"""The compiled CUDA caching allocators of PyTorch 2.11.0 and 2.15.0, over a device that hands out
+integers.
 
-`build()` downloads the published CUDA wheel once, keeps two libraries and the headers it needs, and
-compiles `torch_shim.cpp` and a stand-in for the CUDA runtime (`cudart_standin.cpp`) against them.
+`build()` downloads the published CUDA wheel of a version once, keeps two libraries and the headers
+it needs, and compiles `torch_shim.cpp` and a stand-in for the CUDA runtime (`cudart_standin.cpp`)
+against them.
 `TorchPeer` then drives the original, with no GPU and no memory behind the addresses.
-`python -m bench.peers.torch` builds it and checks it.
+`python -m bench.peers.torch` builds both and checks them.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ from bfc.testing.torch_words import (
     POOLS as POOLS,
 )
 from bfc.testing.torch_words import (
+    REJECTIONS as REJECTIONS,
+)
+from bfc.testing.torch_words import (
     STATS as STATS,
 )
 from bfc.testing.torch_words import (
@@ -66,9 +71,16 @@ from bfc.testing.torch_words import (
 from bfc.testing.torch_words import (
     TraceEntry as TraceEntry,
 )
+from bfc.testing.torch_words import (
+    pool_stats as pool_stats,
+)
 
-VERSION = "2.11.0"
-PACKAGES = (f"torch=={VERSION}", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
+#: What is downloaded of each version: PyTorch, and the headers of the CUDA that it was built with.
+PACKAGES = {
+    "2.11": ("torch==2.11.0", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"),
+    "2.15": ("torch==2.15.0", "nvidia-cuda-runtime==13.2.86", "nvidia-cuda-crt==13.2.86"),
+}
+NEWEST = "2.15"
 LIBRARIES = ("libc10_cuda.so", "libc10.so")
 RUNTIME = "libcudart.so.13"
 SERVER = "torch_peer"
@@ -88,47 +100,55 @@ KEPT = {
 }
 
 _NO_SLOT = (1 << 64) - 1
+#: Where the device puts its next block.
+Placement = Literal["rise", "reuse", "fall"]
+PLACEMENTS = ("rise", "reuse", "fall")  # in the order of the device's numbers
 
 
 # Building ------------------------------------------------------------------------------------
 
 
-def build(cache: Path | None = None) -> Path:
-    """The server's path; downloads and compiles only what the cache does not hold yet.
+def build(cache: Path | None = None, version: str = NEWEST) -> Path:
+    """The path of a version's server; downloads and compiles only what the cache does not hold yet.
 
     Whatever appears in the cache is complete: it is made in a temporary folder and then renamed.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise PeerUnavailable("the compiled PyTorch is only fetched for Linux on x86_64")
     root = (cache or default_cache()).resolve()
-    made = root / f"torch_shim-{_fingerprint()}"
+    made = root / f"torch_shim-{version}-{_fingerprint(version)}"
     if not made.exists():
         if shutil.which(compiler()[0]) is None:
             raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
         root.mkdir(parents=True, exist_ok=True)
-        _compile(_upstream(root), made)
+        _compile(_upstream(root, version), made, _flags(version))
     return made / SERVER
 
 
-def _fingerprint() -> str:
+def _flags(version: str) -> tuple[str, ...]:
+    return (*FLAGS, f"-DBFC_TORCH_MINOR={version.split('.')[1]}")
+
+
+def _fingerprint(version: str) -> str:
     """Of all the server is made from, so that a changed source or compiler gets a new name."""
-    text = "\0".join((*PACKAGES, *compiler(), *FLAGS)).encode()
+    text = "\0".join((*PACKAGES[version], *compiler(), *_flags(version))).encode()
     sources = b"".join(path.read_bytes() for path in (SHIM, STANDIN, *SOURCES))
     return hashlib.sha256(text + sources).hexdigest()[:16]
 
 
-def _upstream(root: Path) -> Path:
+def _upstream(root: Path, version: str) -> Path:
     """The folder with upstream's libraries and headers, downloaded if it is not there yet."""
-    folder = root / f"torch-{VERSION}"
+    packages = PACKAGES[version]
+    folder = root / packages[0].replace("==", "-")
     if folder.exists():
         return folder
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as name:
         kept = Path(name) / "kept"
-        for wheel in download(Path(name), PACKAGES, WHEEL, PLATFORMS):
+        for wheel in download(Path(name), packages, WHEEL, PLATFORMS):
             extract(wheel, kept, _place)
         missing = [library for library in LIBRARIES if not (kept / "lib" / library).exists()]
         if missing:
-            raise PeerUnavailable(f"the wheel of torch {VERSION} holds no {missing[0]}")
+            raise PeerUnavailable(f"the wheel of {packages[0]} holds no {missing[0]}")
         rename(kept, folder)
     return folder
 
@@ -144,7 +164,7 @@ def _place(name: str) -> str | None:
     return None
 
 
-def _compile(upstream: Path, wanted: Path) -> None:
+def _compile(upstream: Path, wanted: Path, flags: Sequence[str]) -> None:
     """The stand-in runtime, then the server next to it: upstream's library needs both."""
     headers = ["-isystem", str(upstream / "include"), "-isystem", str(upstream / "include/cuda")]
     libraries = [str(upstream / "lib" / name) for name in LIBRARIES]
@@ -155,18 +175,20 @@ def _compile(upstream: Path, wanted: Path) -> None:
         # Upstream asks for symbols of the version that is the library's own name.
         shared = ["-fPIC", "-shared", f"-Wl,-soname,{RUNTIME}", "-Wl,--default-symver"]
         source = [str(STANDIN), "-o", runtime]
-        run([*compiler(), *FLAGS, *headers, *shared, *source], "compiling the stand-in")
+        run([*compiler(), *flags, *headers, *shared, *source], "compiling the stand-in")
         # Found next to the server wherever the cache is moved to, and before LD_LIBRARY_PATH, or
         # a real CUDA runtime that is installed would be taken.
         rpath = f"-Wl,--disable-new-dtags,-rpath,$ORIGIN:$ORIGIN/../{upstream.name}/lib"
-        inputs = [str(SHIM), *libraries, runtime, "-ldl", rpath, "-o", str(made / SERVER)]
-        run([*compiler(), *FLAGS, *headers, *inputs], "compiling the shim")
+        inputs = [str(SHIM), *libraries, runtime, "-ldl", "-rdynamic", rpath]
+        target = ["-o", str(made / SERVER)]
+        run([*compiler(), *flags, *headers, *inputs, *target], "compiling the shim")
         rename(made, wanted)
 
 
 # Encoding ------------------------------------------------------------------------------------
 
 _STATS = struct.Struct(f"<{len(STATS)}q")
+_POOL_STATS = struct.Struct(f"<2Q{len(POOLS) * len(FIELDS)}q")
 _SCOPES = {"all": 0, "none": 1}
 
 # In the order of the shim's numbers.
@@ -209,6 +231,10 @@ _CODES = {
             "live_bytes",
             "replay",
             "resize",
+            "mark_capture",
+            "capture",
+            "rejections",
+            "malloc_at",
         )
     )
 }
@@ -256,6 +282,8 @@ _ENCODE: dict[str, Callable[..., Encoded]] = {
     "allocate": _encode_allocate,
     "record_stream": _encode_record,
     "record_stream_slot": _encode_record,
+    "capture": lambda stream, captures=True: ((_even(stream), captures), b""),
+    "malloc_at": lambda address, nbytes, slot: ((address, nbytes, slot), b""),
     "empty_cache": _encode_pool,
     "set_settings": lambda text: ((), text.encode()),
     "set_memory_fraction": lambda fraction: ((_as_word(fraction),), b""),
@@ -280,7 +308,17 @@ _ENCODE: dict[str, Callable[..., Encoded]] = {
 
 
 def _decode_stats(data: memoryview) -> dict[str, int]:
-    return dict(zip(STATS, _STATS.unpack(data), strict=True))
+    """Behind what both versions have, 2.15 has the rejections, and an entry for each pool."""
+    stats = dict(zip(STATS, _STATS.unpack_from(data), strict=True))
+    if len(data) > _STATS.size:
+        (stats[REJECTIONS],) = struct.unpack_from("<q", data, _STATS.size)
+    entries = [
+        (first, second, figures)
+        for first, second, *figures in _POOL_STATS.iter_unpack(data[_STATS.size + 8 :])
+    ]
+    for first, second, figures in sorted(entries):
+        stats.update(zip(pool_stats((first, second)), figures, strict=True))
+    return stats
 
 
 def _decode_blocks(words: tuple[int, ...], address: int) -> list[Block]:
@@ -333,6 +371,10 @@ def _decode_trace(data: memoryview) -> list[TraceEntry]:
     ]
 
 
+def _decode_rejections(data: memoryview) -> list[tuple[int, ...]]:
+    return list(struct.iter_unpack("<3Q", data))
+
+
 def _decode_replay(data: memoryview) -> tuple[npt.NDArray[np.uint64], float]:
     (seconds,) = struct.unpack_from("<d", data)
     return np.frombuffer(data[8:], np.uint64), seconds
@@ -341,6 +383,7 @@ def _decode_replay(data: memoryview) -> tuple[npt.NDArray[np.uint64], float]:
 _DECODE: dict[str, Callable[[memoryview], Any]] = {
     "memory_fraction": lambda data: struct.unpack("<d", data)[0],
     "stats": _decode_stats,
+    "rejections": _decode_rejections,
     "snapshot": _decode_snapshot,
     "trace": _decode_trace,
     "calls": decode_calls,
@@ -352,7 +395,7 @@ _DECODE: dict[str, Callable[[memoryview], Any]] = {
 
 
 class TorchPeer(Peer):
-    """The compiled allocator of one device, in a process of its own.
+    """The compiled allocator of one device, in a process of its own: that of the version `torch`.
 
     `settings` is the text of PYTORCH_CUDA_ALLOC_CONF when the process starts; `environment` adds
     further variables. What upstream throws is returned as a `Failure`, but here it is raised as a
@@ -360,15 +403,17 @@ class TorchPeer(Peer):
 
     The device refuses what would take its live bytes past `capacity`, and the growth chosen by
     `fail_at`. It gives the next multiple of `alignment` at or after the end of the last block and
-    `gap`, and never reuses an address; or, with `addresses`, those in their order, where 0 stands
-    for a refusal and the end of the list for a driver error. Virtual memory for expandable segments
-    is reserved from `reserve_base` upwards, end to end. A physical piece of it counts towards the
-    capacity. Without `fabric` the device has no fabric handles, as most: upstream then asks for
-    file descriptors, and raises an error of the driver other than a lack of memory at once.
+    `gap`, and never reuses an address; or, with `placement` "reuse", the lowest one at which the
+    block and its gap fit; with "fall", each below the last one; or, with `addresses`, those in
+    their order, where 0 stands for a refusal and the end of the list for a driver error. Virtual
+    memory for expandable segments is reserved from `reserve_base` upwards, end to end. A physical
+    piece of it counts towards the capacity. Without `fabric` the device has no fabric handles, as
+    most: upstream then asks for file descriptors, and raises an error of the driver other than a
+    lack of memory at once. 2.15 never asks for them here.
 
     Streams are numbers, 0 the default one, and even where they are recorded. Work queued on a
-    stream is over at once unless the stream is held; see `hold`. A wait finishes it. A graph
-    capture never happens.
+    stream is over at once unless the stream is held; see `hold`. A wait finishes it. A stream
+    captures where `capture` says so; nothing else of a graph happens.
 
     So that a list of operations can name a block that it makes, `malloc` and `allocate` take a slot
     as third argument, any number, and `("free_slot", slot)` and `("record_stream_slot", slot,
@@ -391,12 +436,14 @@ class TorchPeer(Peer):
         reserve_base: int = 1 << 44,
         fabric: bool = True,
         addresses: Sequence[int] | None = None,
+        placement: Placement = "rise",
+        torch: str = NEWEST,
     ) -> None:
         if alignment < 1:
             raise ValueError("alignment is at least 1")
-        super().__init__(build(), environment_for(settings, environment))
+        super().__init__(build(version=torch), environment_for(settings, environment))
         words = (capacity, base, alignment, gap)
-        more = struct.pack("<2Q", reserve_base, fabric)
+        more = struct.pack("<3Q", reserve_base, fabric, PLACEMENTS.index(placement))
         operations: list[Operation] = [("configure", words, more)]
         if addresses is not None:
             packed = struct.pack(f"<{len(addresses)}Q", *addresses)
@@ -484,10 +531,25 @@ class TorchPeer(Peer):
         """Hand out the pool's blocks whole."""
         return cast("Failure | None", self._one("set_no_split", pool))
 
+    # Captures, which only 2.15 tells from scopes
+
+    def mark_capture(self, begins: bool) -> Failure | None:
+        """A capture of a graph begins, or ends."""
+        return cast("Failure | None", self._one("mark_capture", begins))
+
+    def capture(self, stream: int, captures: bool = True) -> Failure | None:
+        """Makes a stream the current one, and lets it capture, or no longer."""
+        return cast("Failure | None", self._one("capture", stream, captures))
+
     # Reading back
 
+    def rejections(self) -> list[tuple[int, int, int]] | Failure:
+        """What the observer of rejections was told: the bytes asked for, those allocated, and the
+        device's. (2.15)"""
+        return cast("list[tuple[int, int, int]] | Failure", self._one("rejections"))
+
     def stats(self) -> dict[str, int]:
-        """All counters of the device, by the names in `STATS`."""
+        """All counters of the device, by the names in `STATS`, and what 2.15 adds to them."""
         return cast("dict[str, int]", self._one("stats"))
 
     def reset_peak_stats(self) -> Failure | None:
@@ -547,9 +609,14 @@ class TorchPeer(Peer):
 
 
 def main() -> None:
-    """Build, then show on one screen that the original answers."""
-    print(f"server    {build()}")
-    with TorchPeer(capacity=1 << 30) as peer:
+    """Build, then show on a screen that the originals answer."""
+    for version in PACKAGES:
+        check(version)
+
+
+def check(version: str) -> None:
+    print(f"server    {build(version=version)}")
+    with TorchPeer(capacity=1 << 30, torch=version) as peer:
         first, second = peer.malloc(1), peer.malloc(5 << 20)
         assert isinstance(first, int)
         assert isinstance(second, int)

@@ -12,21 +12,25 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/PeerToPeerAccess.h>
 
 #include "server.hpp"
 
 // From cudart_standin.cpp.
 extern "C" {
 void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, uint64_t gap,
-                          uint64_t reserve_base, bool fabric);
+                          uint64_t reserve_base, bool fabric, uint64_t placement);
+void bfc_cudart_capture(uint64_t stream, bool captures);
 void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count);
 void bfc_cudart_fail_at(uint64_t n, uint64_t code);
 void bfc_cudart_fail_kind_at(uint64_t n, uint64_t code, uint64_t kind);
@@ -47,14 +51,35 @@ void setHasPrimaryContext(bool (*)(c10::DeviceIndex));
 }
 
 // Upstream asks NVML about other processes when it is out of memory, and takes any failure there
-// for its own. The simulated device is not one that NVML knows, so NVML is not to be found.
+// for its own; and since 2.13, whether the device has fabric handles. The simulated device is not
+// one that NVML knows. To 2.11 it is not to be found, to others it is this program.
 extern "C" void* dlopen(const char* name, int flags) noexcept {
   using Function = void* (*)(const char*, int);
   static const auto real = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "dlopen"));
   if (name != nullptr && std::string_view(name).find("nvidia-ml") != std::string_view::npos) {
-    return nullptr;
+    return BFC_TORCH_MINOR < 13 ? nullptr : real(nullptr, RTLD_NOW);
   }
   return real(name, flags);
+}
+
+// No other process, and no fabric. (3: not supported.)
+extern "C" {
+int nvmlInit_v2() { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) {
+  *device = nullptr;
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
+  *count = 0;
+  return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = CUDART_VERSION;
+  return 0;
+}
+int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 3; }
 }
 
 namespace {
@@ -104,6 +129,10 @@ enum Code : uint64_t {
   kLiveBytes,
   kReplay,
   kResize,
+  kMarkCapture,
+  kCapture,
+  kRejections,
+  kMallocAt,
 };
 
 // Which streams an allocation scope takes in.
@@ -218,6 +247,9 @@ class PoolAllocator final : public cca::CUDAAllocator {
     unused();
   }
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver) override { unused(); }
+#if BFC_TORCH_MINOR >= 12
+  void attachOomRejectionObserver(cca::OomRejectionObserver) override { unused(); }
+#endif
   void attachAllocatorTraceTracker(cca::AllocatorTraceTracker) override { unused(); }
   void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override { unused(); }
   cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override {
@@ -276,6 +308,13 @@ void put(Words& out, const cca::DeviceStats& stats) {
         stats.num_device_alloc, stats.num_device_free, stats.max_split_size}) {
     out.push_back(static_cast<uint64_t>(value));
   }
+#if BFC_TORCH_MINOR >= 13
+  out.push_back(static_cast<uint64_t>(stats.num_oom_rejections));
+  for (const auto& [pool, reserved] : stats.reserved_bytes_by_private_pools) {
+    out.insert(out.end(), {pool.first, pool.second});
+    std::for_each(reserved.begin(), reserved.end(), stat);
+  }
+#endif
 }
 
 // Eleven words a segment, the last their number of blocks, then four words a block.
@@ -324,6 +363,62 @@ void record_history(const Operation& operation) {
   cca::get()->recordHistory(operation.word[0] != 0, nullptr, operation.word[1],
                             cca::RecordContext::NEVER, false, skipped);
 }
+
+// What 2.15 has ----------------------------------------------------------------------------------
+
+#if BFC_TORCH_MINOR >= 13
+std::mutex rejections_lock;  // the observer runs in a thread of its own
+Words rejections;
+
+void note_rejection(int64_t, size_t asked, size_t allocated, size_t total) {
+  const std::lock_guard<std::mutex> held(rejections_lock);
+  rejections.insert(rejections.end(), {asked, allocated, total});
+}
+
+void mark_capture(bool begins) {
+  if (begins) return cca::get()->markCaptureBegin(0);
+  cca::get()->markCaptureEnd(0);
+}
+
+// Waits until as many were told as were counted.
+void put_rejections(Words& out) {
+  const auto counted = static_cast<size_t>(cca::get()->getDeviceStats(0).num_oom_rejections);
+  for (int tries = 0; tries < 1000; ++tries) {
+    {
+      const std::lock_guard<std::mutex> held(rejections_lock);
+      if (rejections.size() >= 3 * counted) {
+        out = rejections;
+        return;
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw std::runtime_error("the observer was not told of every rejection");
+}
+
+// On the current stream.
+uint64_t malloc_at(const Operation& operation) {
+  const auto [address, nbytes, slot, unused] = operation.word;
+  slots.table[slot] = nullptr;
+  c10::DataPtr data = cca::get()->allocateWithAddress(nbytes, as_pointer(address));
+  slots.table[slot] = data.release_context();
+  return as_address(slots.table[slot]);
+}
+
+bool run_later(const Operation& operation, Words& out) {
+  switch (operation.code) {
+    case kMarkCapture: mark_capture(operation.word[0] != 0); return true;
+    case kRejections: put_rejections(out); return true;
+    case kMallocAt: out.push_back(malloc_at(operation)); return true;
+    default: return false;
+  }
+}
+
+void attach_observers() { cca::get()->attachOomRejectionObserver(note_rejection); }
+#else
+bool run_later(const Operation&, Words&) { return false; }
+void attach_observers() {}
+#endif
 
 // Replaying ---------------------------------------------------------------------------------------
 
@@ -386,7 +481,9 @@ void put_replay(Words& out, const Operation& operation) {
 
 void init() {
   cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
+  cuda::detail::init_p2p_access_cache(1);
   cca::get()->init(1);
+  attach_observers();
 }
 
 // Word 2: the kind of call that fails, or any that takes memory.
@@ -402,7 +499,7 @@ bool run_device(const Operation& operation, Words& out) {
   switch (operation.code) {
     case kConfigure: {
       const auto* more = reinterpret_cast<const uint64_t*>(operation.text.data());
-      bfc_cudart_configure(first, second, third, fourth, more[0], more[1] != 0);
+      bfc_cudart_configure(first, second, third, fourth, more[0], more[1] != 0, more[2]);
       return true;
     }
     case kListAddresses:
@@ -411,6 +508,10 @@ bool run_device(const Operation& operation, Words& out) {
     case kCalls: put_calls(out); return true;
     case kFailAt: fail_at(operation); return true;
     case kResize: bfc_cudart_resize(first); return true;
+    case kCapture:
+      cuda::setCurrentCUDAStream(external_stream(first));
+      bfc_cudart_capture(first, second != 0);
+      return true;
     case kHold: bfc_cudart_hold(first); return true;
     case kFinish: bfc_cudart_finish(first); return true;
     case kFinishEvents: bfc_cudart_finish_events(first, second); return true;
@@ -482,7 +583,7 @@ Result run(const Operation& operation) {
   Result result;
   try {
     if (!run_device(operation, result.words) && !run_pool(operation, result.words) &&
-        !run_report(operation, result.words)) {
+        !run_report(operation, result.words) && !run_later(operation, result.words)) {
       run_block(operation, result.words);
     }
     return result;

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 from bench.peers.tensorflow import PeerUnavailable, default_cache
-from bench.peers.torch import VERSION
 from bench.peers.torch_wheel import keep
 
+VERSION = "2.11.0"
 MODULE = "torch/cuda/_memory_viz.py"
 LICENCE = f"torch-{VERSION}.dist-info/licenses/LICENSE"
 KEPT = {name: Path(name).name for name in (MODULE, LICENCE)}

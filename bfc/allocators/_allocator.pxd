@@ -27,7 +27,9 @@ cdef struct Request:
     cbool has_waited            # whether it has waited for other streams
     cbool shared                # whether it is for a stream whose work runs in any order
     cbool contiguous            # whether it must be one physical allocation, and not pages mapped end to end
-    cbool refused               # whether the policy refuses it for its size alone: nothing is tried then
+    cbool refused               # whether the policy refuses it without an attempt to make room: nothing more is tried
+    cbool rejected              # and that for what is reserved already, before the device is asked
+    uint64_t taken              # then, the bytes that were reserved
     Lane lane                   # where it may take free chunks from, if a policy keeps them apart
     uint64_t tag                # the tag that it belongs to; 0: none
     uint32_t owner              # the number of its owner in the pool; 0: none
@@ -136,6 +138,7 @@ cdef class Allocator(Owner):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1
     cdef object refusal_of(self, Request* request)
+    cdef str refused_by(self, Request* request)
     cdef tuple memory_of_device(self)
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1

@@ -67,6 +67,8 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
+cdef extern from "pool_usage.hpp":
+    pass
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
@@ -686,10 +688,15 @@ cdef class Allocator(Owner):
 
     cdef object refusal_of(self, Request* request):
         """The error of a request without room."""
-        refused_by = f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
-        return out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes,
-                             refused_by if self.source.refused_bytes.get() else "", self.sub_allocator.largest_block,
-                             self.against_pieces(), pages_in_use(self.pool, self.lock), self._look)
+        return out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes, self.refused_by(request),
+                             self.sub_allocator.largest_block, self.against_pieces(),
+                             pages_in_use(self.pool, self.lock), self._look)
+
+    cdef str refused_by(self, Request* request):
+        """Who has refused a request, for the error; "" is the limit."""
+        if not self.source.refused_bytes.get():
+            return ""
+        return f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
         """Makes memory safe to use on a stream other than the home stream, and lets its free wait for a fence there.
@@ -785,13 +792,13 @@ cdef class Allocator(Owner):
                 raise closed()
             seen = self.source.changes.get() - request.asking.changes   # of other threads
             self.place_after_miss(request, placed)
-            if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
+            if placed.handle != NO_CHUNK or request.refused or not self.worth_another_try(request, seen):
                 break
             self.acquire()
             if not self.is_closed:
                 self.fill(self.place(request), request, placed)
             self.lock.release()
-        if placed.handle == NO_CHUNK:
+        if placed.handle == NO_CHUNK and not request.refused:
             self.place_where_refused(request, placed)
         if placed.handle == NO_HOST_MEMORY:
             placed.handle = NO_CHUNK
@@ -1781,6 +1788,7 @@ cdef class Allocator(Owner):
         self.pool.restart_peaks()
         if self.pool.usage != NULL:
             self.pool.usage.restart_peaks()
+            self.pool.pool_usage.restart_peaks()
         self.pool.counters.largest_alloc_size = 0
         self.lock.release()
 
@@ -1790,6 +1798,7 @@ cdef class Allocator(Owner):
         self.pool.counters.num_allocs = 0
         if self.pool.usage != NULL:
             self.pool.usage.restart_totals()
+            self.pool.pool_usage.restart_totals()
         self.lock.release()
 
     def clear_stats(self):

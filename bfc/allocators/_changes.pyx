@@ -14,7 +14,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_reserve, try_store
+from bfc.native.nothrow cimport try_reserve
 from bfc._core cimport (
     DELETED, FREE, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK,
     NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, Pool, Region,
@@ -27,6 +27,8 @@ cdef extern from "history.hpp":
 cdef extern from "page_bitmap.hpp":
     pass
 cdef extern from "usage.hpp":
+    pass
+cdef extern from "pool_usage.hpp":
     pass
 
 
@@ -62,9 +64,9 @@ cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noex
 
 cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept nogil:
     cdef Bins* bins = pool.bins_of(handle)
-    pool.remove_free_chunk_from_bin(bins, handle)
-    cdef ChunkHandle merged = pool.try_to_coalesce(bins, handle, required > 0)
-    pool.insert_free_chunk_into_bin(bins, merged)
+    pool.remove_free_chunk_from_bin(bins, handle, False)
+    cdef ChunkHandle merged = pool.try_to_coalesce(bins, handle, required > 0, False)
+    pool.insert_free_chunk_into_bin(bins, merged, False)
     if required > 0 and merged != handle and pool.chunks[merged].freed_at_count > 0:
         pool.timestamped.push_back(merged)
     return required > 0 and pool.chunks[merged].size >= required
@@ -142,7 +144,7 @@ cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size)
     """Splits the tail off a chunk in use, and frees it."""
     if pool.chunks[handle].size == size:
         return
-    pool.split_chunk(owner.bins, handle, size, 0)
+    pool.split_chunk(owner.bins, handle, size, 0, True)
     cdef ChunkHandle rest = pool.chunks[handle].next
     if owner.bitmap != NULL:
         owner.bitmap.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest, False)
@@ -160,11 +162,12 @@ cdef cbool has_records(Pool pool, int count) noexcept nogil:
 
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:
     """Takes reserved addresses in as one unmapped chunk. NO_HOST_MEMORY: nothing has changed."""
-    cdef Region region = Region(ptr, ptr + size, NO_CHUNK)
-    if not has_records(pool, 1) or not try_store(pool.regions, region.end, region):
+    if pool.usage != NULL and not pool.pool_usage.know(pool.bin_sets[bin_set].lane.pool):
+        return NO_HOST_MEMORY
+    if not has_records(pool, 1) or not pool.enter_region(Region(ptr, ptr + size, NO_CHUNK, 0)):
         return NO_HOST_MEMORY
     cdef ChunkHandle handle = pool.take_slot()
-    pool.regions[region.end].first = handle
+    pool.regions[ptr + size].first = handle
     pool.fill_in(handle, ptr, size, bin_set, UNMAPPED)
     pool.bin_sets[bin_set].regions += 1
     return handle
@@ -208,10 +211,12 @@ cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept n
         pool.counters.pool_bytes -= owner.mapped_bytes
         if pool.usage != NULL:
             pool.usage.memory_went(owner.kind, owner.mapped_bytes)
+            pool.pool_usage.went(owner.lane.pool, owner.kind, owner.mapped_bytes)
     else:
         pool.counters.pool_bytes += owner.mapped_bytes
         if pool.usage != NULL:
             pool.usage.memory_came(owner.kind, owner.mapped_bytes)
+            pool.pool_usage.came(owner.lane.pool, owner.kind, owner.mapped_bytes)
     return owner.mapped_bytes
 
 
@@ -223,6 +228,7 @@ cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
     if pool.usage != NULL:
         pool.usage.memory_came(owner.kind, chunk.size)
+        pool.pool_usage.came(owner.lane.pool, owner.kind, chunk.size)
     if pool.history != NULL:
         pool.note(HISTORY_SEGMENT_MAP, chunk, chunk.size)
 
@@ -234,6 +240,7 @@ cdef void count_out(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     pool.counters.pool_bytes -= chunk.size
     if pool.usage != NULL:
         pool.usage.memory_went(owner.kind, chunk.size)
+        pool.pool_usage.went(owner.lane.pool, owner.kind, chunk.size)
     if pool.history != NULL:
         pool.note(HISTORY_SEGMENT_UNMAP, chunk, chunk.size)
 
@@ -278,7 +285,7 @@ cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil
     """Makes a chunk free. The bins' reserve() must have been called before."""
     pool.chunks[handle].state = FREE
     pool.chunks[handle].freed_at_count = pool.clock
-    pool.list_free_chunk(owner, pool.try_to_coalesce(owner.bins, handle, True))
+    pool.list_free_chunk(owner, pool.try_to_coalesce(owner.bins, handle, True, True))
 
 
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil:

@@ -351,7 +351,7 @@ cdef class Pages:
         """
         cdef StitchedView* view = &self.views.at(number)
         cdef BinSet* owner = &self.pool.bin_sets[view.set]
-        cdef Region region = Region(view.address, view.address + view.pages * self.page_size, NO_CHUNK)
+        cdef Region region = Region(view.address, view.address + view.pages * self.page_size, NO_CHUNK, 0)
         if not has_records(self.pool, 1) or not try_store(self.pool.regions, region.end, region):
             return False
         view.chunk = self.pool.take_slot()

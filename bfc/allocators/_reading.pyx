@@ -494,8 +494,9 @@ cdef const char* fault_in_bins(Pool pool, size_t free_chunks) noexcept nogil:
         total += listed.size()
         for entry in listed:
             chunk = pool.chunks[entry.handle]
-            if chunk.state != FREE or chunk.bin_set != i or chunk.ptr != entry.address or chunk.size != entry.size:
-                return b"I4: a bin holds a chunk under another size, address or state than its own"
+            if (chunk.state != FREE or chunk.bin_set != i or chunk.size != entry.size
+                    or pool.order_of(entry.handle, True) != entry.order):
+                return b"I4: a bin holds a chunk under another size, order or state than its own"
     return unless(total == free_chunks, b"I4: a free chunk is in no bin, or in two")
 
 

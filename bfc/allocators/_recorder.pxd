@@ -18,6 +18,7 @@ cdef class Recorder:
     cdef int64_t num_alloc_retries
     cdef int64_t num_ooms
     cdef int64_t num_sync_all_streams
+    cdef int64_t num_oom_rejections
 
     # Guarded by the GIL.
     cdef bint keeps_frames          # of allocations
@@ -28,7 +29,7 @@ cdef class Recorder:
     cdef dict steps                 # allocation id -> the step that its scope named
     cdef size_t frames_allowed      # how many are kept before those that nothing refers to are dropped
 
-    cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size)
+    cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size, uint64_t pools_below)
     cdef void restart_counts(self) noexcept nogil
     cdef int restart(self, enabled, context) except -1
     cdef list history(self, Pool pool, Lock& lock)

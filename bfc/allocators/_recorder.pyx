@@ -12,7 +12,7 @@ from libcpp.map cimport map as cmap
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
-    Gauge, Region, Usage,
+    Gauge, PoolReserved, Region, Usage,
 )
 from bfc.buffers._scopes cimport owner_names
 from bfc.allocators._lock cimport acquire_lock
@@ -27,6 +27,8 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "usage.hpp":
     pass
+cdef extern from "pool_usage.hpp":
+    pass
 
 _FIRST_FRAMES_ALLOWED = 1 << 14
 _RELEASE = Frame(words.OUR_FILE, 0, words.OUR_RELEASE)
@@ -37,6 +39,14 @@ cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
     stats[name + ".peak"] = gauge.peak
     stats[name + ".allocated"] = gauge.allocated
     stats[name + ".freed"] = gauge.freed
+    return 0
+
+
+cdef int add_gauges(dict stats, str name, const Gauge* gauges) except -1:
+    """Adds those of both kinds together, and of each."""
+    add_gauge(stats, f"{name}.all", gauges[BOTH_KINDS])
+    add_gauge(stats, f"{name}.small_pool", gauges[SMALL])
+    add_gauge(stats, f"{name}.large_pool", gauges[LARGE])
     return 0
 
 
@@ -106,15 +116,23 @@ cdef class Recorder:
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
-    cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size):
-        """What `memory_stats` returns. `max_split_size` is the setting at the beginning."""
+    cdef dict stats(self, Pool pool, Lock& lock, int64_t max_split_size, uint64_t pools_below):
+        """What `memory_stats` returns. `max_split_size` is the setting at the beginning. Above 0, `pools_below` adds
+        the requests that were rejected, and what private pools hold whose first number is below that."""
         cdef Usage usage
         cdef int group
         cdef dict stats = {}
+        cdef vector[PoolReserved] pools
+        cdef PoolReserved entry
+        cdef bint copied
         acquire_lock(lock)
         usage = pool.usage[0]
+        copied = pool.pool_usage.copy(pools)
         retries, ooms, syncs = self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams
+        rejections = self.num_oom_rejections
         lock.release()
+        if not copied:
+            raise out_of_host_memory()
         for group, name in enumerate(words.GROUPS):
             add_gauge(stats, f"{name}.all", usage.read(group, BOTH_KINDS))
             add_gauge(stats, f"{name}.small_pool", usage.read(group, SMALL))
@@ -124,11 +142,16 @@ cdef class Recorder:
         stats.update(num_alloc_retries=retries, num_ooms=ooms, num_sync_all_streams=syncs,
                      num_device_alloc=usage.num_device_alloc, num_device_free=usage.num_device_free,
                      max_split_size=max_split_size)
+        if pools_below:
+            stats["num_oom_rejections"] = rejections
+            for entry in pools:
+                if entry.has_had and entry.first < pools_below:
+                    add_gauges(stats, f"reserved_bytes_by_private_pools.{entry.first}_{entry.second}", entry.reserved)
         return dict(sorted(stats.items()))
 
     cdef void restart_counts(self) noexcept nogil:
         """Restarts the counts from 0. Needs the lock."""
-        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = self.num_oom_rejections = 0
 
     # -- history -------------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         if placed.handle != NO_CHUNK or closed or request.refused:
             break
         allocator.place_after_miss(&request, &placed)
-        if placed.handle != NO_CHUNK or not request.blocked:
+        if placed.handle != NO_CHUNK or request.refused or not request.blocked:
             break
         usleep(1000)
     if request.refused:

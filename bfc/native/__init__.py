@@ -15,11 +15,13 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     py_int.hpp          plain ints, read without calling Python
     pages.hpp           pages that a driver can register
     forward.hpp         the names of what stands behind pointers
-    bins.hpp            free chunks by size and address
+    bins.hpp            free chunks by size and order
+    region_numbers.hpp  which region came first
     starts.hpp          chunks in use by address
     torch_sizes.hpp     PyTorch's arithmetic of sizes
     owners.hpp          bytes in use by owner
     usage.hpp           what PyTorch counts
+    pool_usage.hpp      and what it counts of each private pool
     history.hpp         what PyTorch writes down
     columns.hpp         the rows of a snapshot
     timeline.hpp        the figures of a replay over time

@@ -1,4 +1,5 @@
-// The free chunks of one set, in order of (size, address): exact best fit in O(log n), whatever the sizes are.
+// The free chunks of one set, by (size, order): exact best fit in O(log n), whatever the sizes are. The order is the
+// address, or what the pool says instead.
 //
 // Sizes fall into fine bins, 32 to a doubling, and two bitmaps find the next bin that is not empty. On real traces nine
 // bins of ten are empty, so a bin holds its smallest chunk itself. The others are in a B+ tree behind it, which is
@@ -9,6 +10,7 @@
 // is large enough, the lowest address among equals. docs/design/engine.md says why it is not a std::set (measured).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -25,21 +27,21 @@ namespace bfc {
 
 struct FreeChunk {
     uint64_t size;
-    uint64_t address;
+    uint64_t order;
     uint32_t handle;
 };
 
-// The order as one number: many sizes are equal, and comparing size and address apart would take two branches.
-inline unsigned __int128 key_of(uint64_t size, uint64_t address) {
-    return (static_cast<unsigned __int128>(size) << 64) | address;
+// The order as one number: many sizes are equal, and comparing size and order apart would take two branches.
+inline unsigned __int128 key_of(uint64_t size, uint64_t order) {
+    return (static_cast<unsigned __int128>(size) << 64) | order;
 }
 
-inline bool precedes(const FreeChunk& chunk, uint64_t size, uint64_t address) {
-    return key_of(chunk.size, chunk.address) < key_of(size, address);
+inline bool precedes(const FreeChunk& chunk, uint64_t size, uint64_t order) {
+    return key_of(chunk.size, chunk.order) < key_of(size, order);
 }
 
-inline bool follows(const FreeChunk& chunk, uint64_t size, uint64_t address) {
-    return key_of(chunk.size, chunk.address) > key_of(size, address);
+inline bool follows(const FreeChunk& chunk, uint64_t size, uint64_t order) {
+    return key_of(chunk.size, chunk.order) > key_of(size, order);
 }
 
 class Bins {
@@ -69,27 +71,27 @@ public:
     bool reserve() { return spares_ >= kSpareNodes || refill(); }
 
     // Needs a reserve() before it.
-    BFC_HOT void insert(uint64_t size, uint64_t address, uint32_t handle) {
+    BFC_HOT void insert(uint64_t size, uint64_t order, uint32_t handle) {
         const int number = bin_of(size);
         Bin& bin = bins_[number];
-        if (bin.count++ > 0) return insert_another(bin, size, address, handle);
+        if (bin.count++ > 0) return insert_another(bin, size, order, handle);
         bin.size = size;
-        bin.address = address;
+        bin.order = order;
         bin.handle = handle;
         words_[number >> 6] |= uint64_t{1} << (number & 63);
         summary_ |= uint64_t{1} << (number >> 6);
     }
 
-    BFC_HOT void erase(uint64_t size, uint64_t address) {
+    BFC_HOT void erase(uint64_t size, uint64_t order) {
         const int number = bin_of(size);
         Bin& bin = bins_[number];
         BFC_ASSERT(bin.count > 0, "a chunk is taken out of an empty bin");
-        if (bin.address == address) return pop_first(number);
+        if (bin.order == order) return pop_first(number);
         --bin.count;
-        erase_from_rest(bin, size, address);
+        erase_from_rest(bin, size, order);
     }
 
-    // Removes the best fit: the first entry of at least this size, the lowest address among equals. False: none.
+    // Removes the best fit: the first entry of at least this size, the lowest order among equals. False: none.
     BFC_HOT bool pop_best_fit(uint64_t size, FreeChunk& out) {
         int number = bin_of(size);
         const Bin& bin = bins_[number];
@@ -110,14 +112,14 @@ public:
         return true;
     }
 
-    // The first entry at or after (size, address). False: none.
-    bool lower_bound(uint64_t size, uint64_t address, FreeChunk& out) const {
+    // The first entry at or after (size, order). False: none.
+    bool lower_bound(uint64_t size, uint64_t order, FreeChunk& out) const {
         int number = bin_of(size);
         const Bin& bin = bins_[number];
         if (bin.count > 0) {
             out = bin.first();
-            if (!precedes(out, size, address)) return true;
-            const FreeChunk* found = bin.count > 1 ? lower_bound_in(bin.rest, size, address) : nullptr;
+            if (!precedes(out, size, order)) return true;
+            const FreeChunk* found = bin.count > 1 ? lower_bound_in(bin.rest, size, order) : nullptr;
             if (found) {
                 out = *found;
                 return true;
@@ -161,6 +163,19 @@ public:
         return true;
     }
 
+    // Takes back the entries that collect() listed, with new orders: each bin is sorted again, in the nodes it has.
+    void sort_again(std::vector<FreeChunk>& entries) noexcept {
+        FreeChunk* next = entries.data();
+        for (int number = next_bin(0); number >= 0; number = next_bin(number + 1)) {
+            Bin& bin = bins_[number];
+            std::sort(next, next + bin.count, [](const FreeChunk& one, const FreeChunk& other) {
+                return precedes(one, other.size, other.order);
+            });
+            bin.set_first(*next++);
+            if (bin.rest) next = fill_again(bin.rest, next);
+        }
+    }
+
     // Like collect, but also false if an entry is out of order or in the wrong place. For check().
     bool list(std::vector<FreeChunk>& out) const noexcept {
         try {
@@ -179,9 +194,9 @@ public:
             if (out.size() - start != bin.count) return false;
             for (size_t i = start; i < out.size(); ++i) {
                 if (bin_of(out[i].size) != number) return false;
-                if (i > 0 && !precedes(out[i - 1], out[i].size, out[i].address)) return false;
+                if (i > 0 && !precedes(out[i - 1], out[i].size, out[i].order)) return false;
                 FreeChunk found;
-                if (!lower_bound(out[i].size, out[i].address, found) || found.handle != out[i].handle) return false;
+                if (!lower_bound(out[i].size, out[i].order, found) || found.handle != out[i].handle) return false;
             }
         }
         return true;
@@ -200,15 +215,15 @@ private:
     // Most bins hold one chunk or none, so the smallest is in the bin itself and the others in a tree behind it.
     struct alignas(32) Bin {    // half a cache line
         uint64_t size = 0;
-        uint64_t address = 0;
+        uint64_t order = 0;
         uint32_t handle = 0;
         uint32_t count = 0;
         Node* rest = nullptr;   // when its last entry is removed, the empty leaf is kept: it will be needed again
 
-        FreeChunk first() const { return FreeChunk{size, address, handle}; }
+        FreeChunk first() const { return FreeChunk{size, order, handle}; }
         void set_first(const FreeChunk& chunk) {
             size = chunk.size;
-            address = chunk.address;
+            order = chunk.order;
             handle = chunk.handle;
         }
     };
@@ -251,21 +266,21 @@ private:
         Node* leaf = bin.rest;
         if (leaf->height == 0) return bin.set_first(leaf->slot[--leaf->count]);
         bin.set_first(*smallest(leaf));
-        erase_from_rest(bin, bin.size, bin.address);
+        erase_from_rest(bin, bin.size, bin.order);
     }
 
-    BFC_COLD void erase_other(const FreeChunk& chunk) { erase(chunk.size, chunk.address); }
+    BFC_COLD void erase_other(const FreeChunk& chunk) { erase(chunk.size, chunk.order); }
 
     // The bin holds at least one chunk, and its count includes the new one already.
-    BFC_COLD void insert_another(Bin& bin, uint64_t size, uint64_t address, uint32_t handle) {
-        if (!precedes(bin.first(), size, address)) {
+    BFC_COLD void insert_another(Bin& bin, uint64_t size, uint64_t order, uint32_t handle) {
+        if (!precedes(bin.first(), size, order)) {
             std::swap(bin.size, size);
-            std::swap(bin.address, address);
+            std::swap(bin.order, order);
             std::swap(bin.handle, handle);
         }
         Node* leaf = bin.rest;
-        if (!leaf || leaf->height > 0 || leaf->count == kFanOut) return insert_in_tree(bin, size, address, handle);
-        insert_in_leaf(leaf, size, address, handle);
+        if (!leaf || leaf->height > 0 || leaf->count == kFanOut) return insert_in_tree(bin, size, order, handle);
+        insert_in_leaf(leaf, size, order, handle);
     }
 
     BFC_COLD bool refill() {
@@ -313,41 +328,50 @@ private:
         }
     }
 
+    // Writes entries in rising order over those of a tree. Returns the first that is left.
+    static FreeChunk* fill_again(Node* node, FreeChunk* next) {
+        for (uint32_t i = node->count; i-- > 0;) {
+            node->slot[i] = *next;
+            next = node->height > 0 ? fill_again(node->child[i], next) : next + 1;
+        }
+        return next;
+    }
+
     static const FreeChunk* smallest(const Node* node) {
         while (node->height > 0) node = node->child[node->count - 1];
         return &node->slot[node->count - 1];
     }
 
-    static uint32_t route(const Node* node, uint64_t size, uint64_t address) {
+    static uint32_t route(const Node* node, uint64_t size, uint64_t order) {
         uint32_t i = 0;
-        while (i + 1 < node->count && follows(node->slot[i], size, address)) ++i;
+        while (i + 1 < node->count && follows(node->slot[i], size, order)) ++i;
         return i;
     }
 
-    BFC_COLD static const FreeChunk* lower_bound_in(const Node* node, uint64_t size, uint64_t address) {
+    BFC_COLD static const FreeChunk* lower_bound_in(const Node* node, uint64_t size, uint64_t order) {
         if (node->height == 0) {
             uint32_t i = node->count;
-            while (i > 0 && precedes(node->slot[i - 1], size, address)) --i;
+            while (i > 0 && precedes(node->slot[i - 1], size, order)) --i;
             return i > 0 ? &node->slot[i - 1] : nullptr;
         }
-        const uint32_t i = route(node, size, address);
-        const FreeChunk* found = lower_bound_in(node->child[i], size, address);
+        const uint32_t i = route(node, size, order);
+        const FreeChunk* found = lower_bound_in(node->child[i], size, order);
         if (found || i == 0) return found;
         return smallest(node->child[i - 1]);
     }
 
     // Field by field: a wider load of an entry that was just written by fields would stall on store forwarding.
-    static void insert_in_leaf(Node* leaf, uint64_t size, uint64_t address, uint32_t handle) {
+    static void insert_in_leaf(Node* leaf, uint64_t size, uint64_t order, uint32_t handle) {
         FreeChunk* slot = leaf->slot + leaf->count++;
-        for (; slot > leaf->slot && precedes(slot[-1], size, address); --slot) *slot = slot[-1];
+        for (; slot > leaf->slot && precedes(slot[-1], size, order); --slot) *slot = slot[-1];
         slot->size = size;
-        slot->address = address;
+        slot->order = order;
         slot->handle = handle;
     }
 
-    static void erase_from_leaf(Node* leaf, uint64_t address) {
+    static void erase_from_leaf(Node* leaf, uint64_t order) {
         uint32_t i = leaf->count - 1;
-        while (leaf->slot[i].address != address) {
+        while (leaf->slot[i].order != order) {
             BFC_ASSERT(i > 0, "a chunk is taken out of a leaf that does not hold it");
             --i;
         }
@@ -359,11 +383,11 @@ private:
         for (; i < leaf->count; ++i) leaf->slot[i] = leaf->slot[i + 1];
     }
 
-    BFC_COLD void insert_in_tree(Bin& bin, uint64_t size, uint64_t address, uint32_t handle) {
-        const FreeChunk entry{size, address, handle};
+    BFC_COLD void insert_in_tree(Bin& bin, uint64_t size, uint64_t order, uint32_t handle) {
+        const FreeChunk entry{size, order, handle};
         if (!bin.rest) {
             bin.rest = take_spare(0);
-            return insert_in_leaf(bin.rest, size, address, handle);
+            return insert_in_leaf(bin.rest, size, order, handle);
         }
         Node* sibling = insert_below(bin.rest, entry);
         if (!sibling) return;
@@ -381,11 +405,11 @@ private:
         if (node->height == 0) {
             Node* sibling = node->count == kFanOut ? split(node) : nullptr;
             const FreeChunk& bound = node->slot[node->count - 1];
-            const bool below = sibling && precedes(entry, bound.size, bound.address);
-            insert_in_leaf(below ? sibling : node, entry.size, entry.address, entry.handle);
+            const bool below = sibling && precedes(entry, bound.size, bound.order);
+            insert_in_leaf(below ? sibling : node, entry.size, entry.order, entry.handle);
             return sibling;
         }
-        const uint32_t i = route(node, entry.size, entry.address);
+        const uint32_t i = route(node, entry.size, entry.order);
         Node* grown = insert_below(node->child[i], entry);
         if (!grown) return nullptr;
         Node* sibling = node->count == kFanOut ? split(node) : nullptr;
@@ -417,13 +441,13 @@ private:
         ++parent->count;
     }
 
-    BFC_COLD void erase_from_rest(Bin& bin, uint64_t size, uint64_t address) {
-        if (bin.rest->height == 0) return erase_from_leaf(bin.rest, address);
-        erase_from_tree(bin, size, address);
+    BFC_COLD void erase_from_rest(Bin& bin, uint64_t size, uint64_t order) {
+        if (bin.rest->height == 0) return erase_from_leaf(bin.rest, order);
+        erase_from_tree(bin, size, order);
     }
 
-    BFC_COLD void erase_from_tree(Bin& bin, uint64_t size, uint64_t address) {
-        erase_below(bin.rest, size, address);
+    BFC_COLD void erase_from_tree(Bin& bin, uint64_t size, uint64_t order) {
+        erase_below(bin.rest, size, order);
         while (bin.rest->height > 0 && bin.rest->count == 1) {
             Node* child = bin.rest->child[0];
             recycle(bin.rest);
@@ -431,10 +455,10 @@ private:
         }
     }
 
-    void erase_below(Node* node, uint64_t size, uint64_t address) {
-        if (node->height == 0) return erase_from_leaf(node, address);
-        const uint32_t i = route(node, size, address);
-        erase_below(node->child[i], size, address);
+    void erase_below(Node* node, uint64_t size, uint64_t order) {
+        if (node->height == 0) return erase_from_leaf(node, order);
+        const uint32_t i = route(node, size, order);
+        erase_below(node->child[i], size, order);
         const uint32_t left = node->child[i]->count;
         if (left == 0) return remove_child(node, i);
         if (left >= kFanOut / 4) return;

@@ -7,11 +7,13 @@ namespace bfc {
 class Bins;
 class History;
 class PageBitmap;
+class PoolUsage;
 class Timeline;
 class Usage;
 struct FreeChunk;
 struct Gauge;
 struct HistoryRecord;
+struct PoolReserved;
 struct TimelineRow;
 
 }  // namespace bfc

@@ -9,7 +9,7 @@
 namespace bfc {
 
 inline bool comes_before(const FreeChunk& one, const FreeChunk& other) {
-    return key_of(one.size, one.address) < key_of(other.size, other.address);
+    return key_of(one.size, one.order) < key_of(other.size, other.order);
 }
 
 // How large a chunk of a range could grow: with the unmapped chunk right behind it, if there is one. `Chunk` is the
@@ -31,7 +31,7 @@ BFC_COLD int find_in_both(Bins& plain_bins, Bins& range_bins, const Chunk* chunk
     bool some = range_bins.lower_bound(rounded, 0, found);
     while (some && !(some_plain && comes_before(plain, found))) {
         const uint64_t room = room_of(chunks, no_chunk, unmapped, found);
-        some = range_bins.lower_bound(found.size, found.address + 1, following);
+        some = range_bins.lower_bound(found.size, found.order + 1, following);
         if (!some || (some_plain && comes_before(plain, following))) {
             if (!some_plain || plain.size >= room) return 2;
             break;

@@ -16,6 +16,7 @@ from bfc.policies._releasing cimport Emptying
 cdef class Observers:
     cdef list callbacks             # guarded by the GIL, as all of this
     cdef list observers
+    cdef list rejection_observers
     cdef bint has_callbacks         # may be read without
     cdef object running             # in which threads one of them runs now
 
@@ -24,7 +25,10 @@ cdef class Observers:
     cdef int attach(self, observer) except -1
     cdef int detach(self, observer) except -1
     cdef bint run_callbacks(self) except -1
+    cdef int attach_to_rejections(self, observer) except -1
+    cdef int detach_from_rejections(self, observer) except -1
     cdef int tell(self, device, uint64_t asked, uint64_t limit, uint64_t device_free) except -1
+    cdef int tell_of_rejection(self, device, uint64_t asked, uint64_t taken, uint64_t total) except -1
     cdef bint call_each(self, list functions, tuple arguments) except -1
 
 
@@ -34,6 +38,7 @@ cdef class CachingAllocator(Allocator):
     cdef bint expands                   # new memory is mapped into ranges
     cdef Observers observers
     cdef object rules                   # of PyTorch's version: a `Rules`
+    cdef bint scopes_gate               # a rule that is asked for without the GIL: see is_gated
     cdef object applied                 # the settings in force
     cdef int64_t first_max_split_size   # -1: there was no such setting
     cdef readonly bint search_again
@@ -43,6 +48,7 @@ cdef class CachingAllocator(Allocator):
     # Guarded by the lock.
     cdef uint64_t allowed               # bytes; UNLIMITED: only the sub-allocator says no
     cdef uint64_t collects_above        # reserved bytes; UNLIMITED: nothing is collected
+    cdef uint64_t rejects_above         # reserved bytes; UNLIMITED: the device is asked first
     cdef uint64_t total_bytes
     cdef double threshold
     cdef uint64_t oversize
@@ -59,6 +65,7 @@ cdef class CachingAllocator(Allocator):
     cdef cbool is_gated(self) noexcept nogil
 
     cdef int collect(self, Request* request) except -1 nogil
+    cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil
     cdef cbool takes_pages(self, Request* request) noexcept nogil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil

@@ -64,6 +64,7 @@ cdef class Observers:
     def __cinit__(self):
         self.callbacks = []
         self.observers = []
+        self.rejection_observers = []
         self.running = threading.local()
 
     cdef int add_callback(self, callback) except -1:
@@ -82,6 +83,12 @@ cdef class Observers:
     cdef int detach(self, observer) except -1:
         return detach(self.observers, observer, "an out-of-memory observer")
 
+    cdef int attach_to_rejections(self, observer) except -1:
+        return attach(self.rejection_observers, observer, "an observer of rejections")
+
+    cdef int detach_from_rejections(self, observer) except -1:
+        return detach(self.rejection_observers, observer, "an observer of rejections")
+
     cdef bint run_callbacks(self) except -1:
         """Calls the callbacks. Returns whether one of them says that it has freed memory."""
         return self.call_each(self.callbacks, ())
@@ -90,6 +97,12 @@ cdef class Observers:
         """Tells the observers of a refusal. What they return is ignored."""
         if self.observers:
             self.call_each(self.observers, (device.ordinal, asked, limit, device_free))
+        return 0
+
+    cdef int tell_of_rejection(self, device, uint64_t asked, uint64_t taken, uint64_t total) except -1:
+        """Tells the observers of a request that was rejected. What they return is ignored."""
+        if self.rejection_observers:
+            self.call_each(self.rejection_observers, (device.ordinal, asked, taken, total))
         return 0
 
     cdef bint call_each(self, list functions, tuple arguments) except -1:
@@ -237,7 +250,7 @@ cdef class CachingAllocator(Allocator):
         self.emptying = Emptying()
         self.emptying.attach(&self.lock, self.pool, self.source, self.private_pools, self.segments)
         self.first_max_split_size = -1
-        self.allowed = self.collects_above = self.oversize = UNLIMITED
+        self.allowed = self.collects_above = self.rejects_above = self.oversize = UNLIMITED
 
     def __init__(self, sub_allocator, *, memory_limit=None, settings="", strict=False, torch="2.15", stream=0,
                  retry_seconds=0.0, max_split_size_mb=None, max_non_split_rounding_mb=None,
@@ -267,9 +280,12 @@ cdef class CachingAllocator(Allocator):
         is_fraction = isinstance(memory_limit, float) and memory_limit <= 1.0
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
+        self.pool.prefers_older = self.rules.by_registration and not stitch
         self.by_stream = self.home_stream != HOST_STREAM
         self.fences.asks_later = True
-        self.fences.open_scopes = &self.private_pools.open_scopes
+        self.scopes_gate = self.rules.scopes_gate
+        if self.scopes_gate:
+            self.fences.open_scopes = &self.private_pools.open_scopes
         self.source.joins_regions = False
         self.source.alignment = max(self.source.alignment, <uint64_t>MINIMUM_BLOCK)
         self.pool.sizes.granularity = self.source.alignment
@@ -279,6 +295,7 @@ cdef class CachingAllocator(Allocator):
             set_up_pages(self, smallest_page(sub_allocator) if page_size is None else page_size, 0.0)
             self.stitching.highest_limit = max(self.limit, sub_allocator.allocation_limit(), sub_allocator.total_bytes)
         self.segments.strict = strict
+        self.segments.checks_range = self.rules.checks_range
         self.retry_seconds = retry_seconds
         self.search_again = not strict if search_again is None else search_again
         self.collect_without_limit = not strict if collect_without_limit is None else collect_without_limit
@@ -370,8 +387,12 @@ cdef class CachingAllocator(Allocator):
             sizes.division_bits[i] = max(0, settings.roundup_power2_divisions[i].bit_length() - 1)
             sizes.divides = sizes.divides or sizes.division_bits[i] > 0
         self.applied = settings
+        self.segments.wanted_reserve = settings.expandable_segments_reserve
         self.acquire()
         self.pool.sizes = sizes
+        self.rejects_above = UNLIMITED
+        if settings.throw_on_cudamalloc_oom:
+            self.rejects_above = <uint64_t>(<double>settings.per_process_memory_fraction * <double>self.total_bytes)
         self.expands = self.segments.is_on = settings.expandable_segments
         self.oversize = oversize
         self.oversize_slack = slack
@@ -405,7 +426,11 @@ cdef class CachingAllocator(Allocator):
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"a memory fraction lies between 0.0 and 1.0, not {fraction}")
         self.require_set_up()
-        self.set_allowed(UNLIMITED if fraction == 1.0 else int(fraction * self.total_bytes))
+        cdef double limit = fraction * <double>self.total_bytes
+        cdef uint64_t whole = <uint64_t>limit
+        if self.rules.rounds_limit and limit - <double>whole >= 0.5:
+            whole += 1
+        self.set_allowed(UNLIMITED if fraction == 1.0 else whole)
 
     @property
     def memory_fraction(self):
@@ -568,7 +593,7 @@ cdef class CachingAllocator(Allocator):
         if placed.handle == NO_CHUNK:
             self.collect(request)
             self.grow(request, placed, False)
-        if request.asking.fault:
+        if request.asking.fault or request.refused:
             return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
             self.borrow(request, placed)
@@ -624,11 +649,26 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         if not fits:
             return 0
+        if self.rejects(request, size, taken):
+            return 0
         if maps:
             return self.grow_in_ranges(request, placed, size)
         if self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
         return 0
+
+    cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil:
+        """Whether throw_on_cudamalloc_oom refuses a request, since the fraction of the settings has no room for the
+        `size` bytes of its region. Then these are not set aside any more."""
+        if size <= self.rejects_above and taken <= self.rejects_above - size:
+            return False
+        self.acquire()
+        self.source.set_aside -= size
+        self.recorder.num_oom_rejections += 1
+        self.lock.release()
+        request.refused = request.rejected = True
+        request.taken = taken
+        return True
 
     cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
         self.acquire()
@@ -724,10 +764,10 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
 
     cdef cbool is_gated(self) noexcept nogil:
-        """Whether any scope is open, on any thread or stream. PyTorch 2.11 then polls no events (PyTorch's behaviour,
-        0.3). Without `strict` they are polled if a request would be refused or a user asks for memory to be given back.
-        """
-        return self.private_pools.open_scopes.get() > 0
+        """Whether no events are polled, frees of memory that other streams use are put off, and no request is tried
+        again: in PyTorch 2.11, while any scope is open, on any thread or stream (PyTorch's behaviour, 0.3). Without
+        `strict` events are polled if a request would be refused or a user asks for memory to be given back."""
+        return self.scopes_gate and self.private_pools.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
 
@@ -738,7 +778,7 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         cdef cbool collects = self.collects_above != UNLIMITED
         cdef uint64_t taken = self.pool.counters.pool_bytes
-        if taken > self.collects_above and list_collectable(self.pool, candidates):
+        if taken > self.collects_above and list_collectable(self.pool, self.strict, candidates):
             collect_oldest(self.pool, candidates, taken - self.collects_above, regions)
             self.source.forget(regions)
         self.lock.release()
@@ -812,6 +852,16 @@ cdef class CachingAllocator(Allocator):
 
     cdef cbool may_release_default(self) noexcept nogil:
         return not (self.strict and self.is_gated())
+
+    cdef str refused_by(self, Request* request):
+        if request.rejected:
+            return (f"throw_on_cudamalloc_oom:True, with {format_bytes(request.taken)} reserved: it rejects a request "
+                    f"before the device is asked and before anything is given back")
+        reserve = self.segments.bytes_to_reserve(self.total_bytes)
+        if self.expands and self.rules.checks_range and reserve < request.rounded <= self.total_bytes:
+            return (f"expandable_segments_reserve, with {format_bytes(reserve)} for a segment: a larger reserve would "
+                    f"hold the request")
+        return Allocator.refused_by(self, request)
 
     cdef object against_pieces(self):
         if self.stitches or not self.sub_allocator.supports_virtual_memory:
@@ -898,6 +948,9 @@ cdef class CachingAllocator(Allocator):
         return self.frees.drain(RECORD | QUERY | AGAIN | WAIT)      # also what the device failed for before
 
     cdef int was_refused(self, Request* request) except -1:
+        if request.rejected:
+            return self.observers.tell_of_rejection(self.device, self.pool.sizes.segment_for(request.rounded),
+                                                    request.taken, self.total_bytes)
         if request.refused:
             return 0
         device_free, total = self.memory_of_device()
@@ -938,7 +991,8 @@ cdef class CachingAllocator(Allocator):
         if self.pool.usage == NULL:
             raise never_set_up()
         self.frees.drain(0)
-        return self.recorder.stats(self.pool, self.lock, self.first_max_split_size)
+        return self.recorder.stats(self.pool, self.lock, self.first_max_split_size,
+                                   TAG_POOLS if self.rules.counts_private_pools else 0)
 
     def page_stats(self):
         """What expandable segments have reserved and mapped, and what did not go back.
@@ -1089,6 +1143,43 @@ cdef class CachingAllocator(Allocator):
         """
         self.observers.detach(observer)
 
+    def attach_oom_rejection_observer(self, observer):
+        """Call a function when `throw_on_cudamalloc_oom` refuses a request without asking the device.
+
+        Parameters
+        ----------
+        observer : callable
+            Called without a lock as `observer(ordinal, asked, reserved, total)`: the device's ordinal,
+            the bytes that would be asked of it, those reserved, and the device's total. It is called in the
+            thread of the request; PyTorch starts a thread for it. An exception is reported through
+            `sys.unraisablehook`. Requests that are refused while it runs call no observer.
+
+        Raises
+        ------
+        TypeError
+            If `observer` is not callable.
+
+        Notes
+        -----
+        Source: `attachOomRejectionObserver` of PyTorch 2.12 and later.
+        """
+        self.observers.attach_to_rejections(observer)
+
+    def detach_oom_rejection_observer(self, observer):
+        """Remove a function that was given to `attach_oom_rejection_observer`.
+
+        Parameters
+        ----------
+        observer : callable
+            The function.
+
+        Raises
+        ------
+        ValueError
+            If it was not attached.
+        """
+        self.observers.detach_from_rejections(observer)
+
     # -- private pools, for `bfc.MemPool` -----------------------------------------------------------------------------
 
     def _create_pool(self, pool, use_on_oom=False, no_split=False):
@@ -1115,7 +1206,8 @@ cdef class CachingAllocator(Allocator):
 
     def _release_pool(self, pool):
         """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
-        self.pool_uses.release_reference(id_of(pool))
+        if self.pool_uses.release_reference(id_of(pool)) and self.rules.forgets_unsplit:
+            self._set_no_split(pool, False)
 
     def _pool_use_count(self, pool):
         """How many references a pool has; 0 if it is not known."""

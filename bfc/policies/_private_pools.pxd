@@ -83,7 +83,7 @@ cdef class PoolUses:
 
     cdef int attach(self, Lock* lock, PrivatePools private_pools) except -1
     cdef int add_reference(self, PoolId id) except -1
-    cdef int release_reference(self, PoolId id) except -1
+    cdef bint release_reference(self, PoolId id) except -1
     cdef int64_t count_references(self, PoolId id) except -1
     cdef int begin(self, Scope scope, bint strict) except -1
     cdef int end(self, PoolId id) except -1

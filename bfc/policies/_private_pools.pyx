@@ -173,13 +173,15 @@ cdef class PoolUses:
             raise out_of_host_memory()
         return 0
 
-    cdef int release_reference(self, PoolId id) except -1:
+    cdef bint release_reference(self, PoolId id) except -1:
+        """Takes a reference away. Returns whether it was the last one."""
         acquire_lock(self.lock[0])
         cdef bint held = self.private_pools.release(id)
+        cdef bint was_last = self.private_pools.uses(id) == 0
         self.lock.release()
         if not held:
             raise RuntimeError(f"pool {name_of(id)} was released already, or never made")
-        return 0
+        return was_last
 
     cdef int64_t count_references(self, PoolId id) except -1:
         """How many references a pool has; 0 if it is not known."""

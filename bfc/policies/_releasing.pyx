@@ -79,11 +79,14 @@ cdef cbool is_in_range(Pool pool, ChunkHandle handle) noexcept nogil:
     return pool.bin_sets[pool.chunks[handle].bin_set].is_range
 
 
-cdef cbool list_collectable(Pool pool, vector[ChunkHandle]& out) noexcept nogil:
-    """The large chunks of the default pool that fill their region, or their range."""
+cdef cbool list_collectable(Pool pool, cbool strict, vector[ChunkHandle]& out) noexcept nogil:
+    """The large chunks of the default pool that fill their region, or under `strict` their range, which cannot be
+    collected (PyTorch's behaviour, EX-25b)."""
     cdef vector[ChunkHandle] in_ranges
     cdef ChunkHandle handle
-    if not list_whole(pool, default_pool(), LARGE, out) or not list_in_ranges(pool, default_pool(), LARGE, in_ranges):
+    if not list_whole(pool, default_pool(), LARGE, out):
+        return False
+    if strict and not list_in_ranges(pool, default_pool(), LARGE, in_ranges):
         return False
     for handle in in_ranges:
         if is_whole(pool, handle) and not try_push_back(out, handle):

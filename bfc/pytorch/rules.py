@@ -42,9 +42,9 @@ class Rules:
     checks_range : bool
         A range of addresses that is smaller than the request is given back before anything is
         mapped.
-    raises_driver_errors : bool
-        A page that the driver fails to create, for another reason than a lack of memory, is an
-        error at once. If False, it counts as a lack of memory.
+    counts_private_pools : bool
+        Statistics have the reserved bytes of each private pool, and the requests that were refused
+        without asking the driver.
     lacks : frozenset of str
         Those of the settings in SINCE that it does not have.
     has_host_history : bool
@@ -57,7 +57,7 @@ class Rules:
     rounds_limit: bool = True
     forgets_unsplit: bool = True
     checks_range: bool = True
-    raises_driver_errors: bool = True
+    counts_private_pools: bool = True
     lacks: frozenset[str] = frozenset()
     has_host_history: bool = True
 
@@ -70,7 +70,7 @@ _RULES = {
         rounds_limit=False,
         forgets_unsplit=False,
         checks_range=False,
-        raises_driver_errors=False,
+        counts_private_pools=False,
         lacks=frozenset(SINCE),
         has_host_history=False,
     ),

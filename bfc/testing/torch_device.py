@@ -104,9 +104,12 @@ class StandIn(SubAllocator):
         alignment: int = 2 << 20,
         gap: int = 0,
         reserve_base: int = 1 << 44,
+        placement: str = "rise",
     ) -> None:
         self.total_bytes = capacity
-        self.alignment, self.gap = alignment, gap
+        self.alignment, self.gap, self.base = alignment, gap, base
+        #: "rise": no address comes twice. "reuse": the lowest with room. "fall": below the last.
+        self.placement = placement
         self.live: dict[int, int] = {}
         self.queues: defaultdict[int, Queue] = defaultdict(Queue)
         self.calls: list[Call] = []
@@ -133,11 +136,31 @@ class StandIn(SubAllocator):
         """The address, or None for lack of memory. Any other error is raised."""
         if self._refuses("malloc", nbytes, self._refusal("malloc", nbytes)):
             return None
-        address = -(-self._next // self.alignment) * self.alignment
-        self._next = address + nbytes + self.gap
+        address = self._place(nbytes)
         self.live[address] = nbytes
         self.calls.append(("malloc", nbytes, address))
         return address
+
+    def _place(self, nbytes: int) -> int:
+        if self.placement == "reuse":
+            return self._first_gap(nbytes)
+        if self.placement == "fall":
+            self._next = (self._next - nbytes - self.gap) // self.alignment * self.alignment
+            return self._next
+        address = self._aligned(self._next)
+        self._next = address + nbytes + self.gap
+        return address
+
+    def _first_gap(self, nbytes: int) -> int:
+        address = self._aligned(self.base)
+        for start, size in sorted(self.live.items()):
+            if address + nbytes + self.gap <= start:
+                break
+            address = max(address, self._aligned(start + size + self.gap))
+        return address
+
+    def _aligned(self, address: int) -> int:
+        return -(-address // self.alignment) * self.alignment
 
     def _strike(self, kind: str) -> int:
         """The error that is on order for this call, 0 for none."""
@@ -301,7 +324,7 @@ class StandIn(SubAllocator):
 class Subject:
     """What the model and ours have in common: the device, the slots, and `run`."""
 
-    def __init__(self, **device: int) -> None:
+    def __init__(self, **device: Any) -> None:
         self.device = StandIn(**device)
         self.hold, self.finish = self.device.hold, self.device.finish
         self.finish_events, self.fail_at = self.device.finish_events, self.device.fail_at
@@ -332,6 +355,9 @@ class Subject:
     @answers
     def malloc(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int:
         """The address. 0 bytes have address 0."""
+        return self.place_in_slot(nbytes, stream, slot)
+
+    def place_in_slot(self, nbytes: int, stream: int, slot: int | None) -> int:
         if slot is not None:
             self._slots[slot] = 0
         address = self._malloc(nbytes, stream)

@@ -1,7 +1,8 @@
-"""A slow, obvious twin of PyTorch 2.11's caching allocator: lists, `min()` and no bins.
+"""A slow, obvious twin of PyTorch's caching allocator, 2.11 or 2.15: lists, `min()` and no bins.
 
 It answers as `bench.peers.torch.TorchPeer` does, method for method, so that one history can be run
-on both. It knows no graph captures, and no pools with an allocator of their own. Where upstream
+on both. Of graph captures it knows that they are marked, and no pools have an allocator of their
+own. Where upstream
 goes by the order of a hash table (the streams of events, private pools), it goes by number:
 upstream does the same for the streams 0, 2, 4, 6 and the pools (0, 2), (0, 4), (0, 6), (0, 8).
 Numbers in brackets are the sections of the description of PyTorch's allocator. The part that maps
@@ -10,6 +11,7 @@ and unmaps is `torch_ranges.py`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from bfc.devices import Fence
+from bfc.pytorch.rules import NEWEST, rules_of
 from bfc.pytorch.settings import CachingSettings
 from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_ranges import Ranges
@@ -39,10 +42,12 @@ from bfc.testing.torch_records import (
 from bfc.testing.torch_words import (
     ACTIONS,
     DEFAULT_POOL,
+    REJECTIONS,
     STATS,
     Pool,
     Segment,
     TraceEntry,
+    pool_stats,
 )
 
 #: The switch, which is not among our settings.
@@ -56,6 +61,7 @@ class TorchModel(Subject):
 
     Where the driver fails to map, upstream leaves what it has done so far; with `rolls_back` the
     model undoes that, and counts a private pool's pages and not its mappings, as ours does.
+    `torch` is the version.
     """
 
     device: Any  # `model_runner` puts what records its answers in its place
@@ -65,9 +71,11 @@ class TorchModel(Subject):
         *,
         settings: str | CachingSettings | None = None,
         rolls_back: bool = False,
-        **device: int,
+        torch: str = NEWEST,
+        **device: Any,
     ) -> None:
         super().__init__(**device)
+        self.rules = rules_of(torch)
         self.ranges = Ranges(self)
         self.rolls_back = rolls_back
         self.expandable = False
@@ -88,10 +96,18 @@ class TorchModel(Subject):
         self.lenders: set[Pool] = set()
         self.unsplit: set[Pool] = set()
         self.scopes: list[Scope] = []
+        #: Captures that were begun and not ended, the streams that capture, and the current one.
+        self.captures, self.capturing, self.current_stream = 0, set[int](), 0
+        self.registered = itertools.count()
         self.queues: defaultdict[int, list[tuple[Fence, Chunk]]] = defaultdict(list)
         self.deferred: list[Chunk] = []
         self.numbers: dict[str, Stat] = defaultdict(Stat)
-        self.counters = dict.fromkeys((name for name in STATS if name.startswith("num_")), 0)
+        counted = (name for name in STATS if name.startswith("num_"))
+        self.counters = dict.fromkeys([*counted, REJECTIONS], 0)
+        #: What an observer of rejections is told.
+        self.rejected: list[tuple[int, int, int]] = []
+        #: The private pools that have had memory.
+        self.seen: set[Pool] = set()
         self.max_split_at_start = -1 if self.max_split == UNLIMITED else self.max_split
         self.entries: deque[TraceEntry] | None = None
         self.skipped: frozenset[str] = frozenset()
@@ -128,12 +144,18 @@ class TorchModel(Subject):
 
     # Allocating [2.5 to 2.10]
 
+    @answers
+    def allocate(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int:
+        """As `malloc`; it leaves `stream` the current one."""
+        self.current_stream = stream
+        return self.place_in_slot(nbytes, stream, slot)
+
     def _malloc(self, nbytes: int, stream: int) -> int:
         if nbytes == 0:
             return 0
         if nbytes >= 1 << 60:
             raise Refused("oom", "too much for any device")
-        if not self.scopes:
+        if not self.is_gated:
             self.process_events()
         size = self.round_size(nbytes)
         pool = self.pool_for(size, stream)
@@ -146,8 +168,8 @@ class TorchModel(Subject):
         return self.hand_out(chunk, request).address
 
     def search(self, request: Request, pool: SubPool) -> Chunk | None:
-        """The smallest that is large enough, the lowest address among equals [2.6]; in ranges,
-        holes come first."""
+        """The smallest that is large enough; among equals that of the oldest segment, or with 2.11
+        the lowest address [2.6]; in ranges, holes come first."""
         if self.collects:
             pool.searches += 1
         fitting = [
@@ -172,10 +194,29 @@ class TorchModel(Subject):
         chunk = self.grow(request) or self.borrow(request)
         if chunk is None and self.release_available(request):
             chunk = self.grow(request)
-        if chunk is None and not self.scopes:
+        if chunk is None and not self.is_gated:
             self.release_cached()
             chunk = self.grow(request, again=True)
         return chunk
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether no event is polled and nothing is waited for: while a scope is open [2.15], or
+        with 2.15 while a capture is marked and the current stream captures."""
+        if self.rules.scopes_gate:
+            return bool(self.scopes)
+        return self.captures > 0 and self.current_stream in self.capturing
+
+    def mark_capture(self, begins: bool) -> None:
+        self.captures += 1 if begins else -1
+
+    def capture(self, stream: int, captures: bool = True) -> None:
+        self.current_stream = stream
+        (self.capturing.add if captures else self.capturing.discard)(stream)
+
+    def next_number(self) -> int:
+        """Of a new segment or range, where the order goes by it."""
+        return next(self.registered) if self.rules.by_registration else 0
 
     @property
     def collects(self) -> bool:
@@ -211,6 +252,7 @@ class TorchModel(Subject):
             self.counters["num_alloc_retries"] += 1
         if self.limit is not None and self.reserved + request.grow_by > self.limit:
             return None
+        self.reject_early(request)
         if request.expandable:
             return self.ranges.grow_range(request)
         address = self.device.malloc(request.grow_by)
@@ -219,6 +261,7 @@ class TorchModel(Subject):
         if request.pool.owner is not None:
             request.pool.owner.segments += 1
         chunk = Chunk(address, self.device.live[address], request.stream, request.pool)
+        chunk.number = self.next_number()
         chunk.segment.append(chunk)
         self.segments.append(chunk.segment)
         self.count(chunk.pool, segment=1, reserved_bytes=chunk.size)
@@ -226,6 +269,19 @@ class TorchModel(Subject):
         self.counters["num_device_alloc"] += 1
         self.trace_chunk("segment_alloc", chunk, chunk.size)
         return chunk
+
+    def reject_early(self, request: Request) -> None:
+        """What throw_on_cudamalloc_oom does before the device is asked. It takes the fraction of
+        the settings, not the limit."""
+        total = self.device_bytes
+        most = int(self.settings.per_process_memory_fraction * total)
+        if self.settings.throw_on_cudamalloc_oom and self.reserved + request.grow_by > most:
+            self.counters[REJECTIONS] += 1
+            self.rejected.append((request.grow_by, self.reserved, total))
+            raise Refused("oom", "preemptively rejected")
+
+    def rejections(self) -> list[tuple[int, int, int]]:
+        return list(self.rejected)
 
     def borrow(self, request: Request) -> Chunk | None:
         """Takes a block from a pool that lends to requests which would fail, as if expandable
@@ -291,7 +347,7 @@ class TorchModel(Subject):
         self.count_oversize("allocations", chunk.size, -1)
         if not chunk.uses:
             self.free_chunk(chunk)
-        elif self.scopes:
+        elif self.is_gated:
             self.deferred.append(chunk)
         else:
             self.record_events(chunk)
@@ -338,7 +394,7 @@ class TorchModel(Subject):
         if stream == chunk.stream:
             return
         chunk.uses.add(stream)
-        if self.scopes:
+        if self.is_gated:
             chunk.scope_uses.add(stream)
 
     def record_events(self, chunk: Chunk) -> None:
@@ -372,7 +428,7 @@ class TorchModel(Subject):
     def synchronize(self, owner: PrivatePool | None = None) -> None:
         """Wait for all events, or for those of one private pool's blocks."""
         self.counters["num_sync_all_streams"] += 1
-        if self.scopes:
+        if self.is_gated:
             raise Refused("internal", "a scope is open")
         self.record_deferred()
         for stream in sorted(self.queues):
@@ -402,7 +458,7 @@ class TorchModel(Subject):
         self.ranges.unmap_free(pool)
 
     def release_cached(self, identity: Pool = DEFAULT_POOL) -> None:
-        if identity == DEFAULT_POOL and not self.scopes:
+        if identity == DEFAULT_POOL and not self.is_gated:
             self.synchronize()
             self.release_whole(self.default_pools[1])
             self.release_whole(self.default_pools[0])
@@ -451,7 +507,7 @@ class TorchModel(Subject):
     def apply(self, text: str) -> None:
         switches = EXPANDABLE.findall(text)
         rest = EXPANDABLE.sub("", text).lstrip(",") if switches else text
-        self.settings = self.settings.apply(rest, strict=True)
+        self.settings = self.settings.apply(rest, strict=True, torch=self.rules.version)
         if switches:
             self.expandable = switches[-1] == "True"
 
@@ -459,7 +515,9 @@ class TorchModel(Subject):
     def set_memory_fraction(self, fraction: float) -> None:
         if not 0 <= fraction <= 1:
             raise Refused("internal", "a fraction lies between 0 and 1")
-        self.limit = None if fraction == 1 else int(fraction * self.device_bytes)
+        limit = fraction * self.device_bytes
+        rounds_up = self.rules.rounds_limit and limit - int(limit) >= 0.5
+        self.limit = None if fraction == 1 else int(limit) + rounds_up
 
     @answers
     def memory_fraction(self) -> float:
@@ -501,6 +559,8 @@ class TorchModel(Subject):
     @answers
     def release_pool(self, pool: Pool) -> None:
         self.known_pool(pool).references -= 1
+        if self.rules.forgets_unsplit and not self.pools[pool].references:
+            self.unsplit.discard(pool)
 
     @answers
     def pool_use_count(self, pool: Pool) -> int:
@@ -519,6 +579,11 @@ class TorchModel(Subject):
         for group, amount in changes.items():
             self.numbers[f"{group}.all"].add(amount)
             self.numbers[f"{group}.{pool.kind}"].add(amount)
+        if "reserved_bytes" in changes and pool.owner is not None:
+            self.seen.add(pool.id)
+            name = pool_stats(pool.id)[0].removesuffix(".all.current")
+            self.numbers[f"{name}.all"].add(changes["reserved_bytes"])
+            self.numbers[f"{name}.{pool.kind}"].add(changes["reserved_bytes"])
 
     def count_holes(self, chunk: Chunk, number: int, nbytes: int) -> None:
         """Counts free parts of split segments. Upstream leaves out those of ranges."""
@@ -530,13 +595,16 @@ class TorchModel(Subject):
             self.numbers[f"oversize_{what}"].add(amount)
 
     def stats(self) -> dict[str, int]:
-        """All 122 counters."""
+        """All 122 counters; with 2.15 also the rejections, and those of private pools."""
         values = self.counters | {"max_split_size": self.max_split_at_start}
-        for name in STATS:
+        names = list(STATS)
+        if self.rules.counts_private_pools:
+            names += [REJECTIONS, *(key for pool in sorted(self.seen) for key in pool_stats(pool))]
+        for name in names:
             group, _, figure = name.rpartition(".")
             if name not in values:
                 values[name] = getattr(self.numbers[group], figure)
-        return {name: values[name] for name in STATS}
+        return {name: values[name] for name in names}
 
     @answers
     def reset_peak_stats(self) -> None:

@@ -136,6 +136,8 @@ class Ranges:
         """A block of a range, mapped as far as need be. Where the device has not enough for all of
         it, what was mapped stays as free memory."""
         chunk = self.place_for(request) or self.reserve_range(request)
+        if chunk is None:
+            return None
         if not chunk.mapped and not self.map_chunk(chunk, min(chunk.size, request.size)):
             return None
         while chunk.size < request.size:
@@ -165,16 +167,25 @@ class Ranges:
                 return chunk.segment[at]
         return None
 
-    def reserve_range(self, request: Request) -> Chunk:
-        """A new range of 9/8 of the device, as large as that is now, with nothing mapped."""
+    def reserve_range(self, request: Request) -> Chunk | None:
+        """A new range with nothing mapped: 9/8 of the device, as large as that is now, or less
+        where the settings say so. 2.15 gives one back at once that is smaller than the request."""
         small = request.pool.kind == "small_pool"
         slot = SMALL_SEGMENT if small else self.model.settings.large_segment_size
         total = self.model.device.total_bytes
-        nbytes = round_up(total + total // 8, slot)
+        wanted = self.model.settings.expandable_segments_reserve
+        if isinstance(wanted, float):
+            wanted = int(wanted * total)
+        most = total + total // 8
+        nbytes = round_up(most if wanted is None else min(wanted, most), slot)
         made = Range(self.model.device, nbytes, slot, request.stream, self.model.rolls_back)
+        if self.model.rules.checks_range and nbytes < request.size:
+            self.model.device.unreserve(made.address, nbytes)
+            return None
         chunk = Chunk(
             made.address, nbytes, request.stream, request.pool, [], range=made, mapped=False
         )
+        chunk.number = self.model.next_number()
         chunk.segment.append(chunk)
         self.model.segments.append(chunk.segment)
         request.pool.unmapped.append(chunk)
@@ -207,6 +218,7 @@ class Ranges:
     def beside(self, chunk: Chunk, address: int, size: int, after: bool) -> Chunk:
         """A new record in the same range, before or behind another."""
         made = Chunk(address, size, chunk.stream, chunk.pool, chunk.segment, range=chunk.range)
+        made.number = chunk.number
         chunk.segment.insert(chunk.segment.index(chunk) + after, made)
         return made
 

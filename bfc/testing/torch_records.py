@@ -67,7 +67,10 @@ class SubPool:
         return DEFAULT_POOL if self.owner is None else self.owner.id
 
     def in_order(self) -> list[Chunk]:
-        return sorted(self.free, key=lambda chunk: (chunk.stream, chunk.size, chunk.address))
+        return sorted(
+            self.free,
+            key=lambda chunk: (chunk.stream, chunk.size, chunk.number, chunk.address),
+        )
 
     def put(self, chunk: Chunk) -> None:
         chunk.born = self.searches
@@ -93,6 +96,8 @@ class Chunk:
     #: Where it is a part of an expandable segment; only there, memory may be missing.
     range: Range | None = None
     mapped: bool = True
+    #: Counts segments and ranges as they come; always 0 where that does not matter.
+    number: int = 0
 
     @property
     def is_split(self) -> bool:

@@ -37,12 +37,14 @@ COUNTERS = (
     "num_device_free",
     "max_split_size",
 )
-#: The keys of `TorchPeer.stats`, those of `torch.cuda.memory_stats`.
+#: The keys of `TorchPeer.stats`, those of `torch.cuda.memory_stats`. 2.15 has `REJECTIONS`, too,
+#: and the keys of `pool_stats` for each private pool.
 STATS = (
     *(f"{group}.{pool}.{field}" for group in GROUPS for pool in POOLS for field in FIELDS),
     *(f"oversize_{what}.{field}" for what in ("allocations", "segments") for field in FIELDS),
     *COUNTERS,
 )
+REJECTIONS = "num_oom_rejections"
 ACTIONS = (
     "alloc",
     "free_requested",
@@ -58,6 +60,12 @@ ACTIONS = (
 Pool = tuple[int, int]
 
 DEFAULT_POOL: Pool = (0, 0)
+
+
+def pool_stats(pool: Pool) -> list[str]:
+    """The keys of a private pool's reserved bytes."""
+    name = f"reserved_bytes_by_private_pools.{pool[0]}_{pool[1]}"
+    return [f"{name}.{kind}.{field}" for kind in POOLS for field in FIELDS]
 
 
 @dataclass(frozen=True)

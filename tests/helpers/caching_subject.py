@@ -9,7 +9,7 @@ from typing import Any
 
 import bfc
 from bench.peers.server import Operation
-from bench.peers.torch import TorchPeer
+from bench.peers.torch import NEWEST, TorchPeer
 from bfc.testing.model_runner import segment_from
 from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
@@ -54,9 +54,19 @@ class CommonPeer(Peer):
 class Ours(Subject):
     """`bfc.CachingAllocator(strict=True)` with the methods and the answers of `TorchPeer`."""
 
-    def __init__(self, *, settings: str | None = None, **device: int) -> None:
+    def __init__(self, *, settings: str | None = None, torch: str = NEWEST, **device: Any) -> None:
         super().__init__(**device)
-        self.allocator = bfc.CachingAllocator(self.device, settings=settings or "", strict=True)
+        self.allocator = bfc.CachingAllocator(
+            self.device, settings=settings or "", strict=True, torch=torch
+        )
+
+        self.rejected: list[tuple[int, int, int]] = []
+        self.allocator.attach_oom_rejection_observer(
+            lambda _ordinal, *figures: self.rejected.append(figures)
+        )
+
+    def rejections(self) -> list[tuple[int, int, int]]:
+        return list(self.rejected)
 
     def close(self) -> None:
         """Its books must be in order. Nothing is freed."""

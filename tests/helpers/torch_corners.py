@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 from caching_subject import Ours
 
 from bench.peers.torch import TorchPeer
+from bfc.pytorch.rules import VERSIONS
 from bfc.testing.torch_model import TorchModel
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BASE = 1 << 40
 SIDE, OTHER = 2, 4
 POOL, SECOND_POOL = (0, 1), (0, 2)
-#: The subjects: all have the methods of `TorchPeer`.
-ORIGINAL = pytest.param("original", marks=pytest.mark.peers)
-EVERYONE = [ORIGINAL, "model", "ours"]
-
 Start = Callable[..., Any]
+#: The subjects: all have the methods of `TorchPeer`.
 CLASSES: dict[str, Start] = {"original": TorchPeer, "model": TorchModel, "ours": Ours}
 
+
+def subjects(names: Iterable[str], versions: Iterable[str] = VERSIONS) -> list[Any]:
+    """Parameters for `start`: each of these subjects, under the rules of each version."""
+    return [
+        pytest.param(
+            (name, version),
+            marks=[pytest.mark.peers] if name == "original" else [],
+            id=f"{name}-{version}",
+        )
+        for version in versions
+        for name in names
+    ]
+
+
+EVERYONE = subjects(CLASSES)
 #: For rows where ours does otherwise on purpose.
-upstream = pytest.mark.parametrize("start", [ORIGINAL, "model"], indirect=True)
+upstream = pytest.mark.parametrize("start", subjects(["original", "model"]), indirect=True)
 #: For what the model leaves out as well, and ours does otherwise.
-original = pytest.mark.parametrize("start", [ORIGINAL], indirect=True)
+original = pytest.mark.parametrize("start", subjects(["original"]), indirect=True)
+#: For rows that hold of one version alone.
+of_2_11 = pytest.mark.parametrize("start", subjects(CLASSES, ["2.11"]), indirect=True)
+of_2_15 = pytest.mark.parametrize("start", subjects(CLASSES, ["2.15"]), indirect=True)
+upstream_of_2_11 = pytest.mark.parametrize(
+    "start", subjects(["original", "model"], ["2.11"]), indirect=True
+)
+upstream_of_2_15 = pytest.mark.parametrize(
+    "start", subjects(["original", "model"], ["2.15"]), indirect=True
+)
+original_of_2_11 = pytest.mark.parametrize("start", subjects(["original"], ["2.11"]), indirect=True)
+original_of_2_15 = pytest.mark.parametrize("start", subjects(["original"], ["2.15"]), indirect=True)
 
 
-def started(name: str) -> Iterator[Start]:
+def started(which: tuple[str, str]) -> Iterator[Start]:
     """Starts subjects of one kind, and ends them with the test: the body of a fixture."""
+    name, version = which
     running = []
 
     def start(**options: object) -> Any:
-        running.append(CLASSES[name](**options))
+        running.append(CLASSES[name](torch=version, **options))
         return running[-1]
 
     yield start

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from bench.peers.server import OUT_OF_MEMORY, Failure, Operation
-from bench.peers.torch import ACTIONS, Pool
+from bench.peers.torch import ACTIONS, NEWEST, Pool
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 GIVEN_SEED = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else []
@@ -64,6 +64,7 @@ class Profile:
     resizes: float = 0.0  # of the device
     fails: Sequence[str | None] = (None,)  # the kinds of call that fail; None: any that grows
     drains: bool = True  # frees all blocks before it releases a pool, with expandable segments
+    captures: float = 0.0  # marked captures, which 2.15 knows: for the original and the model
 
 
 TIGHT = (60 * MIB, 100 * MIB, 150 * MIB, 220 * MIB, 300 * MIB, 301 * MIB + 7)
@@ -137,6 +138,20 @@ PROFILES: dict[str, Profile] = {
         settings=KEYS,
         pools=1.2,
         uses=0.3,
+    ),
+    "equals": Profile(  # which of many equal chunks is taken
+        sizes=("equal",),
+        streams=(0, 2),
+        capacities=(100 * MIB, 300 * MIB, 1 * GIB),
+        empties=1.0,
+        pools=0.5,
+    ),
+    "equals_settings": Profile(
+        sizes=("equal", "equal", "large"),
+        capacities=(160 * MIB, 300 * MIB, 1 * GIB),
+        limited=0.7,
+        settings=("max_split", "collection"),
+        empties=0.2,
     ),
     "everything": Profile(
         sizes=("tiny", "small", "medium", "large", "border", "power"),
@@ -224,6 +239,23 @@ EXPANDABLE: dict[str, Profile] = {
         expandable=1.0,
         toggles=0.2,
     ),
+    "x_too_large": Profile(  # requests that no range is large enough for
+        sizes=("medium", "large", "huge"),
+        streams=(0, 2),
+        capacities=TIGHT,
+        expandable=1.0,
+        toggles=0.3,
+        uses=0.3,
+        resizes=0.2,
+        pools=0.3,
+    ),
+    "x_equals": Profile(
+        sizes=("equal", "equal", "large"),
+        capacities=(100 * MIB, 300 * MIB, 1 * GIB),
+        empties=1.0,
+        expandable=0.5,
+        toggles=1.5,
+    ),
     "x_resized": Profile(
         sizes=("small", "medium", "large"),
         streams=(0, 2),
@@ -286,9 +318,63 @@ BROKEN: dict[str, Profile] = {
         drains=False,
     ),
 }
-ALL = PROFILES | EXPANDABLE | BROKEN
-HOMES = dict.fromkeys(PROFILES, "test_caching_beside_pytorch.py") | dict.fromkeys(
-    (*EXPANDABLE, *BROKEN), "test_expandable_beside_pytorch.py"
+#: Of settings that 2.11 does not have.
+NEWER: dict[str, Profile] = {
+    "throws": Profile(
+        sizes=("small", "medium", "large", "border"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 500 * MIB),
+        limited=0.3,
+        fractions=0.2,
+        settings=("throw", "collection", "max_split"),
+        changes=0.3,
+        uses=0.3,
+        pools=0.5,
+        lowers=True,
+    ),
+    "x_throws": Profile(
+        sizes=("small", "medium", "large", "border"),
+        capacities=(*TIGHT, 500 * MIB),
+        fractions=0.2,
+        settings=("throw",),
+        changes=0.3,
+        resizes=0.1,
+        expandable=0.8,
+        toggles=0.3,
+    ),
+    "x_reserve": Profile(
+        sizes=("small", "medium", "large", "large", "huge"),
+        streams=(0, 2),
+        capacities=(*TIGHT, 500 * MIB, 2 * GIB),
+        limited=0.6,
+        settings=("reserve", "collection"),
+        changes=0.2,
+        resizes=0.1,
+        uses=0.3,
+        pools=0.3,
+        expandable=0.9,
+        toggles=0.3,
+    ),
+}
+#: What ours has no part in yet: for the original of 2.15 and the model.
+CAPTURES: dict[str, Profile] = {
+    "captures": Profile(streams=STREAMS, uses=1.5, captures=1.5, capacities=(*TIGHT, 80 * GIB)),
+    "captures_pools": Profile(
+        streams=STREAMS, uses=1.0, captures=1.5, pools=1.5, capacities=(*TIGHT, 80 * GIB)
+    ),
+    "x_captures": Profile(
+        sizes=("small", "medium", "large"),
+        streams=STREAMS,
+        uses=1.0,
+        captures=1.5,
+        capacities=(*TIGHT, 80 * GIB),
+        expandable=0.8,
+        toggles=0.3,
+    ),
+}
+ALL = PROFILES | EXPANDABLE | BROKEN | NEWER | CAPTURES
+HOMES = dict.fromkeys((*PROFILES, *CAPTURES), "test_caching_beside_pytorch.py") | dict.fromkeys(
+    (*EXPANDABLE, *BROKEN, *NEWER), "test_expandable_beside_pytorch.py"
 )
 
 
@@ -305,6 +391,10 @@ def random_size(rng: random.Random, kind: str) -> int:
         return rng.randrange(MIB, 12 * MIB)
     if kind == "large":
         return rng.randrange(10 * MIB, 70 * MIB)
+    if kind == "huge":
+        return rng.randrange(60 * MIB, 500 * MIB)
+    if kind == "equal":
+        return rng.choice((512 * KIB, 4 * MIB, 4 * MIB, 12 * MIB, 24 * MIB))
     if kind == "power":
         power = 1 << rng.randrange(9, 26)
         return power + power * rng.randrange(16) // 16 + rng.choice((-1, 0, 0, 1, 512))
@@ -342,6 +432,12 @@ def random_settings(rng: random.Random, keys: Sequence[str], large: int) -> tupl
             words.append(f"max_non_split_rounding_mb:{large + rng.choice((0, 1, 10, 80))}")
     if "collection" in chosen:
         words.append(f"garbage_collection_threshold:{rng.choice((0.05, 0.3, 0.5, 0.8, 0.95))}")
+    if "throw" in chosen:
+        words.append(f"throw_on_cudamalloc_oom:{rng.random() < 0.8}")
+        if rng.random() < 0.3:
+            words.append(f"per_process_memory_fraction:{rng.choice((0.3, 0.6, 1.0))}")
+    if "reserve" in chosen:
+        words.append(f"expandable_segments_reserve:{rng.choice(('0.1', '0.25', '0.5', '1', '1G'))}")
     if "roundup" in chosen:
         words.append(f"roundup_power2_divisions:{random_divisions(rng)}")
     rng.shuffle(words)
@@ -353,7 +449,7 @@ def random_settings(rng: random.Random, keys: Sequence[str], large: int) -> tupl
 
 @dataclass(frozen=True)
 class History:
-    """`options` make the subject, with `capacity` and `settings`."""
+    """`options` make the subject, with the version `torch`, `capacity` and `settings`."""
 
     profile: str
     seed: int
@@ -373,16 +469,18 @@ class PoolState:
 
 @dataclass
 class Writer:
-    """Writes one history."""
+    """Writes one history, for a version."""
 
     profile: Profile
     rng: random.Random
+    torch: str
     operations: list[Operation] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
     slots: int = 0
     large: int = 20
     deferred: bool = False
+    capturing: int | None = None
     pools: dict[Pool, PoolState] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
@@ -391,13 +489,16 @@ class Writer:
         if profile.expandable:
             on = rng.random() < profile.expandable
             text = f"{text},expandable_segments:{on}".lstrip(",")
-        if rng.random() < profile.limited:
+        if rng.random() < profile.limited and "per_process" not in text:
             fraction = rng.choice((0.3, 0.5, 0.71, 0.9, 1.0))
             text = f"{text},per_process_memory_fraction:{fraction}".lstrip(",")
         return {
             "capacity": rng.choice(profile.capacities),
             "settings": text or None,
             "gap": rng.choice((0, 0, 512, 2 * MIB)),
+            "placement": rng.choice(("rise", "reuse", "fall")),
+            "reserve_base": rng.choice((1 << 44, 1 << 36)),
+            "torch": self.torch,
         }
 
     def write(self, steps: int) -> None:
@@ -412,6 +513,7 @@ class Writer:
             self.change_settings: profile.changes * 0.3,
             self.change_fraction: profile.fractions,
             self.change_pools: profile.pools,
+            self.change_capture: profile.captures,
             self.toggle: profile.toggles * 0.3,
             self.resize: profile.resizes,
             self.do_odd: profile.odd,
@@ -436,13 +538,18 @@ class Writer:
     def in_scope(self) -> bool:
         return any(pool.is_open for pool in self.pools.values())
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether events may be put off: with 2.15 by captures alone."""
+        return self.capturing is not None or (self.torch == "2.11" and self.in_scope)
+
     def allocate(self) -> None:
         self.slots += 1
         nbytes = random_size(self.rng, self.rng.choice(self.profile.sizes))
         name = self.rng.choice(("malloc", "malloc", "allocate"))
         self.do(name, nbytes, self.rng.choice(self.profile.streams), self.slots)
         self.live.append(self.slots)
-        if not self.in_scope:
+        if not self.is_gated:
             self.deferred = False
 
     def free(self) -> None:
@@ -455,17 +562,17 @@ class Writer:
     def must_stay(self, slot: int) -> bool:
         """Upstream records the events of what was freed in a scope in the hash order of its
         records' addresses (PyTorch's behaviour, 2.15), so that there is one at most."""
-        return slot in self.recorded and self.in_scope and self.deferred
+        return slot in self.recorded and self.is_gated and self.deferred
 
     def free_slot(self, slot: int) -> None:
-        if slot in self.recorded and self.in_scope:
+        if slot in self.recorded and self.is_gated:
             self.deferred = True
         self.recorded.discard(slot)
         self.do("free_slot", slot)
 
     def use(self) -> None:
         # Upstream forgets a use that is recorded in a scope and freed there (row 34b).
-        if self.live and not self.in_scope:
+        if self.live and not (self.torch == "2.11" and self.in_scope):
             slot = self.rng.choice(self.live)
             self.recorded.add(slot)
             for _ in range(self.rng.choice((1, 1, 2, 3))):
@@ -478,12 +585,31 @@ class Writer:
 
     def drain(self) -> None:
         """Leaves no live block and no cache but that of private pools."""
+        self.end_capture()
         for pool in self.pools:
             self.close_scope(pool)
         for slot in self.live:
             self.free_slot(slot)
         self.live.clear()
         self.do("empty_cache")
+
+    def change_capture(self) -> None:
+        """Begins a capture, ends it, or makes another stream the current one in it."""
+        if self.capturing is None:
+            self.capturing = self.rng.choice(STREAMS)
+            self.do("mark_capture", True)
+            self.do("capture", self.capturing)
+        elif self.rng.random() < 0.6:
+            self.end_capture()
+        else:
+            other = self.rng.choice(STREAMS)
+            self.do("capture", other, other == self.capturing)
+
+    def end_capture(self) -> None:
+        if self.capturing is not None:
+            self.do("capture", self.capturing, False)
+            self.do("mark_capture", False)
+            self.capturing = None
 
     def empty(self) -> None:
         self.do("empty_cache")
@@ -620,7 +746,7 @@ class Writer:
             state.was_released = True
         state.references -= 1
         self.do("release_pool", pool)
-        if state.was_released and not self.in_scope and self.rng.random() < 0.5:
+        if state.was_released and not self.is_gated and self.rng.random() < 0.5:
             self.do("empty_cache", pool)
 
     def lend(self) -> None:
@@ -657,14 +783,14 @@ class Writer:
         # (PyTorch's behaviour, 2.16), and counts a wait for it each time.
         released = pool in self.pools and self.pools[pool].was_released
         miscounted = self.profile.expandable and self.profile.drains
-        if not (released and (self.in_scope or miscounted)):
+        if not (released and (self.is_gated or miscounted)):
             self.do("empty_cache", pool)
 
 
-def make_history(profile: str, seed: int, steps: int | None = None) -> History:
+def make_history(profile: str, seed: int, steps: int | None = None, torch: str = NEWEST) -> History:
     """The history of this profile and seed, of 60 to 400 steps or as many as are given."""
     rng = random.Random(f"{profile} {seed}")
-    writer = Writer(ALL[profile], rng)
+    writer = Writer(ALL[profile], rng, torch)
     options = writer.options()
     chosen = rng.choice((60, 150, 400))
     writer.write(chosen if steps is None else steps)
@@ -722,14 +848,14 @@ def first_difference(history: History, a: Make, b: Make) -> str | None:
         f"operation {len(own)} is answered differently to {probed[index]!r}; the last ones:\n"
         f"  {before}\n{describe(*answers)}\n"
         f"repeat with BFC_SEED={history.seed} pytest tests/policies/{HOMES[history.profile]} "
-        f"-m 'peers or not peers' -k {history.profile}"
+        f"-m 'peers or not peers' -k '{history.profile} and {history.options['torch']}'"
     )
 
 
-def assert_they_agree(profile: str, seeds: Iterable[int], a: Make, b: Make) -> None:
+def assert_they_agree(profile: str, torch: str, seeds: Iterable[int], a: Make, b: Make) -> None:
     """Both subjects answer alike in the histories of these seeds, or of BFC_SEED."""
     for seed in GIVEN_SEED or seeds:
-        difference = first_difference(make_history(profile, seed), a, b)
+        difference = first_difference(make_history(profile, seed, torch=torch), a, b)
         assert difference is None, difference
 
 

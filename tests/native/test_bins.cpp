@@ -60,7 +60,7 @@ public:
                 "pop_best_fit finds something or nothing");
         if (expected == model_.end()) return;
         require_same(found, *expected);
-        addresses_.erase(found.address);
+        addresses_.erase(found.order);
         model_.erase(expected);
     }
     void compare_ends() const {
@@ -74,9 +74,22 @@ public:
         require(listed.size() == model_.size(), "list() holds every entry");
         auto expected = model_.begin();
         for (const bfc::FreeChunk& entry : listed) {
-            require(Key(entry.size, entry.address) == expected->first, "list() is in order");
+            require(Key(entry.size, entry.order) == expected->first, "list() is in order");
             ++expected;
         }
+    }
+    // Gives each entry another order, as when a pool begins to go by something else than addresses.
+    void reorder(uint64_t mask) {
+        std::vector<bfc::FreeChunk> entries;
+        require(bins_.collect(entries), "collect");
+        for (bfc::FreeChunk& entry : entries) entry.order ^= mask;
+        bins_.sort_again(entries);
+        std::map<Key, uint32_t> model;
+        for (const auto& [key, handle] : model_) model.emplace(Key{key.first, key.second ^ mask}, handle);
+        model_.swap(model);
+        std::set<uint64_t> addresses;
+        for (const uint64_t address : addresses_) addresses.insert(address ^ mask);
+        addresses_.swap(addresses);
     }
     std::map<Key, uint32_t>::iterator any(Random& random) {
         auto found = model_.lower_bound(Key{random_size_, below(random, 1 << 30) << 8});
@@ -87,7 +100,7 @@ public:
 
 private:
     static void require_same(const bfc::FreeChunk& found, const std::pair<const Key, uint32_t>& expected) {
-        require(Key(found.size, found.address) == expected.first, "the best fit");
+        require(Key(found.size, found.order) == expected.first, "the best fit");
         require(found.handle == expected.second, "the right handle");
     }
 
@@ -115,6 +128,7 @@ void mixed(uint64_t seed, int kind, int steps) {
     bool growing = true;
     for (int step = 0; step < steps; ++step) {
         if (below(random, 2000) == 0) growing = !growing;
+        if (below(random, 500) == 0) twins.reorder(below(random, 1 << 22) << 8);
         const uint64_t size = any_size(random, kind);
         twins.look_near(size);
         if (twins.model().empty() || below(random, 10) < (growing ? 7u : 3u))

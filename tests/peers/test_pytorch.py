@@ -37,7 +37,7 @@ def make() -> Iterator[Make]:
     peers = []
 
     def start(**options: object) -> TorchPeer:
-        peers.append(TorchPeer(**options))
+        peers.append(TorchPeer(torch="2.11", **options))
         return peers[-1]
 
     yield start
@@ -798,7 +798,7 @@ def test_a_replay_empties_the_cache_where_the_trace_says_so(seed: int) -> None:
             events.append((0, number, size))
     trace = bfc.Trace(*zip(*events, strict=True))
     for settings in ("", "expandable_segments:True", "garbage_collection_threshold:0.5"):
-        with TorchPeer(capacity=900 * MIB, settings=settings) as peer:
+        with TorchPeer(capacity=900 * MIB, settings=settings, torch="2.11") as peer:
             addresses, _ = peer.replay(trace.op, trace.id, trace.size)
             peak = peer.stats()["reserved_bytes.all.peak"]
         source = bfc.SimulatedSubAllocator(900 * MIB)

@@ -20,7 +20,7 @@ def kind_of(answer: object) -> str | None:
 
 
 def test_every_call_stands_in_the_log_with_its_bytes_and_address() -> None:
-    with TorchPeer(settings="expandable_segments:True", capacity=200 * MIB) as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True", capacity=200 * MIB) as peer:
         address = peer.malloc(25 * MIB, 2)
         assert address == RANGE
         peer.free(address)
@@ -43,7 +43,7 @@ def test_every_call_stands_in_the_log_with_its_bytes_and_address() -> None:
 
 
 def test_reservations_lie_end_to_end() -> None:
-    with TorchPeer(settings="expandable_segments:True", capacity=200 * MIB) as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True", capacity=200 * MIB) as peer:
         addresses = [peer.malloc(512), peer.malloc(4 * MIB), peer.malloc(512, 2)]
         assert addresses == [RANGE, RANGE + 226 * MIB, RANGE + 466 * MIB]
 
@@ -51,7 +51,7 @@ def test_reservations_lie_end_to_end() -> None:
 @pytest.mark.parametrize("kind", ["reserve", "create", "map", "access"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_one_kind_of_call_fails_on_order(kind: str, n: int) -> None:
-    with TorchPeer(settings="expandable_segments:True", fabric=False) as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True", fabric=False) as peer:
         peer.fail_at(n, UNKNOWN, kind)
         answers = [peer.malloc(25 * MIB, stream) for stream in (0, 2)]
         once_a_request = kind in ("reserve", "access")
@@ -65,7 +65,7 @@ def test_one_kind_of_call_fails_on_order(kind: str, n: int) -> None:
 
 
 def test_an_unmapping_fails_on_order() -> None:
-    with TorchPeer(settings="expandable_segments:True") as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True") as peer:
         peer.free(peer.malloc(25 * MIB))
         peer.fail_at(2, UNKNOWN, "unmap")
         assert kind_of(peer.empty_cache()) == "driver"
@@ -75,7 +75,7 @@ def test_an_unmapping_fails_on_order() -> None:
 
 def test_without_fabric_handles_an_error_of_the_driver_is_raised_at_once() -> None:
     # (PyTorch's behaviour, EX-32)
-    with TorchPeer(settings="expandable_segments:True", fabric=False) as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True", fabric=False) as peer:
         peer.malloc(4 * MIB)
         before = peer.stats(), peer.snapshot()
         peer.fail_at(1, UNKNOWN, "create")
@@ -85,7 +85,7 @@ def test_without_fabric_handles_an_error_of_the_driver_is_raised_at_once() -> No
 
 def test_with_fabric_handles_any_error_of_a_creation_is_a_lack_of_memory() -> None:
     # (PyTorch's behaviour, EX-33)
-    with TorchPeer(settings="expandable_segments:True") as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True") as peer:
         peer.malloc(4 * MIB)
         peer.fail_at(1, UNKNOWN, "create")
         assert peer.malloc(60 * MIB) == RANGE + 4 * MIB
@@ -94,7 +94,7 @@ def test_with_fabric_handles_any_error_of_a_creation_is_a_lack_of_memory() -> No
 
 def test_a_pool_with_an_allocator_of_its_own_has_ordinary_segments() -> None:
     # (PyTorch's behaviour, EX-45)
-    with TorchPeer(settings="expandable_segments:True") as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True") as peer:
         peer.create_pool((0, 2), own_allocator=True)
         peer.begin_pool((0, 2))
         address = peer.malloc(4 * MIB)
@@ -104,14 +104,14 @@ def test_a_pool_with_an_allocator_of_its_own_has_ordinary_segments() -> None:
 
 
 def test_an_order_for_any_call_that_takes_memory_counts_pages_too() -> None:
-    with TorchPeer(settings="expandable_segments:True") as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True") as peer:
         peer.fail_at(2)
         assert peer.malloc(60 * MIB) == RANGE
         assert [call[2] for call in peer.calls if call[0] == "create"] == [1, None, 2, 3, 4]
 
 
 def test_the_device_can_be_made_smaller_or_larger() -> None:
-    with TorchPeer(settings="expandable_segments:True", capacity=100 * MIB) as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True", capacity=100 * MIB) as peer:
         peer.malloc(20 * MIB)
         peer.resize(30 * MIB)
         assert kind_of(peer.malloc(20 * MIB)) == "oom"
@@ -124,7 +124,7 @@ def test_the_device_can_be_made_smaller_or_larger() -> None:
 
 def test_the_text_names_what_is_missing_and_proposes_what_is_on_already() -> None:
     # (PyTorch's behaviour, EX-48)
-    with TorchPeer(settings="expandable_segments:True", capacity=50 * MIB) as peer:
+    with TorchPeer(torch="2.11", settings="expandable_segments:True", capacity=50 * MIB) as peer:
         peer.malloc(30 * MIB)
         answer = peer.malloc(60 * MIB)
     assert isinstance(answer, Failure)

@@ -1,5 +1,5 @@
-"""PyTorch 2.11's compiled caching allocator, our strict one, and the model: told the same, they
-answer the same.
+"""PyTorch's compiled caching allocators of 2.11 and 2.15, our strict one, and the model: told the
+same, they answer the same.
 
 Compared are every address and refusal, all statistics and snapshots on the way, and at the end the
 driver's log, with events recorded, asked and waited for, and the trace. `BFC_SEED=n` repeats the
@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from caching_subject import Ours, Peer
+from caching_subject import CommonPeer, Ours, Peer
 from torch_histories import (
+    CAPTURES,
     PROFILES,
     Subject,
     assert_they_agree,
@@ -25,31 +26,43 @@ from torch_histories import (
 
 from bench.peers.server import Operation
 from bench.peers.torch import TorchPeer
+from bfc.pytorch.rules import VERSIONS
 from bfc.testing.torch_model import TorchModel
 
 MIB = 1 << 20
 
 profiles = pytest.mark.parametrize("profile", PROFILES)
+versions = pytest.mark.parametrize("torch", VERSIONS)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
+@versions
 @profiles
-def test_ours_is_the_model(profile: str) -> None:
-    assert_they_agree(profile, range(12), TorchModel, Ours)
+def test_ours_is_the_model(profile: str, torch: str) -> None:
+    assert_they_agree(profile, torch, range(8), TorchModel, Ours)
 
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
+@versions
 @profiles
-def test_the_model_is_the_peer(profile: str) -> None:
-    assert_they_agree(profile, range(40), TorchModel, Peer)
+def test_the_model_is_the_peer(profile: str, torch: str) -> None:
+    assert_they_agree(profile, torch, range(30), TorchModel, Peer)
 
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
+@versions
 @profiles
-def test_ours_is_the_peer(profile: str) -> None:
-    assert_they_agree(profile, range(100, 180), Peer, Ours)
+def test_ours_is_the_peer(profile: str, torch: str) -> None:
+    assert_they_agree(profile, torch, range(100, 150), Peer, Ours)
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("torch_peer")
+@pytest.mark.parametrize("profile", CAPTURES)
+def test_the_model_captures_as_the_peer_does(profile: str) -> None:
+    assert_they_agree(profile, "2.15", range(30), TorchModel, CommonPeer)
 
 
 @pytest.mark.peers
@@ -74,7 +87,7 @@ def test_the_model_forgets_what_the_peer_forgets(recorded: str, freed: str) -> N
         ("stats",),
         ("calls",),
     ]
-    subjects = TorchModel(), Peer()
+    subjects = TorchModel(torch="2.11"), Peer(torch="2.11")
     first, second = (subject.run(operations) for subject in subjects)
     subjects[1].close()
     assert first == second

@@ -17,6 +17,7 @@ from torch_histories import PROFILES, History, make_history, run_alone
 
 import bfc
 from bench.peers.server import Operation
+from bench.peers.torch import NEWEST
 
 KIB, MIB = 1 << 10, 1 << 20
 SIDE = 4
@@ -56,7 +57,7 @@ def test_what_streams_gave_back_is_looked_at_only_after_the_device_was_asked(str
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_scope_keeps_what_other_streams_used_until_a_refusal(strict: bool) -> None:
-    device, allocator = with_held_work(60 * MIB, strict=strict)
+    device, allocator = with_held_work(60 * MIB, strict=strict, torch="2.11")
     with bfc.use_mem_pool(bfc.MemPool(allocator)):
         block = allocator.allocate_raw(30 * MIB)
         used_on_the_side(allocator, block)
@@ -72,10 +73,10 @@ def test_a_scope_keeps_what_other_streams_used_until_a_refusal(strict: bool) -> 
 class Default(Ours):
     """But for the switch that collects where upstream does not."""
 
-    def __init__(self, *, settings: str | None = None, **device: int) -> None:
-        super().__init__(settings=settings, **device)
+    def __init__(self, *, settings: str | None = None, torch: str = NEWEST, **device: Any) -> None:
+        super().__init__(settings=settings, torch=torch, **device)
         self.allocator = bfc.CachingAllocator(
-            self.device, settings=settings or "", collect_without_limit=False
+            self.device, settings=settings or "", collect_without_limit=False, torch=torch
         )
 
 

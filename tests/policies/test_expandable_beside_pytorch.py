@@ -1,5 +1,5 @@
-"""PyTorch 2.11's compiled caching allocator with expandable segments, our strict one, and the
-model: told the same, they answer the same.
+"""PyTorch's compiled caching allocators with expandable segments, our strict one, and the model:
+told the same, they answer the same.
 
 Compared are every address and refusal, all statistics and snapshots on the way, and at the end each
 call of the driver, in order, and the trace. The device has no fabric handles: upstream then raises
@@ -18,6 +18,7 @@ from torch_corners import MIB, POOL, failed
 from torch_histories import (
     BROKEN,
     EXPANDABLE,
+    NEWER,
     Make,
     assert_they_agree,
     first_difference,
@@ -27,10 +28,12 @@ from torch_histories import (
 
 from bench.peers.server import Operation
 from bench.peers.torch import Pool
+from bfc.pytorch.rules import VERSIONS
 from bfc.testing.torch_model import TorchModel
 from bfc.testing.torch_records import Chunk, Request
 
 profiles = pytest.mark.parametrize("profile", EXPANDABLE)
+versions = pytest.mark.parametrize("torch", VERSIONS)
 
 
 class RollsBack(TorchModel):
@@ -42,22 +45,38 @@ class RollsBack(TorchModel):
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
+@versions
 @profiles
-def test_the_model_is_the_peer(profile: str) -> None:
-    assert_they_agree(profile, range(20), TorchModel, CommonPeer)
+def test_the_model_is_the_peer(profile: str, torch: str) -> None:
+    assert_they_agree(profile, torch, range(20), TorchModel, CommonPeer)
 
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
+@versions
 @profiles
-def test_ours_is_the_peer(profile: str) -> None:
-    assert_they_agree(profile, range(20), CommonPeer, Ours)
+def test_ours_is_the_peer(profile: str, torch: str) -> None:
+    assert_they_agree(profile, torch, range(20), CommonPeer, Ours)
 
 
 @pytest.mark.sampled
+@versions
 @pytest.mark.parametrize("profile", EXPANDABLE | BROKEN)
-def test_ours_is_the_model(profile: str) -> None:
-    assert_they_agree(profile, range(20), RollsBack, Ours)
+def test_ours_is_the_model(profile: str, torch: str) -> None:
+    assert_they_agree(profile, torch, range(12), RollsBack, Ours)
+
+
+@pytest.mark.parametrize("profile", NEWER)
+def test_ours_has_the_settings_of_2_15(profile: str) -> None:
+    assert_they_agree(profile, "2.15", range(8), RollsBack, Ours)
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("torch_peer")
+@pytest.mark.parametrize("make", [TorchModel, Ours])
+@pytest.mark.parametrize("profile", NEWER)
+def test_the_settings_of_2_15_do_what_the_peer_does(profile: str, make: Make) -> None:
+    assert_they_agree(profile, "2.15", range(20), CommonPeer, make)
 
 
 # The histories and the model themselves ----------------------------------------------------------
@@ -119,6 +138,7 @@ def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
                 )
             elif operation == ("stats",):
                 seen["oversize"] += answer["oversize_allocations.current"] > 0
+                seen["rejected"] += answer["num_oom_rejections"] > 0
     return seen
 
 
@@ -133,6 +153,10 @@ def what_happened(profile: str, seeds: Iterable[int]) -> Counter[str]:
         ("x_pools", ["unmap", "a failure: oom"]),
         ("x_failures", ["create-", "reserve-", "a failure: driver", "a failure: oom"]),
         ("x_resized", ["a failure: oom", "unmap"]),
+        ("x_too_large", ["unreserve", "a failure: oom"]),
+        ("throws", ["rejected", "a failure: oom", "free"]),
+        ("x_throws", ["rejected", "unmap"]),
+        ("x_reserve", ["unreserve", "a failure: oom", "unmap"]),
         ("x_broken", ["map-", "access-", "a failure: driver"]),
         ("x_released", ["unmap", "live in a released pool"]),
     ],

@@ -1,7 +1,8 @@
 """The corner cases of PyTorch's caching policy by number: rows 1 to 53.
 
-Each runs on PyTorch 2.11's compiled allocator, on the model of it that the random tests use, and
-on ours in strict mode. `test_pytorch_behaviour_of_pools.py` has the further rows, and
+Each runs on the compiled allocators of PyTorch 2.11 and 2.15, on the model of them that the random
+tests use, and on ours in strict mode. `test_pytorch_versions.py` has the rows of 2.15 that differ.
+`test_pytorch_behaviour_of_pools.py` has the further rows, and
 `test_differences_from_pytorch.py` those where ours does otherwise on purpose.
 """
 
@@ -29,7 +30,9 @@ from torch_corners import (
     failed,
     free_after,
     layout,
+    of_2_11,
     original,
+    original_of_2_11,
     pending,
     polled,
     pool_with,
@@ -42,7 +45,7 @@ from torch_corners import (
     started,
     states,
     take,
-    upstream,
+    upstream_of_2_11,
 )
 
 
@@ -155,7 +158,7 @@ def equal_holes(subject: Any) -> tuple[int, int]:
     return blocks[2], blocks[7]
 
 
-@original
+@original_of_2_11
 @pytest.mark.parametrize("private", [False, True], ids=["default", "private"])
 def test_row_18_of_equal_sizes_the_lower_address_wins(start, private):
     subject = start(addresses=[BASE + GIB, BASE])
@@ -166,7 +169,7 @@ def test_row_18_of_equal_sizes_the_lower_address_wins(start, private):
     assert take(subject, 4 * MIB) == newer
 
 
-@original
+@original_of_2_11
 def test_row_18_with_an_allocator_of_its_own(start):
     subject = start(addresses=[BASE + GIB, BASE])
     subject.create_pool(POOL, own_allocator=True)
@@ -382,6 +385,7 @@ def test_row_33b_emptying_waits(start):
     assert costs(subject, waits=2)
 
 
+@of_2_11
 def test_row_34_a_scope_defers_what_is_recorded_in_it(start):
     subject = start()
     subject.hold(SIDE)
@@ -393,7 +397,7 @@ def test_row_34_a_scope_defers_what_is_recorded_in_it(start):
     assert (recorded(subject), polled(subject)) == ([], 0)
 
 
-@upstream
+@upstream_of_2_11
 def test_row_34b_what_a_scope_deferred_is_forgotten(start):
     subject = start()
     subject.hold(SIDE)
@@ -407,6 +411,7 @@ def test_row_34b_what_a_scope_deferred_is_forgotten(start):
     assert take(subject, 30 * MIB) == block
 
 
+@of_2_11
 def test_row_34b_recorded_or_freed_outside(start):
     subject = start()
     subject.hold(SIDE)
@@ -423,6 +428,7 @@ def test_row_34b_recorded_or_freed_outside(start):
     assert recorded(subject) == [SIDE, SIDE]
 
 
+@of_2_11
 @pytest.mark.parametrize("streams", ["none", OTHER])
 def test_row_34c_a_scope_gates_everyone(start, streams):
     subject = start(capacity=100 * MIB)
@@ -460,6 +466,7 @@ def test_row_37_a_limit_of_nothing(start):
     assert take(subject, 1) == block
 
 
+@of_2_11
 def test_row_37b_the_limit_is_truncated(start):
     total = 6 * MIB + 1
     subject = start(capacity=total)

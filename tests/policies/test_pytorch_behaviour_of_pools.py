@@ -28,7 +28,9 @@ from torch_corners import (
     failed,
     free_after,
     layout,
+    of_2_11,
     original,
+    original_of_2_11,
     pending,
     pool_with,
     pools,
@@ -88,6 +90,7 @@ def test_row_56_a_pool_in_use_is_not_emptied(start):
     assert pools(subject) == [POOL]
 
 
+@of_2_11
 def test_row_56_nor_are_the_default_ones_inside_a_scope(start):
     subject = start()
     cache(subject, 30 * MIB)
@@ -138,6 +141,7 @@ def test_row_56b_leaves_other_pools_alone_that_hold_nothing(start):
     assert costs(subject, waits=2)
 
 
+@of_2_11
 def test_row_56b_by_id_inside_another_scope(start):
     subject = start()
     pool_with(subject, 30 * MIB)
@@ -176,6 +180,7 @@ def test_row_59_a_pool_that_does_not_split(start):
     assert layout(subject) == [[20 * MIB], [20 * MIB], [2 * MIB]]
 
 
+@of_2_11
 def test_row_59_is_remembered_and_may_be_the_default_one(start):
     subject = start()
     subject.set_no_split(POOL)
@@ -240,7 +245,7 @@ def test_row_60d_a_lender_in_use_elsewhere(start):
     assert subject.pool_use_count(POOL) == references + 1
 
 
-@original
+@original_of_2_11
 def test_row_61_an_allocator_of_its_own_that_refuses(start):
     subject = start(capacity=50 * MIB)
     subject.create_pool(POOL, own_allocator=True)

@@ -25,6 +25,8 @@ cdef struct Span:                   # whole slots
 @cython.final
 cdef class ExpandableSegments(AddressRanges):
     cdef bint strict                    # each slot is unmapped by a call of its own, and has PyTorch's size
+    cdef bint checks_range              # a range that is smaller than the request is given back at once
+    cdef object wanted_reserve          # the addresses of a range: a fraction of the memory, or bytes; None: 9/8 of it
 
     cdef Page page_at(self, AddressRange range, uint64_t ptr)
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
@@ -33,7 +35,9 @@ cdef class ExpandableSegments(AddressRanges):
     cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes)
     cdef bint is_on_its_way(self, Growing* growing) noexcept
     cdef int choose_start(self, Growing* growing)
-    cdef int reserve_for(self, Growing* growing) except -1
+    cdef bint reserve_for(self, Growing* growing) except -1
+    cdef uint64_t bytes_to_reserve(self, uint64_t total)
+    cdef int reserve_in_vain(self, AddressRange range) except -1
     cdef void sort_last(self) noexcept
     cdef AddressRange range_of(self, uint64_t ptr)
     cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1

@@ -15,7 +15,8 @@ from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED,
 from bfc.allocators._changes cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport (
-    AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, TagTransition, round_up_to,
+    AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, TagTransition, call_reserve, raise_faults,
+    round_up_to,
 )
 from bfc.allocators.mapping._sleep cimport add_run, take_over_transitions
 
@@ -153,9 +154,8 @@ cdef class ExpandableSegments(AddressRanges):
             return self.map_front(handle, nbytes)
         if growing.has_reserved:
             return False    # the device says that it has less memory than it has given
-        self.reserve_for(growing)
-        growing.has_reserved = True
-        return True
+        growing.has_reserved = self.reserve_for(growing)
+        return growing.has_reserved
 
     cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes):
         """The unmapped chunk whose first `nbytes` come next, or NO_CHUNK. Needs the lock."""
@@ -207,8 +207,8 @@ cdef class ExpandableSegments(AddressRanges):
                     return 0
         return 0
 
-    cdef int reserve_for(self, Growing* growing) except -1:
-        """Reserves addresses for all of the device's memory, and an eighth more (PyTorch's behaviour, 11.2)."""
+    cdef bint reserve_for(self, Growing* growing) except -1:
+        """Reserves addresses for a range (PyTorch's behaviour, 11.2). False: they would be too few for the request."""
         cdef object sub_allocator = self.source.sub_allocator
         cdef AddressRange range = AddressRange()
         _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
@@ -216,12 +216,39 @@ cdef class ExpandableSegments(AddressRanges):
         acquire_lock(self.lock[0])
         range.stream = range.asked_of = self.pool.bin_sets[growing.bin_set].lane.stream
         self.lock.release()
-        range.nbytes = round_up_to(total + total // 8, range.slot)
+        range.nbytes = round_up_to(self.bytes_to_reserve(total), range.slot)
         range.bin_set = growing.bin_set
         range.holes.reserve(2)
+        if self.checks_range and range.nbytes < growing.size:
+            if self.strict:
+                self.reserve_in_vain(range)
+            return False
         self.reserve(range)
         growing.start = range.holes[0]      # unmapped: only this thread touches it
         growing.ptr = range.ptr
+        return True
+
+    cdef uint64_t bytes_to_reserve(self, uint64_t total):
+        """As the setting wants it, at most the device's memory and an eighth more."""
+        cdef uint64_t most = total + total // 8
+        if self.wanted_reserve is None:
+            return most
+        wanted = self.wanted_reserve
+        return min(int(wanted * total) if isinstance(wanted, float) else wanted, most)
+
+    cdef int reserve_in_vain(self, AddressRange range) except -1:
+        """Reserves a range and gives it back, as PyTorch does where it is too small. It never gets into the pool."""
+        cdef Faults faults = Faults()
+        self.ranges.append(range)       # makes room in the list before there are addresses
+        try:
+            self.add_calls(1)
+            range.ptr = call_reserve(self.source.sub_allocator, range.nbytes)
+        except BaseException:
+            self.remove(range)
+            raise
+        self.sort_last()
+        self.unreserve(range, faults)
+        raise_faults(self.source.sub_allocator, faults)
         return 0
 
     cdef int take_in(self, AddressRange range) except -1:
