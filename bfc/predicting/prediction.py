@@ -174,7 +174,10 @@ class Prediction:
     def peak(self) -> Peak:
         """The moment at which most was live, and whose memory it was.
 
-        Raises RuntimeError if nothing was allocated on the GPU.
+        Raises
+        ------
+        RuntimeError
+            If nothing was allocated on the GPU.
         """
         trace = self.trace
         if self._peak is None:

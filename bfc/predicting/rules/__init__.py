@@ -13,6 +13,11 @@ sorting.py            sorting, choosing and sampling
 attention.py          the kernels of scaled_dot_product_attention
 sdpa_choice.py        which of them a GPU takes
 sdpa.py               attention as the GPU would run it
+convolution.py        convolutions, as cuDNN does them
+recurrent.py          recurrent networks, which cuDNN computes in one call
+choices.py            what PyTorch decides by asking what a tensor is
+distributed.py        the memory of one process among several
+unknowable.py         operators whose kernels take memory that only a GPU knows
 """
 
 from bfc.predicting.rules import (
