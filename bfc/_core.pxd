@@ -58,7 +58,8 @@ cdef struct Region:
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
     uint32_t number                 # rises from each region to the next one that comes; see Pool.prefers_older
 
-# What stands in forward.hpp has a header of its own (bins.hpp, ...), which the modules that look inside name.
+# What is declared in forward.hpp and parts.hpp has a header of its own (bins.hpp, starts.hpp, ...), which the modules that
+# look inside or call its functions name.
 cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct FreeChunk:
         uint64_t size
@@ -79,7 +80,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         cbool collect(vector[FreeChunk]& out)
         void sort_again(vector[FreeChunk]& entries)
 
-cdef extern from "starts.hpp" namespace "bfc" nogil:
+cdef extern from "parts.hpp" namespace "bfc" nogil:
     cdef cppclass Starts:
         cbool reserve()
         cbool reserve_at_all_costs()
@@ -89,13 +90,13 @@ cdef extern from "starts.hpp" namespace "bfc" nogil:
         size_t count()
         size_t bytes()
 
-cdef extern from "reasons.hpp" namespace "bfc" nogil:
+cdef extern from "parts.hpp" namespace "bfc" nogil:
     cdef cppclass Reasons:
         cbool none()
         cbool has(uint32_t any_of)
         void put(uint32_t bit, cbool is_set)
 
-cdef extern from "pending_frees.hpp" namespace "bfc" nogil:
+cdef extern from "parts.hpp" namespace "bfc" nogil:
     cdef enum PendingReason:
         LOCK_TAKEN "bfc::kLockTaken"
         NOT_IDLE "bfc::kNotIdle"
@@ -116,7 +117,7 @@ cdef extern from "pending_frees.hpp" namespace "bfc" nogil:
         void try_failed_again()
         void clear()
 
-cdef extern from "owners.hpp" namespace "bfc" nogil:
+cdef extern from "parts.hpp" namespace "bfc" nogil:
     cdef struct Tracing:
         unsigned int domain
         int (*tell)(unsigned int domain, uintptr_t ptr, size_t size) noexcept nogil
@@ -256,7 +257,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void note_chunk(size_t slot, uint32_t chunk)
         size_t bytes()
 
-cdef extern from "torch_sizes.hpp" namespace "bfc" nogil:
+cdef extern from "parts.hpp" namespace "bfc" nogil:
     cdef cppclass TorchSizes:
         uint64_t large_segment
         uint64_t granularity

@@ -23,7 +23,10 @@ cdef extern from *:
     #include <new>
 
     #include "bins.hpp"
+    #include "owners.hpp"
+    #include "pending_frees.hpp"
     #include "starts.hpp"
+    #include "torch_sizes.hpp"
     static inline bfc::Bins* bfc_new_bins() noexcept { return new (std::nothrow) bfc::Bins(); }
 
     // The chunk in use that starts at the address; Chunk is the struct of _core.pxd.

@@ -65,6 +65,8 @@ cdef extern from "debug.h":
 
 cdef extern from "history.hpp":
     pass
+cdef extern from "owners.hpp":
+    pass
 cdef extern from "usage.hpp":
     pass
 cdef extern from "pool_usage.hpp":

@@ -24,6 +24,8 @@ cdef extern from "bins.hpp":
     pass
 cdef extern from "history.hpp":
     pass
+cdef extern from "owners.hpp":
+    pass
 cdef extern from "page_bitmap.hpp":
     pass
 cdef extern from "usage.hpp":

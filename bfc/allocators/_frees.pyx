@@ -23,6 +23,9 @@ from bfc.allocators._fences cimport Fences, PendingFence, some_wait
 
 from bfc.errors import out_of_host_memory
 
+cdef extern from "pending_frees.hpp":
+    pass
+
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
 PUT_OFF = "a free that was put off, and that release_free_regions() tries again"

@@ -24,6 +24,10 @@ from bfc.allocators._changes cimport carve, has_records, make_free
 
 cdef extern from "bins.hpp":
     pass
+cdef extern from "owners.hpp":
+    pass
+cdef extern from "starts.hpp":
+    pass
 cdef extern from "usage.hpp":
     pass
 cdef extern from "page_bitmap.hpp":

@@ -19,6 +19,8 @@ from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 from bfc.errors import ClosedError, out_of_host_memory
 
+cdef extern from "owners.hpp":
+    pass
 cdef extern from "timeline.hpp":
     pass
 

@@ -235,6 +235,10 @@ cdef StitchedView* view_of(Pages pages, ChunkHandle handle) noexcept nogil:
 
 cdef extern from "bins.hpp":
     pass
+cdef extern from "owners.hpp":
+    pass
+cdef extern from "starts.hpp":
+    pass
 cdef extern from "usage.hpp":
     pass
 cdef extern from "page_bitmap.hpp":

@@ -15,6 +15,9 @@ from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
+cdef extern from "owners.hpp":
+    pass
+
 cdef enum:
     POLLS = 100     # of 1 ms
 

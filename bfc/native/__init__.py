@@ -7,6 +7,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     nothrow.hpp         containers that answer False where the host has no memory
     nothrow.pxd         the same, for Cython
     reasons.hpp         why a call of an allocator has more to do than ask the pool
+    parts.hpp           what lies inside a pool as a value, declared
     pending_frees.hpp   frees that were left to a later call
     lock.hpp            the lock of an allocator
     owner_scopes.hpp    scopes of owners, for threads without the GIL

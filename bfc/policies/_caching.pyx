@@ -37,6 +37,9 @@ from bfc.pytorch.rules import rules_of
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
 
+cdef extern from "torch_sizes.hpp":
+    pass
+
 
 cdef int attach(list attached, function, str kind) except -1:
     if not callable(function):

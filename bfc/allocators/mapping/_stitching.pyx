@@ -35,6 +35,8 @@ from bfc.errors import SubAllocatorError, out_of_host_memory
 
 cdef extern from "page_bitmap.hpp":
     pass
+cdef extern from "starts.hpp":
+    pass
 
 cdef enum:
     ANY_LENGTH = 0xFFFFFFFF             # of a run
