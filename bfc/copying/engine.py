@@ -38,7 +38,19 @@ WIDE_ROW = 256
 def run(dst: Any, src: Any, non_blocking: bool, named: Any, conj: bool, neg: bool) -> None:
     """`bfc.copy`, without its fast path in `_fast.pyx`."""
     handle = _told(named)
-    to, source = view_of(dst, writes=True, stream=handle), view_of(src, stream=handle)
+    to = view_of(dst, writes=True, stream=handle)
+    source = to
+    try:
+        source = view_of(src, stream=handle)
+        _check_and_copy(to, source, non_blocking, named, conj, neg)
+    finally:
+        to.held.clear()
+        source.held.clear()
+
+
+def _check_and_copy(
+    to: View, source: View, non_blocking: bool, named: Any, conj: bool, neg: bool
+) -> None:
     _host.refuse_objects(to.dtype, source.dtype)
     conj, neg = bool(conj) and source.dtype.kind == "c", bool(neg)
     if neg and source.dtype.kind not in "iufc":
@@ -53,7 +65,7 @@ def run(dst: Any, src: Any, non_blocking: bool, named: Any, conj: bool, neg: boo
     if stands_still(to.shape, to.strides):
         _host.refuse_shared_places()
     if source.dtype.kind == "c" and to.dtype.kind in _host.REAL:
-        _host.warn_of_imaginary(3)
+        _host.warn_of_imaginary(4)
         conj = False
     change = kernels.CONJUGATE * conj | kernels.NEGATE * neg
     _route(to, source, change, non_blocking, named)

@@ -53,12 +53,10 @@ def _of_buffer(buffer: Buffer, _thing: Any, _stream: int) -> View:
     if device.kind in CUDA:
         return view
     if device.kind in HOST:
-        memory: Any = root
-        flat = np.frombuffer(memory, dtype, view.items) if root.nbytes else np.empty(0, dtype)
-        view.array = flat.reshape(shape)
-        if view.readonly:
-            view.array.flags.writeable = False
-        return view
+        if root.nbytes:
+            memory: Any = root
+            view.held.append(memoryview(memory))
+        return with_array(view)
     if device.kind != "opencl":
         raise TypeError(f"memory on {device} has no bytes to copy")
     if root.nbytes:
@@ -72,7 +70,7 @@ def _find_in_opencl(view: View, root: Buffer) -> None:
     if source.svm:
         _refuse_gone(root)  # DLPack has no shared virtual memory, so there is no capsule to hold
     else:
-        view.owner = (view.owner, root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
+        view.held.append(root.__dlpack__(stream=-1, max_version=(1, 0)))  # or ClosedError
     view.context = source.context
     if not source.svm:
         view.memory, view.address = source.locate(view.address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,9 @@ class View:
     buffer: Buffer | None = None  # its allocator must learn which streams use it
     events: Any = None  # the pyopencl.Array that keeps a list of events
     owner: Any = None  # kept until the copy is done
+    #: What keeps a `bfc.Buffer` from being freed meanwhile. Views made from this one share it. At
+    #: the end it is cleared: a debugger or a profiler may keep the frames of the copy.
+    held: list[object] = field(default_factory=list)
 
     @property
     def items(self) -> int:

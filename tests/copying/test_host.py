@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import sys
 import warnings
 
 import numpy as np
@@ -289,4 +290,21 @@ def test_a_copy_holds_no_memory_afterwards():
     bfc.copy(buffer, np.arange(8, dtype="u1"))
     bfc.copy(np.zeros(8, "u1"), buffer)
     buffer.free()  # a view of it would be a BufferError
+    assert allocator.stats().bytes_in_use == 0
+
+
+def test_a_copy_whose_frames_a_profiler_keeps_holds_no_memory_afterwards():
+    """A sampler of stacks, as in each worker of Dask, has frames alive when they have returned."""
+    allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
+    buffer, frames = allocator.allocate(8), []
+    sys.setprofile(lambda frame, _event, _argument: frames.append(frame))
+    try:
+        bfc.copy(buffer, np.arange(8, dtype="u1"))
+        bfc.copy(buffer, np.arange(8, dtype="f4"))
+        with pytest.raises(ValueError, match="shape"):
+            bfc.copy(buffer, np.zeros((2, 3), "u1"))
+    finally:
+        sys.setprofile(None)
+    assert any(frame.f_code.co_name == "run" for frame in frames)
+    buffer.free()
     assert allocator.stats().bytes_in_use == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+import sys
 import threading
 import weakref
 from string import Template
@@ -613,6 +614,23 @@ def test_every_lane_of_opencl_memory_takes_part(svm):
         with pytest.raises(bfc.ClosedError):
             bfc.copy(buffer, np.zeros(8, "u1"))
         del there, halves
+
+
+def test_a_copy_whose_frames_a_profiler_keeps_holds_no_memory_afterwards(opencl):
+    source = bfc.OpenCLSubAllocator(opencl.context, capacity=8 << 20)
+    allocator, frames = bfc.CachingAllocator(source), []
+    one, other = allocator.allocate(8), allocator.allocate(8)
+    sys.setprofile(lambda frame, _event, _argument: frames.append(frame))
+    try:
+        bfc.copy(one, np.arange(8, dtype="u1"), non_blocking=True)
+        bfc.copy(other, one)
+        bfc.copy(np.zeros(8, "u1"), other)
+    finally:
+        sys.setprofile(None)
+    one.free()
+    other.free()
+    allocator.close()
+    assert source.live_bytes == 0
 
 
 def test_a_buffer_of_the_host_can_be_freed_once_its_queue_is_done(opencl):
