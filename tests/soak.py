@@ -90,7 +90,7 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "threads": (soak_native.threads, "the same with native threads on one allocator"),
     "forks": (soak_native.forks, "the same while children are forked, and in them"),
     "pinned": (pinned, "the same on pinned memory, with two of Python's threads"),
-    "mixed": (mixed, "threads, scrapes, forks and pools that close, in one process"),
+    "mixed": (mixed, "threads, scrapes, forks, Dask and pools of each device, in one process"),
 }
 for number in VERSIONS:
     if list(default_cache().glob(f"torch_shim-{number}-*")):  # `make peers` builds them
@@ -162,7 +162,7 @@ class Worker:
 
 def soak(names: Sequence[str], seconds: float, first: int) -> int:
     """How many histories went wrong."""
-    count = os.cpu_count() or 1
+    count = int(os.environ.get("SOAK_WORKERS") or os.cpu_count() or 1)
     print(
         f"{', '.join(names)}: histories from {first} on, {seconds:g} s on {count} cores", flush=True
     )

@@ -1,11 +1,13 @@
 """All of it together in one process: native threads and Python's threads on shared pools, scrapes
-of Prometheus, forks, snapshots, pinned memory, and pools that come and go.
+of Prometheus, forks, snapshots, pinned memory, workers of Dask, and pools that come and go, of host
+memory, of CUDA's emulated driver and of OpenCL.
 
 Subinterpreters are not among it: Python 3.11 itself loses its thread state where some are made and
 ended beside threads."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -13,17 +15,21 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
+import soak_devices
 import soak_native
 from soak_native import MAPPED, POLICIES, Game, habits, in_a_child
 from soak_pinned import pinned
-from waiting import DEADLINE, run_all
+from waiting import PATIENCE, run_all
 
 import bfc
 from bfc.integrations.prometheus import Collector
 
-ROUND = 5.0
+ROUND = 20.0
+#: Of pinned memory: each waits for the GIL, which the others hold nearly always.
+PINNED = 300
 SIZES = [1, 256, 300, 5000, 70_000, 1 << 20]
 
 
@@ -91,7 +97,7 @@ class Mixed:
         return calls
 
     def pin(self, dice: random.Random) -> int:
-        return pinned(dice.getrandbits(32))
+        return pinned(dice.getrandbits(32), PINNED)
 
     def look(self, dice: random.Random) -> int:
         pool = self.pool
@@ -113,14 +119,21 @@ class Mixed:
 
     def play(self) -> int:
         works = [self.buffers, self.buffers, self.scrape, self.come_and_go, self.look, self.fork]
-        works.append(self.pin)
+        works += [self.pin, *soak_devices.at_hand()]
+        with contextlib.ExitStack() as stack:
+            if find_spec("distributed"):  # `make test-dask` installs it
+                cluster = stack.enter_context(contextlib.closing(soak_devices.Cluster()))
+                works.append(cluster.tasks)
+            return self.play_all(works)
+
+    def play_all(self, works: list[Callable[[random.Random], int]]) -> int:
         wanted = habits(self.policy, self.dice)
         game = Game("marks", self.pool, self.dice.getrandbits(32), 2, ctypes.byref(wanted))
         seeds = [self.dice.getrandbits(32) for _ in works]
         pairs = zip(works, seeds, strict=True)
         with game.going_on():
             repeated = [functools.partial(self.repeat, *pair) for pair in pairs]
-            errors = run_all(repeated, self.until - time.monotonic() + DEADLINE)
+            errors = run_all(repeated, PATIENCE)
         if errors:
             raise errors[0]
         gc.collect()

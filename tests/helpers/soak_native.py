@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from cpp import built_library
 from torch_table import Table
+from waiting import PATIENCE
 
 import bfc
 from bfc.testing import Misbehaving
@@ -351,8 +352,12 @@ def go_on(policy: str, pool: Any, seed: int) -> int:
 FORKS_MAY_HANG = sys.version_info < (3, 12)
 
 
+#: Seconds until a child of such a fork is given up, and another is forked.
+BEGINNING = 60 if FORKS_MAY_HANG else PATIENCE
+
+
 def in_a_child(work: Callable[[], int], tries: int = 5) -> int:
-    """What it returns, in a child that is given a minute."""
+    """What it returns, in a child that is given `PATIENCE`."""
     for _ in range(tries):
         reading, writing = os.pipe()
         child = os.fork()
@@ -360,7 +365,7 @@ def in_a_child(work: Callable[[], int], tries: int = 5) -> int:
             answer_from_child(work, writing)
         os.close(writing)
         with os.fdopen(reading) as answer:
-            begun = bool(select.select([answer], [], [], 20)[0])
+            begun = bool(select.select([answer], [], [], BEGINNING)[0])
             if not begun:
                 os.kill(child, signal.SIGKILL)
             text = answer.read()
@@ -373,7 +378,7 @@ def in_a_child(work: Callable[[], int], tries: int = 5) -> int:
 
 def answer_from_child(work: Callable[[], int], writing: int) -> NoReturn:
     try:
-        signal.alarm(60)
+        signal.alarm(PATIENCE)
         os.write(writing, b" ")  # it has begun
         os.write(writing, str(work()).encode())
         os._exit(0)

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left, insort
 from typing import Any
 
-from waiting import run_all
+from waiting import PATIENCE, run_all
 
 import bfc
 from bfc.pinned import PinnedAllocator
@@ -21,8 +21,9 @@ SIZES = (1, 100, 4096, 5000, 70_000, 1 << 20)
 
 
 class Pinned:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, steps: int = STEPS) -> None:
         dice = random.Random(seed)
+        self.steps = steps
         self.source = bfc.HostSubAllocator(dice.choice(["4 MiB", "16 MiB", "256 MiB"]))
         self.pool = PinnedAllocator(self.source)
         self.lock = threading.Lock()
@@ -48,7 +49,7 @@ class Pinned:
         dice = random.Random(seed)
         live: list[tuple[Any, int, int, bytes]] = []
         calls = 0
-        for step in range(STEPS):
+        for step in range(self.steps):
             if live and (len(live) >= MOST_LIVE or dice.random() < 0.45):
                 self.free(*live.pop(dice.randrange(len(live))))
                 calls += 1
@@ -92,10 +93,11 @@ class Pinned:
         dice.choice(looks)()
 
 
-def pinned(seed: int) -> int:
+def pinned(seed: int, steps: int = STEPS) -> int:
     """How many allocations and frees were verified."""
-    game = Pinned(seed)
-    errors = run_all([functools.partial(game.play, seed * THREADS + n) for n in range(THREADS)])
+    game = Pinned(seed, steps)
+    works = [functools.partial(game.play, seed * THREADS + n) for n in range(THREADS)]
+    errors = run_all(works, PATIENCE)
     if errors:
         raise errors[0]
     game.pool.check()

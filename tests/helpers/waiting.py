@@ -10,6 +10,8 @@ import bfc
 
 #: Seconds. Whatever takes longer hangs.
 DEADLINE = 60
+#: The same for fuzzers, which may run at the lowest priority.
+PATIENCE = 600
 
 
 def until(condition: Callable[[], object]) -> None:
