@@ -1,11 +1,13 @@
 """What a call from Python costs under each policy: `python -m bench.calls`.
 
-The loop around the calls is in the figure. The ratio is to `id(id(n))`, two calls of a builtin: two
-calls cost no less. All take turns.
+The loop around the calls is in the figure. The ratio is to `id(id(n))`, two calls of a builtin that
+make a number each. Behind it is the floor, two functions of C that do nothing: each gets a number
+and returns it. All take turns.
 """
 
 from __future__ import annotations
 
+import operator
 import statistics
 import timeit
 from collections.abc import Callable
@@ -22,7 +24,7 @@ STATEMENTS = {
     "requested_size(ptr)": "requested_size(kept)",
     "the empty loop": "pass",
 }
-FLOOR = "id(id(1000))"
+BUILTIN, FLOOR = "id(id(1000))", "index(index(1000))"
 POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
     "bfc": bfc.BFCAllocator,
     "caching": bfc.CachingAllocator,
@@ -32,13 +34,15 @@ POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
 def main() -> None:
     say(machine())
     columns = "".join(f"{policy:>24}{'ratio':>7}" for policy in POLICIES)
-    say(f"{'ns, min / median / max':32}{columns}{FLOOR:>24}")
+    say(f"{'ns, min / median / max':32}{columns}{BUILTIN:>24}{FLOOR:>24}")
     allocators = [make(bfc.SimulatedSubAllocator("1 GiB")) for make in POLICIES.values()]
     names = [names_of(allocator) for allocator in allocators]
     for label, statement in STATEMENTS.items():
-        *ours, floor = time_in_turns([(statement, each) for each in names] + [(FLOOR, {})])
-        cells = "".join(f"{spread(each):>24}{ratio(each, floor):7.2f}" for each in ours)
-        say(f"{label:32}{cells}{spread(floor):>24}")
+        others: list[tuple[str, dict[str, object]]]
+        others = [(BUILTIN, {}), (FLOOR, {"index": operator.index})]
+        *ours, builtin, floor = time_in_turns([(statement, each) for each in names] + others)
+        cells = "".join(f"{spread(each):>24}{ratio(each, builtin):7.2f}" for each in ours)
+        say(f"{label:32}{cells}{spread(builtin):>24}{spread(floor):>24}")
     for allocator in allocators:
         allocator.close()
 

@@ -13,14 +13,17 @@ import numpy as np
 
 
 def machine() -> str:
-    """A line about the machine, to print above the figures."""
+    """A line about the machine, to print above the figures. The family and the model tell apart
+    processors of one name, as virtual machines have."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
+        lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+        said = {name.strip(): text.strip() for name, _, text in (x.partition(":") for x in lines)}
+        if "model name" in said:
+            model = said["model name"]
+        if "cpu family" in said and "model" in said:
+            model += f" (family {said['cpu family']}, model {said['model']})"
     return f"{model}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
 
 

@@ -132,9 +132,10 @@ def test_calls_are_timed_under_both_policies(monkeypatch, capsys):
     monkeypatch.setattr(calls, "REPEATS", 2)
     calls.main()
     _machine, heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split()[-5:] == ["bfc", "ratio", "caching", "ratio", "id(id(1000))"]
+    columns = ["bfc", "ratio", "caching", "ratio", calls.BUILTIN, calls.FLOOR]
+    assert heading.split()[-6:] == columns
     assert [row[:32].strip() for row in rows] == list(calls.STATEMENTS)
-    assert all(row.count("/") == 6 for row in rows)
+    assert all(row.count("/") == 8 for row in rows)
 
 
 @pytest.mark.peers
