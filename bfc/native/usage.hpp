@@ -1,8 +1,9 @@
 // What PyTorch's allocator counts: nine quantities, of the small and of the large chunks.
 //
-// This is the hot path, so it stores few numbers and derives the others. For each level it stores `ceiling - level`: a
-// negative value means a new peak. "Freed" is "allocated" minus "current". The chunks with an owner are the active
-// chunks minus those that wait for a stream, of which there are few.
+// This is the hot path, so it stores few numbers and derives the others. For each level of a kind it stores how far the
+// level may rise before anything has to be looked at: a negative value may mean a new peak. What both kinds together may
+// rise is divided among the two, so that there is one number to watch, not two. "Freed" is "allocated" minus "current".
+// The chunks with an owner are the active chunks minus those that wait for a stream, of which there are few.
 #pragma once
 
 #include <algorithm>
@@ -152,20 +153,25 @@ public:
     // To measure the peak of the active bytes over some time: read it, restart it, and merge the old one at the end.
     void restart_bytes_peak() {
         active_peak_[kKinds][kBytes] = level(kKinds, kBytes);
-        set_ceiling(kKinds, kBytes);
+        set_limits(kBytes);
     }
     void merge_bytes_peak(int64_t before) {
         active_peak_[kKinds][kBytes] = std::max(active_peak_[kKinds][kBytes], before);
-        set_ceiling(kKinds, kBytes);
+        set_limits(kBytes);
     }
 
     void restart_peaks() {
-        for (int kind = 0; kind <= kKinds; ++kind) {
-            for (int what = 0; what < kMeasured; ++what) {
+        for (int what = 0; what < kMeasured; ++what) {  // each level is at its ceiling then, and has no room
+            for (int kind = 0; kind <= kKinds; ++kind) {
                 active_peak_[kind][what] = level(kind, what);
-                owned_peak_[kind][what] = level(kind, what) - waiting_[kind][what];
-                set_ceiling(kind, what);
+                owned_peak_[kind][what] = active_peak_[kind][what] - waiting_[kind][what];
             }
+            for (int kind = 0; kind < kKinds; ++kind) {
+                limit_[kind][what] = active_peak_[kind][what];
+                counts_[kind].room[what] = 0;
+            }
+        }
+        for (int kind = 0; kind <= kKinds; ++kind) {
             segments_[kind].restart_peak();
             reserved_[kind].restart_peak();
         }
@@ -194,17 +200,17 @@ private:
     enum Measured { kChunks, kBytes, kRequested, kPieces, kPieceBytes, kMeasured };
 
     struct alignas(64) Counts {         // one cache line
-        int64_t room[kMeasured] = {};   // how far each level is below its ceiling
+        int64_t room[kMeasured] = {};   // how far each level is below its limit
         int64_t risen[kPieces] = {};    // the sum of all increases
     };
     struct Start {                      // the sums when the totals were last set to 0; let_go: freed by owners
         int64_t risen[kMeasured] = {}, fallen[kMeasured] = {}, let_go[kMeasured] = {};
     };
 
-    Counts counts_[kKinds + 1];         // of each kind, and of both together
+    Counts counts_[kKinds];
+    int64_t limit_[kKinds][kMeasured] = {};         // see set_limits
     int64_t pieces_risen_[kKinds] = {};
     int64_t more_piece_bytes_risen_[kKinds] = {};   // than the active bytes have fallen
-    int64_t ceiling_[kKinds + 1][kMeasured] = {};
     int64_t active_peak_[kKinds + 1][kMeasured] = {};
     int64_t owned_peak_[kKinds + 1][kMeasured] = {};
     int64_t waiting_[kKinds + 1][kMeasured] = {};   // only chunks and bytes; the other entries stay 0
@@ -221,7 +227,10 @@ private:
         }
     }
 
-    int64_t level(int kind, int what) const { return ceiling_[kind][what] - counts_[kind].room[what]; }
+    int64_t level(int kind, int what) const {
+        if (kind == kKinds) return level(0, what) + level(1, what);
+        return limit_[kind][what] - counts_[kind].room[what];
+    }
 
     int64_t risen(int kind, int what) const {
         if (what < kPieces) return counts_[kind].risen[what];
@@ -230,38 +239,47 @@ private:
     }
 
     template <Measured kWhat>
-    void fall(int kind, int64_t amount) {
-        counts_[kind].room[kWhat] += amount;
-        counts_[kKinds].room[kWhat] += amount;
-    }
+    void fall(int kind, int64_t amount) { counts_[kind].room[kWhat] += amount; }
 
     template <Measured kWhat>
     void rise(int kind, int64_t amount) {
-        if (__builtin_expect((counts_[kind].room[kWhat] -= amount) < 0, 0)) set_peak(kind, kWhat);
-        if (__builtin_expect((counts_[kKinds].room[kWhat] -= amount) < 0, 0)) set_peak(kKinds, kWhat);
+        if (__builtin_expect((counts_[kind].room[kWhat] -= amount) < 0, 0)) note_rise(kind, kWhat);
     }
 
-    __attribute__((noinline, cold)) void set_peak(int kind, int what) {
-        const int64_t now = level(kind, what);
-        active_peak_[kind][what] = std::max(active_peak_[kind][what], now);
-        owned_peak_[kind][what] = std::max(owned_peak_[kind][what], now - waiting_[kind][what]);
-        set_ceiling(kind, what);
+    // The level of a kind is above its limit, or what is waiting has changed.
+    __attribute__((noinline, cold)) void note_rise(int kind, int what) {
+        for (int k : {kind, kKinds}) {
+            const int64_t now = level(k, what);
+            active_peak_[k][what] = std::max(active_peak_[k][what], now);
+            owned_peak_[k][what] = std::max(owned_peak_[k][what], now - waiting_[k][what]);
+        }
+        set_limits(what);
     }
 
     // The ceiling is the highest level that is a new peak neither of active chunks nor of owned ones.
-    void set_ceiling(int kind, int what) {
-        const int64_t ceiling = std::min(active_peak_[kind][what], owned_peak_[kind][what] + waiting_[kind][what]);
-        counts_[kind].room[what] += ceiling - ceiling_[kind][what];
-        ceiling_[kind][what] = ceiling;
+    int64_t ceiling(int kind, int what) const {
+        return std::min(active_peak_[kind][what], owned_peak_[kind][what] + waiting_[kind][what]);
+    }
+
+    // The limit of a kind is its ceiling; or, if that is lower, its level and half of what is left below the ceiling of
+    // both together: as long as neither is above its limit, both together are not above theirs.
+    void set_limits(int what) {
+        const int64_t levels[kKinds] = {level(0, what), level(1, what)};
+        const int64_t left = ceiling(kKinds, what) - levels[0] - levels[1], half = left / 2;
+        const int64_t shares[kKinds] = {half, left - half};
+        for (int kind = 0; kind < kKinds; ++kind) {
+            limit_[kind][what] = std::min(ceiling(kind, what), levels[kind] + shares[kind]);
+            counts_[kind].room[what] = limit_[kind][what] - levels[kind];
+        }
     }
 
     __attribute__((noinline)) void change_waiting(int kind, int64_t chunks, int64_t bytes) {
         for (int k : {kind, kKinds}) {
             waiting_[k][kChunks] += chunks;
             waiting_[k][kBytes] += bytes;
-            set_peak(k, kChunks);
-            set_peak(k, kBytes);
         }
+        note_rise(kind, kChunks);
+        note_rise(kind, kBytes);
     }
 };
 
