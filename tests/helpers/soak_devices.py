@@ -111,7 +111,8 @@ class Cluster:
     def close(self) -> None:
         from bfc.integrations.dask import table
 
-        until(lambda: [row["used"] for row in table(self.client)] == [0, 0])  # by heartbeats
+        by_heartbeats = lambda: [row["used"] for row in table(self.client)]  # noqa: E731
+        until(lambda: by_heartbeats() == [0, 0], PATIENCE)
         self.client.close()
         self.cluster.close()
 

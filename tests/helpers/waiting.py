@@ -14,11 +14,11 @@ DEADLINE = 60
 PATIENCE = 600
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:
     """Comes back once the condition holds."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE} s"
+        assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.0005)
 
 
