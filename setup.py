@@ -39,6 +39,7 @@ HOT = ["-O2"]
 CALLS = ["-O3"]  # what a hit and its free pass through: a second of compiling, and 3 ns of 60
 COLD = ["-O1"]  # half the time of -O2, and its functions wait for a driver or for Python
 COPIES = ["-O3"]
+PLANS = ["-O3"]
 ENGINE = ["-O3"]
 if sys.platform == "linux":
     # The replay loop is to become one function for each policy, split and coalesce and bins
@@ -79,6 +80,7 @@ OPTIMISATION = {
     "copying.": COPIES,
     "interpreter._process": HOT,
     "pinned.": HOT,
+    "plans.": PLANS,
     "policies.": HOT,
     "policies._bfc": CALLS,
     "policies._caching": CALLS,

@@ -12,6 +12,7 @@ lines above it. In order:
     allocators/                                   an allocator and its parts, for both policies
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
+    plans/                                        places for the blocks of a run that repeats
     integrations/, study/                         other libraries; policies compared
     predicting/                                   PyTorch's programs, without a GPU
     browser/                                      a run as a page for the browser
@@ -57,6 +58,7 @@ from bfc.errors import (
     InvalidPointerError,
     InvariantError,
     OutOfMemoryError,
+    PlanError,
     PolicyError,
     SettingsError,
     SubAllocatorError,
@@ -65,6 +67,7 @@ from bfc.errors import (
 from bfc.include import get_include
 from bfc.integrations import use
 from bfc.pinned import PinnedAllocator
+from bfc.plans import Plan
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.policies.mem_pool import MemPool, use_mem_pool
@@ -135,6 +138,8 @@ __all__ = [
     "OutOfMemoryError",
     "PinnedAllocator",
     "PinnedSettings",
+    "Plan",
+    "PlanError",
     "PolicyError",
     "Prediction",
     "RegionInfo",

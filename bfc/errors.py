@@ -283,6 +283,10 @@ class PolicyError(RuntimeError):
         super().__init__(fault)
 
 
+class PlanError(ValueError):
+    """A plan cannot be made, read or used; the text says why, and names the file where it can."""
+
+
 class TraceError(ValueError):
     """A trace cannot be read or replayed; the text names the file and the fault in one line.
 

@@ -1,4 +1,4 @@
-"""Reads only regular files, and writes a file completely or not at all."""
+"""Reads only regular files, and arrays of bounded sizes; writes a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from typing import IO
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: The most bytes of an array's header, in addition to those of its numbers.
+HEADER_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -67,3 +74,57 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
+
+
+def read_arrays(
+    path: str | os.PathLike[str],
+    most_bytes: Mapping[str, int],
+    needed: Sequence[str],
+    most_numbers: int,
+    most_in_all: int,
+) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file that have an entry in `most_bytes`. Others are not read.
+
+    Raises OSError, or TraceError for a file that is not such an archive, lacks what is `needed`, or
+    unpacks to more than is allowed. The latter is found out before anything is unpacked. Nothing in
+    the file is executed.
+    """
+    with open_regular(path) as raw:
+        if not zipfile.is_zipfile(raw):
+            raise TraceError("it is not an .npz archive")
+        with zipfile.ZipFile(raw) as archive:
+            by_file = {info.filename: info for info in archive.infolist()}
+            members = {
+                name: by_file[f"{name}.npy"] for name in most_bytes if f"{name}.npy" in by_file
+            }
+            _check_sizes(members, most_bytes, needed, most_in_all)
+            return {name: _array(archive, members[name], most_numbers) for name in members}
+
+
+def _check_sizes(
+    members: Mapping[str, zipfile.ZipInfo],
+    most_bytes: Mapping[str, int],
+    needed: Sequence[str],
+    most_in_all: int,
+) -> None:
+    for name in needed:
+        if name not in members:
+            raise TraceError(f"it holds no array {name!r}")
+    for name, info in members.items():
+        if info.file_size > most_bytes[name] + HEADER_BYTES:
+            raise TraceError(
+                f"{name} unpacks to {info.file_size} bytes: at most {most_bytes[name]} are read"
+            )
+    total = sum(info.file_size for info in members.values())
+    if total > most_in_all + len(members) * HEADER_BYTES:
+        raise TraceError(f"it unpacks to {total} bytes: at most {most_in_all} are read")
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> NDArray[Any]:
+    from numpy.lib.format import read_array
+
+    with archive.open(info) as member:
+        array: NDArray[Any] = read_array(member, allow_pickle=False)
+    if array.size > most:
+        raise TraceError(f"{info.filename} holds {array.size} numbers: at most {most}")
+    return array

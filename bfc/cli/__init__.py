@@ -6,7 +6,7 @@
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts
     advise.py, devices.py, diff.py, predict.py, replay.py
-    anonymise.py, report.py
+    anonymise.py, plan.py, report.py
     miniature.py           a training to record
     demo.py                all of it, on that training
 """
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Sequence
 
 from bfc import __version__
-from bfc.cli import advise, anonymise, demo, devices, diff, predict, replay, report
+from bfc.cli import advise, anonymise, demo, devices, diff, plan, predict, replay, report
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -77,7 +77,7 @@ def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     )
     parser.add_argument("--version", action="version", version=f"bfc {__version__}")
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (demo, predict, advise, report, replay, diff, anonymise, devices):
+    for command in (demo, predict, advise, report, replay, diff, plan, anonymise, devices):
         command.add_to(added)
     for one in (parser, *added.choices.values()):  # so that it can stand before and after
         one.add_argument(

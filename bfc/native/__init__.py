@@ -33,6 +33,10 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     stitched_views.hpp  pages that have several addresses, and the views stitched from them
     ranges.hpp          where a request looks in regions and in ranges at once
     orders.hpp          orders of chunks and of lanes; numbers of threads
+    plan_layout.hpp     places for blocks whose lives are known
+    plan_search.hpp     the same exactly, for a few hundred blocks
+    plan_sweep.hpp      whether two blocks of a layout overlap
+    plan_matcher.hpp    which slot of a plan a request is for
     source.h            a sub-allocator's calls as C functions
     dlpack.h            DLPack's structures
 """

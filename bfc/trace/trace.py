@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
@@ -13,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
-from bfc.files import open_regular, replacing
+from bfc.files import read_arrays, replacing
 from bfc.libraries import frame_of
 from bfc.pytorch.rules import VERSIONS
 from bfc.suballocators.base import SubAllocator
@@ -75,8 +74,6 @@ FRAME_ARRAYS = ("frame_texts", "frame_text_ends", "frames")
 ADDRESSES = "torch_addresses"
 #: Where a run on a GPU was placed: of each event, and of each segment.
 PLACED = ("address", "segment_event", "segment_address", "segment_size")
-#: The most bytes of an array's header, in addition to that.
-HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -528,12 +525,9 @@ class Trace:
         the arrays.
         """
         try:
-            with open_regular(path) as raw:
-                if not zipfile.is_zipfile(raw):
-                    raise TraceError("it is not an .npz archive")
-                with zipfile.ZipFile(raw) as archive:
-                    members = _members(archive)
-                    arrays = {name: _array(archive, info) for name, info in members.items()}
+            arrays: dict[str, Any] = read_arrays(
+                path, MOST_BYTES, ("op", "id", "size"), MOST_EVENTS, MOST_BYTES_IN_ALL
+            )
             text, addresses = arrays.pop("meta", None), arrays.pop(ADDRESSES, None)
             placed = {name: arrays.pop(name, None) for name in PLACED}
             meta = _joined(None if text is None else _json("meta", text), addresses)
@@ -1163,35 +1157,6 @@ def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
         return ids, top
     unique, inverse = np.unique(ids, return_inverse=True)
     return _fixed(inverse, np.uint32), len(unique)
-
-
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The arrays of a file by name. Raises TraceError if one is missing, or if they are too large
-    for a trace. Nothing is unpacked here, and nothing but these arrays later."""
-    by_file = {info.filename: info for info in archive.infolist()}
-    found = {name: by_file[f"{name}.npy"] for name in MOST_BYTES if f"{name}.npy" in by_file}
-    for name in ("op", "id", "size"):
-        if name not in found:
-            raise TraceError(f"it holds no array {name!r}")
-    for name, info in found.items():
-        if info.file_size > MOST_BYTES[name] + HEADER_BYTES:
-            raise TraceError(
-                f"{name} unpacks to {info.file_size} bytes: at most {MOST_BYTES[name]} are read"
-            )
-    total = sum(info.file_size for info in found.values())
-    if total > MOST_BYTES_IN_ALL + len(found) * HEADER_BYTES:
-        raise TraceError(f"it unpacks to {total} bytes: at most {MOST_BYTES_IN_ALL} are read")
-    return found
-
-
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    from numpy.lib.format import read_array
-
-    with archive.open(info) as member:
-        array: NDArray[Any] = read_array(member, allow_pickle=False)
-    if array.size > MOST_EVENTS:
-        raise TraceError(f"{info.filename} holds {array.size} numbers: at most {MOST_EVENTS}")
-    return array
 
 
 def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:

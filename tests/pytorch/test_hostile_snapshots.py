@@ -291,6 +291,6 @@ def test_a_long_recording_can_be_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_module, "MOST_BYTES", most | {"torch_addresses": 8 * 9999})
     with pytest.raises(bfc.TraceError, match="9999 addresses"):
         long.save(tmp_path / "other.npz")
-    monkeypatch.setattr(trace_module, "HEADER_BYTES", 0)
+    monkeypatch.setattr("bfc.files.HEADER_BYTES", 0)
     with pytest.raises(bfc.TraceError, match="torch_addresses unpacks to"):
         bfc.Trace.load(tmp_path / "long.npz")

@@ -1,0 +1,141 @@
+"""`bfc plan`: places for the blocks of a recorded run, and how much memory they take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import bfc
+from bfc.cli.replay import whole
+from bfc.cli.runs import read_trace
+from bfc.cli.tables import Cells, add_formats, show
+from bfc.errors import PlanError
+from bfc.files import open_regular
+from bfc.units import format_bytes
+
+EPILOG = """\
+A plan knows the whole run, and so can lay its blocks where they leave no gaps: span is what it
+takes, in one region for what is never freed (base) and one for everything else (body). reserved is
+what the fallback policy takes, which sees one request at a time. No allocator serves a plan yet:
+the figures say how much memory a better layout could save.
+
+A run that repeats is planned as a head and one iteration of each kind, found from marks: the events
+at which iterations begin. They are in the trace (meta["marks"]) or in FILE, as JSON: a list of
+numbers of events, or of pairs such as [1467, "train"]. Without marks, iterations that ask for the
+same sizes in the same order are looked for; if there are none, the whole run is laid out, as if it
+were never to repeat. Record two iterations of each kind or more, better four.
+
+parts: slots is how many blocks have a place; agree, how many of the recorded iterations ask for the
+same.
+
+examples:
+  bfc plan run.npz
+  bfc plan run.npz -o plan.npz --marks marks.json
+  bfc plan run.npz --fallback bfc
+"""
+
+
+def add_to(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="find places for a recorded run's blocks, and say what they take",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "source",
+        metavar="RUN",
+        type=Path,
+        help="an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name",
+    )
+    add("-o", "--output", metavar="PLAN", type=Path, help="write the plan to this file, an .npz")
+    add(
+        "--fallback",
+        choices=("caching", "bfc"),
+        default="caching",
+        help="the policy that serves what is not planned (default: caching, PyTorch's)",
+    )
+    add("--marks", metavar="FILE", type=Path, help="JSON: the events at which iterations begin")
+    add(
+        "--snapshot-device",
+        type=whole,
+        metavar="N",
+        help="the device whose history to take, if a snapshot has those of several",
+    )
+    add_formats(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> bool:
+    """Makes the plan, writes it where that was asked for, and prints its figures."""
+    source: Path = arguments.source
+    marks = None if arguments.marks is None else _marks(arguments.marks)
+    trace = read_trace(source, arguments.snapshot_device, frames=False)
+    if marks is None and not (isinstance(trace.meta, dict) and "marks" in trace.meta):
+        marks = "auto"
+    try:
+        plan = bfc.Plan.from_trace(trace, marks=marks, fallback=arguments.fallback)
+    except PlanError as error:
+        raise PlanError(f"{source}: {error}") from None
+    if arguments.output is not None:
+        plan.save(arguments.output)
+    show(
+        arguments,
+        text=lambda: _text(plan, arguments.output),
+        as_json=lambda: json.dumps({**_figures(plan), "parts": _parts(plan)}, indent=2),
+        rows=lambda: _parts(plan),
+    )
+    return True
+
+
+def _marks(path: Path) -> Any:
+    try:
+        with open_regular(path) as file:
+            found = json.loads(file.read(64 << 20))
+    except ValueError as error:
+        raise PlanError(f"{path}: it is not JSON ({error})") from None
+    if not isinstance(found, list):
+        raise PlanError(f'{path}: it is not a list of marks, such as [[0, "train"]]')
+    return found
+
+
+def _figures(plan: bfc.Plan) -> dict[str, Any]:
+    names = ("fallback", "settings", "base", "body", "span", "bound", "peak", "online", "budget")
+    return {name: getattr(plan, name) for name in names}
+
+
+def _parts(plan: bfc.Plan) -> list[Cells]:
+    names = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
+    return [
+        {"slots": len(part), "bytes": part.peak(), **{name: getattr(part, name) for name in names}}
+        for part in plan.parts
+    ]
+
+
+def _text(plan: bfc.Plan, output: Path | None) -> str:
+    lines = [f"{output}: {plan!r}"] if output is not None else []
+    for part in plan.parts:
+        name = " ".join(filter(None, (part.kind, part.role)))
+        line = f"{name:<16} {len(part):>8} slots, {format_bytes(part.peak()):>11} at most"
+        if part.role == "body":
+            line += f", {part.agreeing} of {part.recorded} recorded agree"
+        if part.left_out:
+            line += f", {part.left_out} left out: their blocks outlive the next iteration"
+        lines.append(line)
+    lines.append(
+        f"span             {format_bytes(plan.span)}: base {format_bytes(plan.base)}, body "
+        f"{format_bytes(plan.body)}; {plan.span / plan.peak:.4f} of the most that was live"
+    )
+    saved = "saves" if plan.budget >= 0 else "would take, beyond that,"
+    lines.append(
+        f"{plan.fallback} reserved {format_bytes(plan.online)}: the plan {saved} "
+        f"{format_bytes(abs(plan.budget))}"
+    )
+    if len(plan.parts) == 1:
+        lines.append(
+            "no iterations are marked, and none was found: the whole run is laid out as it was"
+        )
+    return "\n".join(lines)

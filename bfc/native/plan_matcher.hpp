@@ -1,0 +1,98 @@
+// Which slot of a plan a request is for. A run that repeats asks for the same sizes in the same order; one that nearly
+// repeats leaves a request out, puts one in, changes a size, or swaps two. The constructor may throw std::bad_alloc.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+namespace bfc {
+
+class PlanMatcher {
+public:
+    static constexpr int64_t kMiss = -1;
+    // How far a slot may be from the one that is expected: on the evidence of its size alone, and for each miss in a
+    // row if the slot before it was asked for, too.
+    static constexpr int64_t kBehind = 16, kAhead = 4, kFarBehind = 64, kFarAhead = 256;
+
+    // `sizes` are those of the slots, in the order in which they were asked for.
+    PlanMatcher(const uint64_t* sizes, size_t slots)
+        : sizes_(sizes, sizes + slots), served_(slots, 0), by_size_(slots) {
+        std::iota(by_size_.begin(), by_size_.end(), 0);
+        std::sort(by_size_.begin(), by_size_.end(), [this](uint32_t a, uint32_t b) {
+            return sizes_[a] != sizes_[b] ? sizes_[a] < sizes_[b] : a < b;
+        });
+    }
+
+    // The slot for a request, or kMiss. With `smaller`, a request that is found nowhere takes the slot that was expected
+    // if it fills at least half of it.
+    int64_t match(uint64_t size, bool smaller) noexcept {
+        const int64_t skipped = skipped_;
+        skipped_ = kMiss;
+        while (next_ < slots() && served_[next_]) ++next_;
+        int64_t slot = next_;
+        if (next_ >= slots() || sizes_[next_] != size) {
+            if (skipped >= 0 && sizes_[skipped] == size && !served_[skipped])
+                slot = skipped;     // the request before this one was put in
+            else
+                slot = nearest(size);
+        }
+        if (slot < 0) return miss(size, smaller);
+        previous_ = size;
+        return serve(slot);
+    }
+
+private:
+    std::vector<uint64_t> sizes_;
+    std::vector<uint8_t> served_;
+    std::vector<uint32_t> by_size_;     // slots by size, then in their order
+    int64_t next_ = 0;                  // the slot that is expected
+    int64_t skipped_ = kMiss;           // the slot that the request before did not match
+    uint64_t previous_ = 0;             // the size of that request
+    int64_t misses_ = 0;                // in a row
+
+    int64_t slots() const noexcept { return static_cast<int64_t>(sizes_.size()); }
+
+    int64_t serve(int64_t slot) noexcept {
+        served_[slot] = 1;
+        next_ = slot + 1;
+        misses_ = 0;
+        return slot;
+    }
+
+    // The slot that was expected counts as changed: the next request is expected behind it.
+    int64_t miss(uint64_t size, bool smaller) noexcept {
+        previous_ = size;
+        if (smaller && next_ < slots() && size <= sizes_[next_] && sizes_[next_] - size <= size) return serve(next_);
+        ++misses_;
+        if (next_ < slots()) skipped_ = next_++;
+        return kMiss;
+    }
+
+    // Of the slots of this size that nothing has taken: one behind a slot of the previous request's size before others,
+    // then the nearest.
+    int64_t nearest(uint64_t size) const noexcept {
+        const int64_t behind = misses_ ? kFarBehind * misses_ : kBehind, ahead = misses_ ? kFarAhead * misses_ : kAhead;
+        const auto before = [this, size](uint32_t slot, int64_t at) {
+            return sizes_[slot] != size ? sizes_[slot] < size : slot < at;
+        };
+        auto found = std::lower_bound(by_size_.begin(), by_size_.end(), next_ - behind, before);
+        int64_t best = kMiss, least = INT64_MAX;
+        for (; found != by_size_.end() && sizes_[*found] == size && *found <= next_ + ahead; ++found) {
+            const int64_t slot = *found, away = slot - next_;
+            if (served_[slot]) continue;
+            const bool agrees = slot > 0 && sizes_[slot - 1] == previous_;
+            if (!agrees && (away < -kBehind || away > kAhead)) continue;
+            const int64_t rank = (away < 0 ? -2 * away : 2 * away + 1) + (agrees ? 0 : 64);
+            if (rank < least) {
+                least = rank;
+                best = slot;
+            }
+        }
+        return best;
+    }
+};
+
+}  // namespace bfc

@@ -1,0 +1,16 @@
+"""Plans: places for the blocks of a run that repeats, found from a recording. In order:
+
+_planning.pyx    places, the exact search, the sweep that checks both, and the matcher
+lives.py         when blocks live
+layout.py        places for blocks whose lives are known
+parts.py         a recording, cut into a head and iterations
+repeats.py       where the iterations begin, if nothing says so
+consensus.py     several recorded iterations become one
+plan.py          a plan: made from a trace, saved, loaded, checked
+"""
+
+from bfc.plans.layout import Layout, lay_out
+from bfc.plans.parts import Part
+from bfc.plans.plan import Plan
+
+__all__ = ["Layout", "Part", "Plan", "lay_out"]

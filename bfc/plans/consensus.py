@@ -1,0 +1,134 @@
+"""Several recorded iterations become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bfc.plans._planning import match
+from bfc.plans.parts import Part
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Iterations with fewer requests in common do not repeat: the largest stands for all.
+AGREES = 0.95
+#: Blocks below this part of the peak may live longer in the plan than in one recording.
+SMALL = 64
+#: By how much the peak may grow through that.
+GROWTH = 1.005
+#: How far apart two requests may be in their iterations, to count as the same.
+NEAR = 40
+
+
+def matched(slots: Part, requests: Part) -> NDArray[np.int64]:
+    """The slot of each request, or -1, as the server finds them: for each stream by itself."""
+    import numpy as np
+
+    found = np.full(len(requests), -1, np.int64)
+    for stream in np.unique(requests.stream):
+        there = np.flatnonzero(slots.stream == stream)
+        asked = np.flatnonzero(requests.stream == stream)
+        if len(there):
+            slot = np.empty(len(asked), np.int64)
+            match(slots.size[there], requests.size[asked], slot, smaller=False)
+            found[asked] = np.where(slot < 0, -1, there[slot])
+    return found
+
+
+def consensus(parts: Sequence[Part]) -> Part:
+    """What recorded iterations have in common, with how many agree. None of their blocks outlives
+    the next iteration.
+
+    A slot stays if two of three iterations have it. Where they differ too much, or where what is
+    joined needs more than they did, one of them is taken.
+    """
+    hits = [
+        float((matched(part, parts[i - 1]) >= 0).sum()) / max(len(part), len(parts[i - 1]), 1)
+        for i, part in enumerate(parts)
+    ]
+    agreement = sum(hits) / len(hits) if len(parts) > 1 else 1.0
+    by_peak = sorted(parts, key=Part.peak)
+    if agreement < AGREES or len(parts) < 3:
+        chosen = by_peak[-1]
+    else:
+        chosen = _joined(parts[-3], parts[-2], parts[-1])
+        if chosen.peak() > GROWTH * by_peak[-1].peak():
+            chosen = by_peak[len(parts) // 2]
+    agreeing = sum(
+        float((matched(chosen, part) >= 0).sum()) >= AGREES * max(len(part), len(chosen))
+        for part in parts
+    )
+    return replace(chosen, recorded=len(parts), agreeing=agreeing, agreement=agreement)
+
+
+def _joined(first: Part, reference: Part, last: Part) -> Part:
+    """The slots that two of three have. What is small lives as long as in any of them."""
+    import numpy as np
+
+    few = reference.peak() // SMALL
+    small = reference.size < few
+    votes = np.ones(len(reference), np.int64)
+    end, over = reference.end.astype(np.int64), reference.over.copy()
+    missing = []
+    for part in (first, last):
+        slot = matched(reference, part)
+        hit = slot >= 0
+        votes[slot[hit]] += 1
+        place = _places(slot, len(reference))
+        longer = hit & small[slot]
+        np.maximum.at(end, slot[longer], place[part.end[longer]])
+        np.maximum.at(over, slot[longer], part.over[longer])
+        missing.append((part, np.flatnonzero(~hit), place))
+    end = np.where(over > 0, len(reference), end)
+    kept = votes >= 2
+    added, at, ends = _in_both(*missing)
+    key = np.concatenate([np.flatnonzero(kept), at - 0.5])
+    order = np.argsort(key, kind="stable")
+    until = np.searchsorted(key[order], np.concatenate([end[kept], ends])[order])
+    columns: dict[str, Any] = {
+        name: np.concatenate([values[kept], getattr(added, name)])[order]
+        for name, values in (
+            ("size", reference.size),
+            ("offset", reference.offset),
+            ("over", over),
+            ("stream", reference.stream),
+        )
+    }
+    lasting = np.where(columns["over"] > 0, len(order), until)
+    until = np.maximum(lasting, np.arange(len(order)) + 1)
+    return replace(reference, **columns, end=until.astype(np.uint32))
+
+
+def _places(slot: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+    """For each request, and for the end, the slot that it or the next that has one is for."""
+    import numpy as np
+
+    known = np.append(np.where(slot < 0, slots, slot), slots)
+    places: NDArray[np.int64] = np.minimum.accumulate(known[::-1])[::-1]
+    return places
+
+
+def _in_both(
+    one: tuple[Part, NDArray[np.intp], NDArray[np.int64]],
+    other: tuple[Part, NDArray[np.intp], NDArray[np.int64]],
+) -> tuple[Part, NDArray[np.int64], NDArray[np.int64]]:
+    """The requests of two iterations that the reference lacks: which, before which of its slots
+    they come, and before which they are freed."""
+    import numpy as np
+
+    part, lacking, place = one
+    theirs, others, their_place = other
+    mine = np.zeros(len(part), bool)
+    mine[lacking] = True
+    yours = np.zeros(len(theirs), bool)
+    yours[others] = True
+    slot = matched(theirs.taken(yours), part.taken(mine))
+    both = lacking[slot >= 0]
+    near = np.abs(place[both] - their_place[others[slot[slot >= 0]]]) <= NEAR
+    chosen = both[near]
+    picked = np.zeros(len(part), bool)
+    picked[chosen] = True
+    return part.taken(picked), place[chosen], place[part.end[chosen]]

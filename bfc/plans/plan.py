@@ -1,0 +1,530 @@
+"""A plan: places for the blocks of a run that repeats, found from a recording."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bfc.allocators._allocator import Allocator
+from bfc.errors import PlanError, TraceError
+from bfc.files import read_arrays, replacing
+from bfc.plans._planning import as_torch_rounds
+from bfc.plans.consensus import consensus
+from bfc.plans.layout import planned
+from bfc.plans.lives import Lives
+from bfc.plans.parts import (
+    BODY,
+    FOREVER,
+    HEAD,
+    LATE,
+    MOST_SLOTS,
+    Part,
+    Requests,
+    Stretch,
+    lives_of,
+    marks_of,
+    stretches,
+)
+from bfc.plans.repeats import iterations_in
+from bfc.policies._bfc import BFCAllocator
+from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.settings import CachingSettings
+from bfc.suballocators import SimulatedSubAllocator
+from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bfc.trace import Trace
+
+#: The policies that serve what has no place in a plan, and the unit of their sizes.
+UNITS = {"caching": 512, "bfc": 256}
+#: The columns of a file, with a number for each slot.
+COLUMNS = {
+    "size": "uint64",
+    "offset": "uint64",
+    "end": "uint32",
+    "over": "uint32",
+    "stream": "uint16",
+}
+FORMAT, VERSION = "bfc plan", 1
+#: The most bytes of a file's description.
+MOST_TEXT = 1 << 20
+#: How many iterations of a kind become one.
+ITERATIONS = 3
+
+
+class Plan:
+    """Places for the blocks of a run that repeats, so that it needs little more than its live peak.
+
+    Make one with `Plan.from_trace`, or read one with `Plan.load`.
+
+    Attributes
+    ----------
+    fallback : str
+        The policy whose sizes the plan has: "caching" or "bfc".
+    settings : str
+        The settings of that policy, as in PYTORCH_CUDA_ALLOC_CONF.
+    parts : tuple of Part
+        The head, then for each kind of iteration a body and perhaps a late part.
+    base : int
+        The bytes of the region for what is never freed.
+    body : int
+        The bytes of the region for everything else: that of the largest body.
+    span : int
+        Both together.
+    bound : int
+        The most planned bytes that live at once, if blocks of different streams share none. No plan
+        for these iterations takes less.
+    peak : int
+        The most rounded bytes that were live at once in the recording.
+    online : int
+        What the fallback policy reserved when it replayed the recording, in bytes.
+
+    Notes
+    -----
+    No allocator serves a plan yet. A plan says how much memory a run would need if its blocks lay
+    in the best places, and which places these are.
+
+    Under PyTorch's policy each stream has places of its own, since memory does not pass from one
+    stream to another there.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> ops, ids = [0, 0, 1, 1] * 3, [0, 1, 0, 1] * 3
+    >>> sizes = [3 << 20, 1 << 20, 0, 0] * 3
+    >>> trace = bfc.Trace(ops, ids, sizes)
+    >>> plan = bfc.Plan.from_trace(trace, marks=[0, 4, 8])
+    >>> plan.span >> 20, plan.online >> 20
+    (4, 40)
+    >>> str(plan).split("; ")[0]
+    'head 0 slots, train 2 (3 of 3 agree), span 4.00 MiB = 1.0000 of the peak'
+    """
+
+    fallback: str
+    settings: str
+    parts: tuple[Part, ...]
+    base: int
+    body: int
+    span: int
+    bound: int
+    peak: int
+    online: int
+
+    def __init__(self) -> None:
+        raise TypeError("a plan is made by bfc.Plan.from_trace, or read by bfc.Plan.load")
+
+    @classmethod
+    def _of(cls, parts: Iterable[Part], **facts: Any) -> Plan:
+        plan: Plan = cls.__new__(cls)
+        plan.parts = tuple(parts)
+        for name, value in facts.items():
+            setattr(plan, name, value)
+        plan.span = plan.base + plan.body
+        return plan
+
+    @classmethod
+    def from_trace(
+        cls,
+        trace: Trace,
+        *,
+        marks: Iterable[int | tuple[int, str]] | str | None = None,
+        kinds: Sequence[str] | None = None,
+        fallback: str = "caching",
+        settings: str | None = None,
+    ) -> Plan:
+        """Plan the places of a recorded run.
+
+        Parameters
+        ----------
+        trace : Trace
+            The recording: what comes before the iterations, and at least two iterations of each
+            kind, better four. What is still allocated when it ends counts as never freed, so that
+            of several iterations the last is not used.
+        marks : iterable of int or of (int, str), or "auto", optional
+            The events at which iterations begin, and their kinds, such as "train". The kind
+            "step:1024" is "step"; after a mark of the kind "" nothing is planned until the next.
+            "auto" looks for iterations that ask for the same sizes in the same order until the run
+            ends. None takes `trace.meta["marks"]`; without any, the whole run is the head.
+        kinds : sequence of str, optional
+            A kind for each of the marks.
+        fallback : {"caching", "bfc"}, optional
+            The policy that serves the rest: PyTorch's, or TensorFlow's with growing regions.
+        settings : str, optional
+            The settings of PyTorch's policy. None takes those that were recorded, or else the
+            defaults.
+
+        Returns
+        -------
+        Plan
+            The same trace and arguments give the same plan.
+
+        Raises
+        ------
+        PlanError
+            If the marks are not rising numbers of events, or the run has no request, has more than
+            2**24 of them, or takes 2 TiB or more (1 TiB under "bfc").
+        ValueError
+            If `fallback` or `marks` is another text.
+        SettingsError
+            If PyTorch's policy does not take the settings.
+
+        Notes
+        -----
+        Up to three iterations of a kind become one: a slot stays if two of them have it. If they
+        do not repeat (fewer than 95 % of the requests are found in another one), the iteration with
+        the highest peak stands for all.
+
+        Cost: one to three microseconds for each request, more where the quickest layout leaves
+        gaps; and one replay.
+        """
+        if fallback not in UNITS:
+            raise ValueError(f"fallback is 'caching' or 'bfc', not {fallback!r}")
+        text = settings if settings is not None else trace.beginning.settings
+        rules = CachingSettings().apply(text or "" if fallback == "caching" else "")
+        requests = Requests.of(trace, _rounded(trace.size, fallback, rules))
+        if not len(requests.size):
+            raise PlanError("the run asks for no memory: there is nothing to plan")
+        if isinstance(marks, str):
+            if marks != "auto":
+                raise ValueError(f"marks are numbers of events, or 'auto', not {marks!r}")
+            marks = iterations_in(requests)
+        marked = marks_of(trace, marks, kinds)
+        parts = _parts(requests, stretches(requests, marked, len(trace)))
+        facts = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
+        whole = requests.part(HEAD, "", 0, len(requests.size), len(requests.size))
+        return cls._of(
+            facts.pop("parts"),
+            **facts,
+            fallback=fallback,
+            settings=text or "",
+            peak=lives_of([whole]).most(whole.size.astype("int64")),
+            online=_reserved(trace, fallback, text or "", whole),
+        )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of iterations that it has a body for."""
+        return tuple(part.kind for part in self.parts if part.role == BODY)
+
+    @property
+    def budget(self) -> int:
+        """The bytes that it saves where the run repeats: `online` - `span`.
+
+        Negative where the fallback policy reserved less.
+        """
+        return self.online - self.span
+
+    def __repr__(self) -> str:
+        slots = sum(map(len, self.parts))
+        return f"<bfc.Plan, {slots} slots, {format_bytes(self.span)}>"
+
+    def __str__(self) -> str:
+        named = [f"head {len(self.parts[0])} slots"]
+        for part in self.parts[1:]:
+            if part.role == BODY:
+                agreed = f"{part.agreeing} of {part.recorded} agree"
+                named.append(f"{part.kind} {len(part)} ({agreed})")
+        ratio = self.span / self.peak
+        named.append(f"span {format_bytes(self.span)} = {ratio:.4f} of the peak")
+        reserved = f"{self.fallback} reserved {format_bytes(self.online)}"
+        sign = "-" if self.budget < 0 else ""
+        return f"{', '.join(named)}; {reserved}; budget {sign}{format_bytes(abs(self.budget))}"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a compressed `.npz` file, which `load` and NumPy read.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file, with no ending added. One that exists is replaced once the new one is
+            complete.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written. A file that existed is unchanged then.
+
+        Notes
+        -----
+        26 bytes for each slot before compression. The file names no path, program or person.
+        """
+        import numpy as np
+
+        described: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        described |= {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
+        described["parts"] = [
+            {"slots": len(part)} | {name: getattr(part, name) for name in PART_FACTS}
+            for part in self.parts
+        ]
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in self.parts]) for name in COLUMNS
+        }
+        with replacing(path) as file:
+            np.savez_compressed(file, plan=np.array(json.dumps(described)), **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan from a file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A file that `save` has written.
+
+        Returns
+        -------
+        Plan
+            The plan, whose layout is checked: no two blocks that may live at once overlap.
+
+        Raises
+        ------
+        PlanError
+            If it is not such a file, or not a possible plan; the text names the file and the fault
+            in one line. Also if it is not a regular file (a FIFO, a device), or would unpack to
+            more than 2**24 slots, which is found out before anything is unpacked.
+        OSError
+            If it cannot be opened or read.
+
+        Notes
+        -----
+        Nothing in the file is executed. Cost: O(n log n).
+
+        Examples
+        --------
+        >>> import pathlib, tempfile, bfc
+        >>> trace = bfc.Trace([0, 0, 1], [0, 1, 0], [1000, 300, 0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "plan.npz")
+        ...     bfc.Plan.from_trace(trace).save(path)
+        ...     bfc.Plan.load(path).span
+        1536
+        """
+        import numpy as np
+
+        most = {name: MOST_SLOTS * np.dtype(kind).itemsize for name, kind in COLUMNS.items()}
+        try:
+            arrays = read_arrays(
+                path,
+                most | {"plan": MOST_TEXT},
+                ("plan", *COLUMNS),
+                MOST_SLOTS,
+                sum(most.values()) + MOST_TEXT,
+            )
+            return _checked(_described(arrays.pop("plan")), arrays)
+        except (PlanError, TraceError) as error:
+            raise PlanError(f"{os.fspath(path)}: {error}") from None
+        except OSError:
+            raise
+        except Exception as error:  # BadZipFile, zlib.error: whatever a damaged archive causes
+            fault = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PlanError(f"{os.fspath(path)}: it cannot be read ({fault})") from None
+
+
+#: The numbers of a plan and of its parts that a file has beside the slots.
+FIGURES = ("base", "body", "bound", "peak", "online")
+PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
+
+
+def _rounded(
+    sizes: NDArray[np.uint64], fallback: str, settings: CachingSettings
+) -> NDArray[np.uint64]:
+    """The sizes as the policy rounds them, in whole units."""
+    import numpy as np
+
+    unit = np.uint64(UNITS[fallback])
+    rounded = np.ascontiguousarray(sizes)
+    if fallback == "caching":
+        divisions = settings.roundup_power2_divisions
+        bits = np.array([max(0, count.bit_length() - 1) for count in divisions], np.uint8)
+        rounded = np.empty_like(sizes)
+        as_torch_rounds(sizes, rounded, bits)
+    if len(rounded) and int(rounded.max()) >= 1 << 60:
+        raise PlanError("a request of 2**60 bytes or more cannot be planned")
+    return (rounded + unit - np.uint64(1)) // unit * unit
+
+
+def _parts(requests: Requests, found: list[Stretch]) -> list[Part]:
+    """The head, and for each kind its body and what its first iteration allocates for good."""
+
+    while found and found[-1].begin == found[-1].end:
+        found.pop()  # a mark behind the last request
+    total = len(requests.size)
+    if not found:
+        return [requests.part(HEAD, "", 0, total, total)]
+    parts = [requests.part(HEAD, "", 0, found[0].begin, found[0].end)]
+    for kind in dict.fromkeys(stretch.kind for stretch in found):
+        parts += _body_of(requests, [stretch for stretch in found if stretch.kind == kind])
+    return parts
+
+
+def _body_of(requests: Requests, found: list[Stretch]) -> list[Part]:
+    """The body of one kind, and what the first iteration allocates for good, if it does."""
+    # What the last stretch of a run leaves live may be freed in the next one: nothing says so
+    known = [stretch for stretch in found if stretch.end < len(requests.size)] or found
+    first, kind = found[0], found[0].kind
+    never = requests.freed[first.begin : first.end] == -1
+    late = requests.part(LATE, kind, first.begin, first.end, first.after).taken(never)
+    made = [
+        requests.part(BODY, kind, stretch.begin, stretch.end, stretch.after)
+        for stretch in known[-ITERATIONS:]
+    ]
+    ending = [part.taken(part.over != FOREVER) for part in made]
+    left_out = len(made[-1]) - len(ending[-1]) - (len(late) if known[-1] == first else 0)
+    body = replace(consensus(ending), left_out=left_out)
+    return [body, late] if len(late) else [body]
+
+
+def _laid_out(parts: list[Part], unit: int, apart: bool) -> dict[str, Any]:
+    """The parts with offsets, and the bytes of the regions."""
+    import numpy as np
+
+    size = np.concatenate([part.size for part in parts]).astype(np.int64) // unit
+    stream = np.concatenate([part.stream for part in parts])
+    repeats = any(part.role == BODY for part in parts)
+    is_base = np.concatenate([(part.over == FOREVER) & repeats for part in parts])
+    lives = lives_of(parts)
+    offset = np.zeros(len(size), np.int64)
+    base, body, bound = int(size[is_base].sum()), 0, 0
+    stacked = 0
+    for number in np.unique(stream) if apart else [None]:
+        chosen = np.flatnonzero(stream == number) if apart else np.arange(len(size))
+        own = int(size[chosen][is_base[chosen]].sum())
+        fixed = np.where(is_base[chosen], np.cumsum(size[chosen] * is_base[chosen]), 0)
+        fixed = np.where(is_base[chosen], fixed - size[chosen], -1)
+        found = planned(
+            size[chosen],
+            _of_blocks(lives, chosen),
+            fixed=fixed if own else None,
+            wall=own if own else None,
+        )
+        low = found.offsets < own
+        offset[chosen] = found.offsets + np.where(low, stacked, base + body - own)
+        stacked += own
+        body += max(found.span - own, 0)
+        bound += found.bound
+    if bound > base + body:
+        raise PlanError("the bound is above the span: a mistake in bfc")
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    places = np.split((offset * unit).astype(np.uint64), ends)
+    made = [replace(part, offset=place) for part, place in zip(parts, places, strict=True)]
+    return {"parts": made, "base": base * unit, "body": body * unit, "bound": bound * unit}
+
+
+def _of_blocks(lives: Lives, chosen: NDArray[np.intp]) -> Lives:
+    """The lives of some blocks, which are numbered anew."""
+    import numpy as np
+
+    kept = np.isin(lives.block, chosen)
+    number = np.searchsorted(chosen, lives.block[kept])
+    return Lives(number, lives.birth[kept], lives.death[kept])
+
+
+def _reserved(trace: Trace, fallback: str, settings: str, whole: Part) -> int:
+    """What the policy reserves at most when it replays the trace."""
+    capacity = 4 * lives_of([whole]).most(whole.size.astype("int64")) + (1 << 30)
+    source = SimulatedSubAllocator(capacity)
+    allocator: Allocator
+    if fallback == "bfc":
+        allocator = BFCAllocator(source, allow_growth=True)
+    else:
+        allocator = CachingAllocator(source, settings=settings)
+    with allocator:
+        return trace.replay(allocator).peak_bytes_reserved
+
+
+def _described(text: NDArray[Any]) -> dict[str, Any]:
+    """The description in a file, of which every type is checked."""
+    try:
+        said = json.loads(str(text.item()))
+    except ValueError as error:
+        raise PlanError(f"its description is not JSON ({error})") from None
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise PlanError("it is not a plan of bfc")
+    if said.get("version") != VERSION:
+        raise PlanError(
+            f"it is a plan of version {said.get('version')!r}, and this bfc reads version "
+            f"{VERSION}: make it anew from the recording"
+        )
+    parts = said.get("parts")
+    right = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
+    if not right or said.get("fallback") not in UNITS or type(said.get("settings")) is not str:
+        raise PlanError("its description lacks the parts, the fallback or the settings")
+    numbers = [said.get(name) for name in FIGURES]
+    for part in said["parts"]:
+        numbers += [part.get(name) for name in ("slots", "recorded", "agreeing", "left_out")]
+        if type(part.get("kind")) is not str or type(part.get("agreement")) is not float:
+            raise PlanError("a part of it lacks its kind or its agreement")
+    if not all(type(number) is int and 0 <= number < 1 << 60 for number in numbers):
+        raise PlanError("its description holds numbers that are not whole, or not below 2**60")
+    return said
+
+
+def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
+    """The plan of a file. Raises PlanError for one that is not possible."""
+    import numpy as np
+
+    counts = [part["slots"] for part in said["parts"]]
+    for name, kind in COLUMNS.items():
+        if arrays[name].dtype != kind or arrays[name].shape != (sum(counts),):
+            raise PlanError(f"{name} is not an array of {sum(counts)} numbers of type {kind}")
+    ends = np.cumsum(counts)[:-1]
+    columns: dict[str, Any] = {name: np.split(arrays[name], ends) for name in COLUMNS}
+    parts = [
+        Part(
+            **{name: values[i] for name, values in columns.items()},
+            **{name: described[name] for name in PART_FACTS},
+        )
+        for i, described in enumerate(said["parts"])
+    ]
+    _check_roles(parts)
+    plan = Plan._of(parts, **{name: said[name] for name in ("fallback", "settings", *FIGURES)})
+    _check_slots(plan)
+    return plan
+
+
+def _check_roles(parts: list[Part]) -> None:
+    roles = [(part.role, part.kind) for part in parts]
+    bodies = [kind for role, kind in roles if role == BODY]
+    wanted = [(HEAD, "")]
+    for kind in dict.fromkeys(kind for _, kind in roles[1:]):
+        wanted += [(BODY, kind)] + ([(LATE, kind)] if (LATE, kind) in roles else [])
+    if roles != wanted or not all(bodies):
+        raise PlanError("its parts are not a head, and bodies of different kinds")
+
+
+def _check_slots(plan: Plan) -> None:
+    """Raises PlanError for slots that cannot be, or that overlap."""
+    import numpy as np
+
+    unit = UNITS[plan.fallback]
+    repeats = len(plan.parts) > 1
+    for part in plan.parts:
+        born = np.arange(len(part))
+        if not ((part.end > born) & (part.end <= len(part))).all():
+            raise PlanError(f"a slot of the {part.role} ends before it begins, or behind the part")
+        if not ((part.over == 0) | (part.end == len(part))).all():
+            raise PlanError(f"a slot of the {part.role} outlives it, and ends in it")
+        forever = part.over == FOREVER
+        if (part.role == BODY and forever.any()) or (part.role == LATE and not forever.all()):
+            raise PlanError("a slot is in the wrong part: it is never freed, or it is not late")
+        high = part.offset + part.size
+        if not ((part.size > 0) & (part.size < 1 << 60) & (part.offset < 1 << 60)).all():
+            raise PlanError("a slot is empty, or 2**60 bytes or more")
+        if (part.size % unit).any() or (part.offset % unit).any():
+            raise PlanError(f"sizes and offsets are not multiples of {unit}")
+        if not (high <= plan.span).all() or ((part.offset < plan.base) & (high > plan.base)).any():
+            raise PlanError("a slot lies outside of the regions, or in both")
+        if repeats and ((part.offset >= plan.base) & forever).any():
+            raise PlanError("a slot that is never freed lies in the region of the bodies")
+    sizes, offsets = (
+        np.concatenate([getattr(part, name) for part in plan.parts]) for name in ("size", "offset")
+    )
+    met = lives_of(plan.parts).overlap(offsets, sizes)
+    if met is not None:
+        raise PlanError(f"its slots {met[0]} and {met[1]} overlap while both live")

@@ -1,0 +1,79 @@
+"""Runs that repeat, made up: a head with weights, then iterations of several kinds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import bfc
+
+KIB = 1024
+
+
+@dataclass
+class Block:
+    """A block that lives from the request `born` up to the request `dies`; None: for good."""
+
+    size: int
+    born: int
+    dies: int | None
+    stream: int = 0
+
+
+@dataclass
+class Run:
+    """A trace, and where its iterations begin."""
+
+    trace: bfc.Trace
+    marks: list[tuple[int, str]]
+
+
+def trace_of(blocks: list[Block], borders: list[tuple[int, str]]) -> Run:
+    """The trace of blocks in the order of their births. `borders` name requests."""
+    frees: dict[int, list[int]] = {}
+    for number, block in enumerate(blocks):
+        if block.dies is not None:
+            frees.setdefault(block.dies, []).append(number)
+    columns: list[tuple[int, int, int, int]] = []
+    begins = dict(borders)
+    marks = []
+    for number, block in enumerate(blocks):
+        columns += [(1, freed, 0, blocks[freed].stream) for freed in frees.get(number, ())]
+        if number in begins:
+            marks.append((len(columns), begins[number]))
+        columns.append((0, number, block.size, block.stream))
+    columns += [(1, freed, 0, blocks[freed].stream) for freed in frees.get(len(blocks), ())]
+    op, ids, size, stream = zip(*columns, strict=True)
+    return Run(bfc.Trace(op, ids, size, stream), marks)
+
+
+def some_run(dice: random.Random, *, streams: int = 1, iterations: int = 5) -> Run:
+    """Weights; iterations of one or two kinds, whose blocks partly outlive them; state that the
+    first iteration of each kind makes for good."""
+    kinds = {
+        kind: [
+            (dice.randrange(1, 900) * KIB, dice.randrange(1, 12), dice.randrange(streams))
+            for _ in range(dice.randrange(6, 30))
+        ]
+        for kind in ("train", "eval")[: dice.randint(1, 2)]
+    }
+    blocks: list[Block] = []
+    for number in range(dice.randrange(10)):
+        dies = None if dice.random() < 0.6 else number + dice.randrange(1, 14)
+        blocks.append(Block(dice.randrange(1, 500) * KIB, number, dies, dice.randrange(streams)))
+    borders, seen = [], set()
+    for _ in range(iterations):
+        for kind, template in kinds.items():
+            borders.append((len(blocks), kind))
+            for position, (size, life, stream) in enumerate(template):
+                born = len(blocks)
+                over = born + life - (borders[-1][0] + len(template))
+                dies = born + max(1, life if over <= 4 else life - over)
+                blocks.append(Block(size, born, dies, stream))
+                if kind not in seen and position in (3, 4):
+                    blocks.append(Block(77 * KIB, born + 1, None))
+            seen.add(kind)
+    for block in blocks:
+        if block.dies is not None and block.dies > len(blocks):
+            block.dies = None
+    return trace_of(blocks, borders)
