@@ -75,6 +75,7 @@ public:
         cursors_.assign(met_.size(), 0);
         size_t agreed = 0;      // how many nodes in a row have nothing there
         for (size_t i = 0; agreed < met_.size() && at + size < kNowhere; i = i + 1 < met_.size() ? i + 1 : 0) {
+            ++steps_;
             const Extents& extents = *met_[i];
             const size_t above = cursors_[i] = extents.first_above(cursors_[i], static_cast<uint32_t>(at));
             if (above == extents.size() || extents[above].low >= at + size) {
@@ -87,7 +88,11 @@ public:
         return at + size < kNowhere ? static_cast<uint32_t>(at) : kNowhere;
     }
 
+    // How many extents all searches looked at: most of the work.
+    uint64_t steps() const { return steps_; }
+
 private:
+    uint64_t steps_ = 0;
     size_t leaves_ = 1;
     uint32_t wall_;
     std::vector<Extents> full_;         // of the blocks that live during the whole of a node's time
@@ -119,32 +124,37 @@ private:
     }
 };
 
-// Places every block whose offset is negative, in the given order; the others stand where they are. Block i lives in the
-// pieces first[i] up to first[i + 1]. Returns the end of the highest block, or -1 if one has no place below 2^32 units.
-inline int64_t place_in_order(size_t blocks, size_t sections, const int32_t* first, const int32_t* begin,
-                              const int32_t* end, const uint32_t* size, const int32_t* order, int64_t* offset,
-                              uint32_t wall) {
-    PlanLayout layout(sections, wall);
-    int64_t span = 0;
-    const auto take = [&](size_t block) {
-        const uint32_t low = static_cast<uint32_t>(offset[block]);
-        for (int32_t piece = first[block]; piece < first[block + 1]; ++piece)
-            layout.take(begin[piece], end[piece], low, low + size[block]);
-        span = std::max(span, offset[block] + static_cast<int64_t>(size[block]));
-    };
-    for (size_t block = 0; block < blocks; ++block)
-        if (offset[block] >= 0) take(block);
-    for (size_t i = 0; i < blocks; ++i) {
+// The blocks of a layout. Block i lives in the pieces first[i] up to first[i + 1], and its offset is negative until it has
+// a place.
+struct PlanBlocks {
+    const int32_t* first;
+    const int32_t* begin;       // sections
+    const int32_t* end;
+    const uint32_t* size;
+    int64_t* offset;
+};
+
+// Takes the place that a block has.
+inline void take_place(PlanLayout& layout, const PlanBlocks& blocks, size_t block) {
+    const uint32_t low = static_cast<uint32_t>(blocks.offset[block]);
+    for (int32_t piece = blocks.first[block]; piece < blocks.first[block + 1]; ++piece)
+        layout.take(blocks.begin[piece], blocks.end[piece], low, low + blocks.size[block]);
+}
+
+// Places those of the blocks that have no place, in the given order. False: one has no place below 2^32 units.
+inline bool place_in_order(PlanLayout& layout, const PlanBlocks& blocks, const int32_t* order, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
         const size_t block = order[i];
-        if (offset[block] >= 0) continue;
+        if (blocks.offset[block] >= 0) continue;
         layout.begin_search();
-        for (int32_t piece = first[block]; piece < first[block + 1]; ++piece) layout.meet(begin[piece], end[piece]);
-        const uint32_t place = layout.lowest(size[block]);
-        if (place == PlanLayout::kNowhere) return -1;
-        offset[block] = place;
-        take(block);
+        for (int32_t piece = blocks.first[block]; piece < blocks.first[block + 1]; ++piece)
+            layout.meet(blocks.begin[piece], blocks.end[piece]);
+        const uint32_t place = layout.lowest(blocks.size[block]);
+        if (place == PlanLayout::kNowhere) return false;
+        blocks.offset[block] = place;
+        take_place(layout, blocks, block);
     }
-    return span;
+    return true;
 }
 
 }  // namespace bfc

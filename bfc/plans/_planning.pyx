@@ -1,5 +1,6 @@
 """The compiled parts of the planner: places, the exact search, the sweep that checks both, and the matcher."""
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stddef cimport size_t
 from libc.stdint cimport UINT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -9,9 +10,18 @@ from libcpp.vector cimport vector
 from bfc._core cimport TorchSizes
 
 cdef extern from "plan_layout.hpp" namespace "bfc" nogil:
-    int64_t place_in_order_in "bfc::place_in_order"(
-        size_t blocks, size_t sections, const int32_t* first, const int32_t* begin, const int32_t* end,
-        const uint32_t* size, const int32_t* order, int64_t* offset, uint32_t wall) except +
+    cppclass PlanLayout:
+        PlanLayout(size_t sections, uint32_t wall) except +
+        uint64_t steps()
+    cppclass PlanBlocks:
+        const int32_t* first
+        const int32_t* begin
+        const int32_t* end
+        const uint32_t* size
+        int64_t* offset
+    void take_place(PlanLayout& layout, const PlanBlocks& blocks, size_t block) except +
+    cbool place_in_order_in "bfc::place_in_order"(
+        PlanLayout& layout, const PlanBlocks& blocks, const int32_t* order, size_t count) except +
 
 cdef extern from "plan_search.hpp" namespace "bfc" nogil:
     cppclass PlannedBlock:
@@ -38,6 +48,9 @@ cdef extern from "plan_matcher.hpp" namespace "bfc" nogil:
         PlanMatcher(const uint64_t* sizes, size_t slots) except +
         int64_t match(uint64_t size, cbool smaller) noexcept
 
+cdef enum:
+    CHUNK = 1024        # blocks that are placed between two looks at signals
+
 #: The orders that the exact search tries in turn.
 SEARCH_ORDERS = 3
 
@@ -45,17 +58,30 @@ SEARCH_ORDERS = 3
 def place_in_order(const int32_t[::1] first, const int32_t[::1] begin, const int32_t[::1] end,
                    const uint32_t[::1] size, const int32_t[::1] order, int64_t[::1] offset, size_t sections, wall=None):
     """Places each block whose `offset` is negative, in the order given, at the lowest free place. Block i lives in the
-    pieces first[i] up to first[i + 1], from a section `begin` up to `end`. Returns the end of the highest block, or -1
-    if one has no place below 2**32 units. None lies across `wall`."""
-    cdef size_t blocks = size.shape[0]
-    cdef uint32_t across = UINT32_MAX if wall is None else wall
-    cdef int64_t span
-    if blocks == 0:
+    pieces first[i] up to first[i + 1], from a section `begin` up to `end`. None lies across `wall`. Returns how much
+    work it was, in extents that were met, or -1 if one has no place below 2**32 units. A signal ends it."""
+    cdef size_t count = size.shape[0], done = 0, now
+    cdef PlanBlocks blocks
+    cdef PlanLayout* layout
+    cdef cbool fits = True
+    if count == 0:
         return 0
-    with nogil:
-        span = place_in_order_in(blocks, sections, &first[0], &begin[0], &end[0], &size[0], &order[0], &offset[0],
-                                 across)
-    return span
+    blocks.first, blocks.begin, blocks.end = &first[0], &begin[0], &end[0]
+    blocks.size, blocks.offset = &size[0], &offset[0]
+    layout = new PlanLayout(sections, UINT32_MAX if wall is None else wall)
+    try:
+        for now in range(count):
+            if offset[now] >= 0:
+                take_place(layout[0], blocks, now)
+        while fits and done < count:
+            now = min(count - done, <size_t>CHUNK)
+            with nogil:
+                fits = place_in_order_in(layout[0], blocks, &order[done], now)
+            done += now
+            PyErr_CheckSignals()
+        return layout.steps() if fits else -1
+    finally:
+        del layout
 
 
 def search(const int32_t[::1] begin, const int32_t[::1] end, const int32_t[::1] size, const int32_t[::1] life,

@@ -31,6 +31,7 @@ from bfc.plans.parts import (
 from bfc.plans.repeats import iterations_in
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
 from bfc.suballocators import SimulatedSubAllocator
 from bfc.units import format_bytes
@@ -186,7 +187,8 @@ class Plan:
         if fallback not in UNITS:
             raise ValueError(f"fallback is 'caching' or 'bfc', not {fallback!r}")
         text = settings if settings is not None else trace.beginning.settings
-        rules = CachingSettings().apply(text or "" if fallback == "caching" else "")
+        version = trace.torch or NEWEST
+        rules = CachingSettings().apply(text or "" if fallback == "caching" else "", torch=version)
         requests = Requests.of(trace, _rounded(trace.size, fallback, rules))
         if not len(requests.size):
             raise PlanError("the run asks for no memory: there is nothing to plan")
@@ -204,7 +206,7 @@ class Plan:
             fallback=fallback,
             settings=text or "",
             peak=lives_of([whole]).most(whole.size.astype("int64")),
-            online=_reserved(trace, fallback, text or "", whole),
+            online=_reserved(trace, fallback, text or "", version, whole),
         )
 
     @property
@@ -408,8 +410,6 @@ def _laid_out(parts: list[Part], unit: int, apart: bool) -> dict[str, Any]:
         stacked += own
         body += max(found.span - own, 0)
         bound += found.bound
-    if bound > base + body:
-        raise PlanError("the bound is above the span: a mistake in bfc")
     ends = np.cumsum([len(part) for part in parts])[:-1]
     places = np.split((offset * unit).astype(np.uint64), ends)
     made = [replace(part, offset=place) for part, place in zip(parts, places, strict=True)]
@@ -425,7 +425,7 @@ def _of_blocks(lives: Lives, chosen: NDArray[np.intp]) -> Lives:
     return Lives(number, lives.birth[kept], lives.death[kept])
 
 
-def _reserved(trace: Trace, fallback: str, settings: str, whole: Part) -> int:
+def _reserved(trace: Trace, fallback: str, settings: str, version: str, whole: Part) -> int:
     """What the policy reserves at most when it replays the trace."""
     capacity = 4 * lives_of([whole]).most(whole.size.astype("int64")) + (1 << 30)
     source = SimulatedSubAllocator(capacity)
@@ -433,7 +433,7 @@ def _reserved(trace: Trace, fallback: str, settings: str, whole: Part) -> int:
     if fallback == "bfc":
         allocator = BFCAllocator(source, allow_growth=True)
     else:
-        allocator = CachingAllocator(source, settings=settings)
+        allocator = CachingAllocator(source, settings=settings, torch=version)
     with allocator:
         return trace.replay(allocator).peak_bytes_reserved
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,26 @@ def test_a_span_of_2_to_32_units_is_refused():
     sizes = [(1 << 31) - 1, (1 << 31) - 2, 3]
     with pytest.raises(bfc.PlanError, match="units"):
         lay_out(sizes, [0, 0, 0], [2, 2, 2])
+
+
+def test_a_signal_ends_a_long_layout():
+    """Random sizes leave gaps everywhere: it takes a second, and the alarm comes long before."""
+    dice = random.Random(2)
+    births = list(range(30_000))
+    deaths = [birth + dice.randrange(1, 4000) for birth in births]
+    sizes = [dice.randrange(1, 1 << 20) for _ in births]
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError):
+            lay_out(sizes, births, deaths)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_the_same_arguments_give_the_same_layout():
