@@ -1,0 +1,155 @@
+"""How good plans are, and how long they take to make: `python -m bench.plans`.
+
+First every trace of `bench/traces` and every recording of `tests/recordings` is laid out as a
+whole, on one stream and in units of 512 bytes: the span and what PyTorch's policy and growing BFC
+reserve, each divided by the most that is live, and the processor time of this thread.
+
+Then MiniMalloc's eleven public instances, if there is a folder of them: for each the greedy span,
+and the time until it fits 1 MiB, next to MiniMalloc itself. Clone google/minimalloc from GitHub
+with its submodules, build it with `cmake -B build -DCMAKE_BUILD_TYPE=Release` and `cmake --build
+build`, and name the folder: `python -m bench.plans --minimalloc ../minimalloc`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import resource
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import bfc
+from bench.report import geometric_mean, machine, say
+from bfc.plans import lay_out
+from bfc.plans.layout import Layout, planned
+from bfc.plans.parts import HEAD, Requests, lives_of
+
+HERE = Path(__file__).parent
+FOLDERS = (HERE / "traces", HERE.parent / "tests" / "recordings")
+UNIT = 512
+TURNS = 3
+CAPACITY = 1 << 20
+#: More than any of the instances takes.
+STEPS = 10_000_000_000
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minimalloc", type=Path, metavar="FOLDER", help="a built clone")
+    parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
+    chosen = parser.parse_args(arguments)
+    say(machine())
+    show_runs(chosen.traces)
+    if chosen.minimalloc is not None:
+        show_instances(chosen.minimalloc)
+
+
+def runs() -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from sorted(folder.glob("*.npz"))
+
+
+def show_runs(names: list[str] | None) -> None:
+    say("divided by the most that is live; seconds of processor time, min / median / max")
+    say(f"{'':44}{'lives':>8}{'span':>9}{'caching':>9}{'BFC':>7}{'seconds':>28}")
+    ratios: list[tuple[float, float, float]] = []
+    for path in runs():
+        if names is not None and path.stem not in names:
+            continue
+        trace = bfc.Trace.load(path)
+        rounded = (trace.size + np.uint64(UNIT - 1)) // np.uint64(UNIT) * np.uint64(UNIT)
+        found, seconds = timed(lambda: laid_out(trace, rounded))  # noqa: B023
+        most = found.bound * UNIT
+        span, lives = found.span / found.bound, len(found.offsets)
+        torch, growing = (reserved(trace, make) / most for make in (caching, growing_bfc))
+        ratios.append((span, torch, growing))
+        say(f"{path.stem:44}{lives:8}{span:9.4f}{torch:9.3f}{growing:7.3f}  {spread3(seconds)}")
+    means = [geometric_mean(column) for column in zip(*ratios, strict=True)]
+    say(f"{'geometric mean':44}{'':8}{means[0]:9.4f}{means[1]:9.3f}{means[2]:7.3f}")
+
+
+def laid_out(trace: bfc.Trace, rounded: np.ndarray) -> Layout:
+    requests = Requests.of(trace, rounded)
+    count = len(requests.size)
+    part = requests.part(HEAD, "", 0, count, count)
+    return planned(part.size.astype(np.int64) // UNIT, lives_of([part]))
+
+
+def caching(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.CachingAllocator(source)
+
+
+def growing_bfc(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.BFCAllocator(source, allow_growth=True)
+
+
+def reserved(trace: bfc.Trace, make: Callable[[bfc.SubAllocator], bfc.Allocator]) -> int:
+    with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+        return trace.replay(allocator).peak_bytes_reserved
+
+
+def timed(call: Callable[[], Layout]) -> tuple[Layout, list[float]]:
+    seconds = []
+    for _ in range(TURNS):
+        begun = time.thread_time()
+        found = call()
+        seconds.append(time.thread_time() - begun)
+    return found, seconds
+
+
+def spread3(seconds: list[float]) -> str:
+    low, middle, high = sorted(seconds)[0], sorted(seconds)[len(seconds) // 2], max(seconds)
+    return f"{low:7.3f} /{middle:7.3f} /{high:7.3f}"
+
+
+def show_instances(folder: Path) -> None:
+    """Ours and MiniMalloc's in turn, one pass each: the times differ by factors."""
+    program = folder / "build" / "minimalloc"
+    paths = sorted((folder / "benchmarks" / "challenging").glob("*.csv"))
+    heading = "".join(f"{name:>9}" for name in ("bound", "greedy", "span", "ours s"))
+    say(f"\n{'instance':12}{'blocks':>7}{heading}{'theirs s':>10}")
+    ours = theirs = 0.0
+    for path in paths:
+        sizes, births, deaths = instance(path)
+        greedy = lay_out(sizes, births, deaths, steps=0)
+        begun = time.thread_time()
+        found = lay_out(sizes, births, deaths, capacity=CAPACITY, steps=STEPS)
+        mine = time.thread_time() - begun
+        other = minimalloc(program, path) if program.exists() else float("nan")
+        ours, theirs = ours + mine, theirs + other
+        ratios = (span / CAPACITY for span in (found.bound, greedy.span, found.span))
+        columns = "".join(f"{ratio:9.3f}" for ratio in ratios)
+        say(f"{path.name.split('.')[0]:12}{len(sizes):7}{columns}{mine:9.2f}{other:10.2f}")
+    say(f"{'sum':12}{'':34}{ours:9.2f}{theirs:10.2f}")
+
+
+def instance(path: Path) -> tuple[list[int], list[int], list[int]]:
+    """The sizes, births and deaths of MiniMalloc's CSV."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = ([int(row[name]) for row in rows] for name in ("size", "lower", "upper"))
+    sizes, births, deaths = columns
+    return sizes, births, deaths
+
+
+def minimalloc(program: Path, path: Path) -> float:
+    """The processor time that MiniMalloc takes; raises if it finds nothing."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(program), f"--capacity={CAPACITY}", f"--input={path}"]
+        subprocess.run(
+            [*command, f"--output={folder}/out.csv"], check=True, capture_output=True, timeout=600
+        )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The benchmark of plans: what it reads, and that each figure is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import plans
+
+INSTANCE = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n"
+
+
+def test_a_run_has_a_row_and_an_instance_has_one(tmp_path: Path, monkeypatch, capsys):
+    folder = tmp_path / "benchmarks" / "challenging"
+    folder.mkdir(parents=True)
+    (folder / "A.12.csv").write_text(INSTANCE)
+    monkeypatch.setattr(plans, "CAPACITY", 12)
+    plans.main(["--traces", "gpu_lm_small", "--minimalloc", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    [run] = [line.split() for line in lines if line.startswith("gpu_lm_small")]
+    assert run[1:3] == ["36", "1.0000"]
+    [row] = [line.split() for line in lines if line.startswith("A ")]
+    assert row[1:5] == ["5", "1.000", "1.000", "1.000"]
