@@ -9,6 +9,9 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport TorchSizes
 
+cdef extern from "torch_sizes.hpp":     # what TorchSizes.round does
+    pass
+
 cdef extern from "plan_layout.hpp" namespace "bfc" nogil:
     cppclass PlanLayout:
         PlanLayout(size_t sections, uint32_t wall) except +
