@@ -21,7 +21,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-predict test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-predict test-predict-versions test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -57,6 +57,11 @@ test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an envir
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/predicting
+
+# Each PyTorch that predictions know, in an environment of its own: without an index of CPU builds each brings gigabytes.
+TORCHES := 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1
+test-predict-versions: $(TORCHES:%=.venv-torch-%/built) ## run the tests of predictions with every PyTorch that they know (downloads once: gigabytes)
+	for version in $(TORCHES); do BFC_TEST_TORCH=1 .venv-torch-$$version/bin/python -m pytest tests/predicting || exit 1; done
 
 # Finds what people who cannot see or point would miss. The tests inject it: no page has it.
 AXE := axe-core-4.14.1
@@ -196,6 +201,13 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	$(MAKE_VENV) .venv-cuda12
 	$(INSTALL) --group demo --group test 'cuda-bindings<13'
 	$(UNWARNED) .venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	@touch $@
+
+.venv-torch-%/built: pyproject.toml | $(VENV)/built
+	$(MAKE_VENV) .venv-torch-$*
+	$(INSTALL) --group build
+	$(INSTALL) 'torch==$*' 'numpy>=1.26' 'pytest>=9' 'hypothesis>=6.100'
+	$(UNWARNED) .venv-torch-$*/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
 .venv-torch/built: pyproject.toml .ci/constraints.txt | $(VENV)/built
