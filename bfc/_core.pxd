@@ -195,6 +195,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         HISTORY_OOM "bfc::kOom"
         HISTORY_SEGMENT_MAP "bfc::kSegmentMap"
         HISTORY_SEGMENT_UNMAP "bfc::kSegmentUnmap"
+        HISTORY_ANNOTATE "bfc::kAnnotate"
 
     cdef struct HistoryRecord:
         uint64_t addr

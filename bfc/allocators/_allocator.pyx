@@ -23,14 +23,16 @@ from bfc.native.nothrow cimport try_store
 from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport (
-    COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
+    COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
     NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane,
     Pool, Region, Tracing,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
 )
-from bfc.buffers._scopes cimport current_stream, owner_here, owner_names, owners_used, scopes_open, step_here
+from bfc.buffers._scopes cimport (
+    current_stream, number_of_owner, owner_here, owner_names, owners_used, scopes_open, step_here,
+)
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, Owner, become
 from bfc.allocators._changes cimport extend_chunk
 from bfc.allocators._lock cimport acquire_lock, let_others_on
@@ -54,6 +56,7 @@ from bfc.errors import (
     AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
     out_of_host_memory,
 )
+from bfc.pytorch.rules import NEWEST, rules_of
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
 from bfc.streams import is_queue as _is_queue
@@ -1876,6 +1879,53 @@ cdef class Allocator(Owner):
         return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
                                               self.recorder.columns_of(records), self.settings_now(),
                                               self.torch_now())
+
+    def annotate(self, ptr, text):
+        """Write a text about a live allocation into the history, as PyTorch 2.14 and later can.
+
+        Parameters
+        ----------
+        ptr : int
+            The address of a live allocation.
+        text : str
+            What to write. Texts should repeat: the process keeps each one, as it does names of owners.
+
+        Raises
+        ------
+        InvalidPointerError
+            If no live allocation starts at `ptr`.
+        ValueError
+            If `text` is empty, or the allocator follows a version of PyTorch without annotations.
+        TypeError
+            If an argument has the wrong type.
+
+        Notes
+        -----
+        The entry has the action "annotate", the bytes that were asked for, and the text as its owner:
+        `user_metadata` in PyTorch's files. Where no history is recorded, nothing is written. Source:
+        PyTorch's behaviour, 12.5 (V-14).
+
+        Examples
+        --------
+        >>> import bfc
+        >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> allocator.record_history()
+        >>> allocator.annotate(allocator.allocate_raw(1000), "logits")
+        >>> entry = allocator.snapshot().history[-1]
+        >>> entry.action, entry.size, entry.owner
+        ('annotate', 1000, 'logits')
+        """
+        torch = self.torch_now()
+        if torch is not None and not rules_of(torch).has_annotations:
+            raise ValueError(f"PyTorch {torch} has no annotations: torch={NEWEST!r} has")
+        cdef uint32_t number = number_of_owner(text)
+        cdef Chunk chunk = chunk_at(self.pool, self.lock, address_from(ptr))
+        acquire_lock(self.lock)
+        cdef Lane* lane = &self.pool.bin_sets[chunk.bin_set].lane
+        if self.pool.history != NULL:
+            self.pool.history.add(HistoryRecord(chunk.ptr, chunk.requested_size, lane.stream,
+                                                [lane.pool[0], lane.pool[1]], 0, 0, HISTORY_ANNOTATE, number))
+        self.lock.release()
 
     def leaks(self):
         """What is live now, whose it is, and the lines of Python that allocated it.

@@ -18,6 +18,7 @@ enum HistoryAction {
     kOom,
     kSegmentMap,
     kSegmentUnmap,
+    kAnnotate,
 };
 
 struct HistoryRecord {

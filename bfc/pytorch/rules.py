@@ -47,6 +47,8 @@ class Rules:
         without asking the driver.
     lacks : frozenset of str
         Those of the settings in SINCE that it does not have.
+    has_annotations : bool
+        The history may have entries with texts of the program about an allocation.
     has_host_history : bool
         Snapshots have lists of pinned memory and of its history, and the limits on that memory.
     """
@@ -59,6 +61,7 @@ class Rules:
     checks_range: bool = True
     counts_private_pools: bool = True
     lacks: frozenset[str] = frozenset()
+    has_annotations: bool = True
     has_host_history: bool = True
 
 
@@ -72,6 +75,7 @@ _RULES = {
         checks_range=False,
         counts_private_pools=False,
         lacks=frozenset(SINCE),
+        has_annotations=False,
         has_host_history=False,
     ),
     "2.15": Rules("2.15"),

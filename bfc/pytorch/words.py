@@ -16,7 +16,10 @@ SEGMENT_MAP, SEGMENT_UNMAP = "segment_map", "segment_unmap"
 SEGMENT_ACTIONS = (SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP)
 SNAPSHOT, OOM, ANNOTATE = "snapshot", "oom", "annotate"
 #: The actions of bfc's histories, in the order of `native/history.hpp`.
-ACTIONS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM, SEGMENT_MAP, SEGMENT_UNMAP)
+ACTIONS = (
+    *BLOCK_ACTIONS,
+    *(SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM, SEGMENT_MAP, SEGMENT_UNMAP, ANNOTATE),
+)
 
 #: The frames of memory that an allocator of bfc gave back: it was told to empty the cache, or not.
 OUR_FILE, OUR_RELEASE, OUR_OWN = "bfc", "empty_cache", "retry or collection"

@@ -28,6 +28,9 @@ OVERSIZE = {
     "oversize_segments": "Oversize regions",
 }
 
+#: What PyTorch 2.13 and later count for each private pool.
+BY_POOL = "reserved_bytes_by_private_pools"
+
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 COUNT_UNITS = ("", "K", "M")
 
@@ -39,7 +42,8 @@ def summary(stats: Mapping[str, int], device: str | int, abbreviated: bool = Fal
     "Active" is what is handed out or waits for a stream. "Free in splits" is what cannot be given
     back, because its neighbours are in use. `device` is its name, or its number. The total in a
     column chooses the unit, also for the rows below it. Fractions of a unit are cut off (PyTorch's
-    behaviour, 3.2). A figure that is missing counts as 0.
+    behaviour, 3.2). A figure that is missing counts as 0. At the end are what each private pool has
+    reserved, and the requests that were refused before the device was asked, where there are any.
 
     >>> print("\\n".join(summary({"num_ooms": 2}, "simulated:0").splitlines()[:4]))
     |===========================================================================|
@@ -69,7 +73,19 @@ def summary(stats: Mapping[str, int], device: str | int, abbreviated: bool = Fal
     for group, title in OVERSIZE.items():
         totals = _figures(stats, group)
         rows += ["-" * WIDTH, _row(title, _cells(totals, totals, False))]
+    for pool in {} if abbreviated else _pools(stats):
+        totals = _figures(stats, f"{BY_POOL}.{pool}.all")
+        rows += ["-" * WIDTH, _row(f"Reserved by pool {pool}"[:21], _cells(totals, totals, True))]
+    if rejected := stats.get("num_oom_rejections", 0):
+        rows += ["-" * WIDTH, f"{f'Refused before the device was asked: {rejected}':^{WIDTH}}"]
     return "\n".join(f"|{row}|" for row in [*rows, "=" * WIDTH])
+
+
+def _pools(stats: Mapping[str, int]) -> dict[str, None]:
+    """The ids of the private pools that the figures name, in their order."""
+    first = f"{BY_POOL}."
+    found = (name[len(first) :] for name in stats if name.startswith(first))
+    return dict.fromkeys(name.split(".")[0] for name in found)
 
 
 def _figures(stats: Mapping[str, int], prefix: str) -> list[int]:
