@@ -512,36 +512,6 @@ class CachingSettings:
             return SMALL_SEGMENT
         return self.large_segment_size if rounded < OWN_SEGMENT else round_up(rounded, SEGMENT_STEP)
 
-    def range_size(self, total: int, page: int) -> int:
-        """The addresses that are reserved for an expandable segment.
-
-        Parameters
-        ----------
-        total : int
-            The bytes of the device.
-        page : int
-            The bytes of the pieces that are mapped there.
-
-        Returns
-        -------
-        int
-            In bytes: whole pages, for at most 9/8 of the device.
-
-        Notes
-        -----
-        Source: PyTorch's behaviour, 11.2.
-
-        Examples
-        --------
-        >>> settings = CachingSettings().apply("expandable_segments_reserve:0.5")
-        >>> [it.range_size(100 << 20, 20 << 20) >> 20 for it in (CachingSettings(), settings)]
-        [120, 60]
-        """
-        most, wanted = total + total // 8, self.expandable_segments_reserve
-        if isinstance(wanted, float):
-            wanted = int(min(wanted * total, float(most)))
-        return max(round_up(most if wanted is None else min(wanted, most), page), page)
-
     def _items(self) -> list[Item]:
         """The settings that differ from the defaults, as they would be written."""
         default = _DEFAULTS | {"max_non_split_rounding": self.large_segment_size}

@@ -73,7 +73,7 @@ def test_a_summary_has_what_private_pools_reserved_and_what_was_rejected():
     lines = summary(stats, "cuda:0").splitlines()
     assert {len(line) for line in lines} == {77}
     (row,) = (line for line in lines if "pool 0_3" in line)
-    assert row.split("|")[1:3] == [" Reserved by pool 0_3  ", "  22528 KiB  "]
+    assert row.split("|")[1:3] == [" Reserved by pool 0_3  ", "  22528 KiB "]
     assert "Refused before the device was asked: 2" in lines[-2]
     short = summary(stats, "cuda:0", abbreviated=True)
     assert "pool 0_3" not in short

@@ -522,22 +522,6 @@ def test_reserves_by_class_are_a_list(strict: bool):
     assert "takes no list" in str(refusal("expandable_segments_reserve:[a:1]", strict))
 
 
-@pytest.mark.parametrize(
-    ("text", "large", "small"),
-    [  # of a device of 100 MiB, in bytes (V-10)
-        ("", 125829120, 117440512 + 2097152),
-        ("expandable_segments_reserve:0.5", 62914560, 52428800),
-        ("expandable_segments_reserve:1G", 125829120, 119537664),
-        ("expandable_segments_reserve:1e9", 125829120, 119537664),
-        ("expandable_segments_reserve:1e-12", 20971520, 2097152),
-    ],
-)
-def test_how_many_addresses_a_segment_has(text: str, large: int, small: int):
-    settings = DEFAULT.apply(text)
-    found = [settings.range_size(100 * MIB, page) for page in (20 * MIB, 2 * MIB)]
-    assert found == [large, small]
-
-
 @pytest.mark.parametrize("text", ["a" * 5000, "max_split_size_mb:" + "9" * 5000, "\x00\n\ud800:1"])
 def test_an_error_is_short_and_printable(text: str):
     said = str(refusal(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,20 @@ from bfc.study.torch_version import decided, line_of
 from bfc.study.workers import Replays
 
 MIB = 1 << 20
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "elsewhere"), [("gpu_lm_small", 36, 5), ("gpu_decomfl", 7946, 2113)]
+)
+def test_replay_tells_that_a_gpu_ran_pytorch_2_11(name: str, blocks: int, elsewhere: int):
+    """The figures are those of the compiled 2.11.0 and 2.15.0 (PyTorch's behaviour, 3.6)."""
+    run = decided(bfc.Trace.load(TRACES / f"{name}.npz"))
+    assert run.torch == "2.11"
+    assert line_of(run) == (
+        f"PyTorch 2.11, a replay has the fewest of {blocks} blocks elsewhere than recorded "
+        f"(0 under 2.11; {elsewhere} under 2.15)"
+    )
 
 
 def recording(torch: str, settings: str = "") -> bfc.Trace:
@@ -36,6 +51,15 @@ def recording(torch: str, settings: str = "") -> bfc.Trace:
 def untold(trace: bfc.Trace) -> bfc.Trace:
     trace.meta |= {"torch_version": None, "torch_version_sign": "nothing"}
     return trace
+
+
+@pytest.mark.parametrize("torch", VERSIONS)
+def test_replay_decides_where_the_file_does_not_tell(torch: str):
+    known = recording(torch)
+    assert decided(known) is known
+    run = decided(untold(known))
+    assert run.torch == torch
+    assert f"(0 under {torch}" in line_of(run) or f"; 0 under {torch})" in line_of(run)
 
 
 def test_settings_that_only_one_version_has_decide():
