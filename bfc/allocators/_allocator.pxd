@@ -66,9 +66,6 @@ cdef class Allocator(Owner):
     cdef Frees frees                    # how memory comes back
     cdef Tags tags                      # which parts of its memory can sleep, each for itself
     cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
-    cdef AddressRanges mapped           # memory that is mapped to addresses; None: all of it comes in regions
-    cdef Stitching stitching            # the same, where pages are mapped one by one; else None
-    cdef bint stitches                  # whether they are
 
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef object home_stream_object
@@ -86,6 +83,10 @@ cdef class Allocator(Owner):
     cdef int64_t live_buffers
     cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
     cdef Shown[int] last_fault          # what the last allocation without the GIL failed with
+    # A part as those above, behind what a hit reads.
+    cdef AddressRanges mapped           # memory that is mapped to addresses; None: all of it comes in regions
+    cdef Stitching stitching            # the same, where pages are mapped one by one; else None
+    cdef bint stitches                  # whether they are
     cdef object __weakref__
 
     # What a policy overrides: the request that it makes of so many bytes (`set_request`); where that may be placed,
