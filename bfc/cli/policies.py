@@ -11,10 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import bfc
-from bfc.allocators._allocator import Allocator
 from bfc.cli.sizes import device_bytes
 from bfc.pytorch.rules import NEWEST
 from bfc.study import recorded_settings
@@ -22,6 +21,9 @@ from bfc.study.counting import Counted, CountedHost, CountedOpenCL, CountedSimul
 from bfc.study.experiment import Policy
 from bfc.study.python_policy import PythonPolicy
 from bfc.suballocators import SubAllocator
+
+#: What a policy makes: an allocator, or a policy that is written in Python.
+Made = TypeVar("Made")
 
 
 def device_maker(text: str) -> Callable[[], Counted]:
@@ -75,12 +77,10 @@ def default_policy(trace: bfc.Trace, arguments: argparse.Namespace) -> tuple[str
     return f"caching:{text}", "PyTorch's policy with the recorded settings"
 
 
-def policies(
-    arguments: argparse.Namespace, default: str = "bfc", torch: str | None = None
-) -> list[Policy]:
+def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy]:
     """The policies asked for, in that order; `default` where none is. Those of PyTorch follow the
-    version `torch`. Raises ValueError."""
-    torch = torch or arguments.torch or NEWEST
+    version that is asked for, or the newest. Raises ValueError."""
+    torch = arguments.torch or NEWEST
     # No setting has a space in it, and a table has no place for a line's end.
     names = ["".join(text.split()) for text in arguments.policy or [default]]
     limit = _limit(arguments.memory_limit)
@@ -101,6 +101,16 @@ def policies(
 def is_pytorch(policy: Policy) -> bool:
     """Whether a version of PyTorch matters to a policy."""
     return policy.name.partition(":")[0] == "caching"
+
+
+def of_version(listed: list[Policy], torch: str) -> list[Policy]:
+    """The same policies. Those of PyTorch follow this version."""
+    return [
+        Policy(policy.name, _maker(policy.make_allocator, {"torch": torch}))
+        if is_pytorch(policy)
+        else policy
+        for policy in listed
+    ]
 
 
 def _policy(
@@ -156,10 +166,8 @@ def _stitches(name: str) -> bool:
     return name.startswith("bfc:") or name.partition(":")[2].split(",")[0] == STITCH
 
 
-def _maker(
-    kind: Callable[..., Allocator], options: dict[str, Any]
-) -> Callable[[SubAllocator], Allocator]:
-    return lambda device: kind(device, **options)
+def _maker(kind: Callable[..., Made], options: dict[str, Any]) -> Callable[[SubAllocator], Made]:
+    return functools.partial(kind, **options)
 
 
 def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:

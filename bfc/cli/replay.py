@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.cli.policies import default_policy, device_maker, is_default, is_pytorch, policies
+from bfc.cli.policies import (
+    default_policy,
+    device_maker,
+    is_default,
+    is_pytorch,
+    of_version,
+    policies,
+)
 from bfc.cli.runs import FILES, add_torch, files, named, read_trace
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
+from bfc.pytorch.rules import NEWEST
 from bfc.study.counting import Counted
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure, over_time
 from bfc.study.figure import plot
@@ -188,10 +196,11 @@ def run(arguments: argparse.Namespace) -> bool:
     timelines: dict[str, bfc.Timeline] = {}
     for name, path in named(paths):
         trace = read_trace(path, arguments.snapshot_device, arguments.torch, frames=False)
-        default, why = "bfc", ""
+        why = ""
         if is_default(arguments):
             default, why = default_policy(trace, arguments)
-        listed = policies(arguments, default, trace.torch)
+            listed = policies(arguments, default)
+        listed = of_version(listed, trace.torch or NEWEST)
         if any(map(is_pytorch, listed)):
             versions[name] = line_of(trace)
         if why:

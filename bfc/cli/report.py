@@ -9,9 +9,10 @@ from typing import Any
 from bfc.browser.data import data_of
 from bfc.browser.perfetto import write_perfetto
 from bfc.browser.report import write
-from bfc.cli.policies import device_maker, policies
+from bfc.cli.policies import device_maker, of_version, policies
 from bfc.cli.replay import add_options_of_allocators, whole
 from bfc.cli.runs import FILES, files, named, read_trace
+from bfc.pytorch.rules import NEWEST
 from bfc.study.torch_version import line_of
 
 #: What stands at the beginning of each page that bfc writes.
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> bool:
         for name, path in named(list(files(arguments.runs)))
     ]
     first = traces[0][1]
-    listed = policies(arguments, torch=first.torch) if arguments.policy else []
+    listed = of_version(listed, first.torch or NEWEST)
     data = data_of(traces, listed, make_device if arguments.device else None, title=arguments.title)
     if arguments.perfetto is not None and data["kind"] == "state":
         raise ValueError("--perfetto: the file has no history, so there is nothing over time")
