@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from bfc.predicting.kinds import GRADIENTS, INPUTS, OPTIMIZER_STATE, PARAMETERS
+from bfc.predicting.kinds import GRADIENTS, INPUTS, OPTIMIZER_STATE, OTHER, PARAMETERS
 from bfc.predicting.places import BACKWARD, FORWARD, NONE, OPTIMIZER, Places
 from bfc.predicting.recorder import Recorder
 
@@ -62,7 +62,7 @@ class Follower:
         places = self.places
         if not places.modules.get(threading.get_ident()):
             for one in inputs:
-                self.mark(one, INPUTS)
+                self.mark(one, INPUTS, only=OTHER)
             if places.phase == NONE:
                 places.phase = FORWARD
         places.enter(module)
@@ -142,13 +142,15 @@ class Follower:
         if self.after_step is not None:
             self.after_step()
 
-    def mark(self, value: Any, kind: int, owner: int = 0) -> None:
-        """Notes what the memory of a tensor on the GPU is for, and whose it is."""
+    def mark(self, value: Any, kind: int, owner: int = 0, only: int | None = None) -> None:
+        """Notes what the memory of a tensor on the GPU is for, and whose it is; with `only`, if
+        that is what it was taken to be for."""
         if isinstance(value, torch.Tensor):
             device = getattr(value, "fake_device", None)
             if device is not None and device.type == "cuda":
                 made = self.recorder.live.get(value.untyped_storage()._cdata)
-                if made is not None:
+                kinds = self.recorder.memory.kinds
+                if made is not None and (only is None or kinds[made.number] == only):
                     self.recorder.memory.know(made, kind, owner)
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
