@@ -1,6 +1,6 @@
 """A small language model, trained on random tokens: a program for `bfc predict`.
 
-$ bfc predict examples/train_lm.py --device 24GiB
+$ bfc predict examples/predicting/train_lm.py --device 24GiB
 
 It needs PyTorch. Run by Python itself it needs a GPU, too.
 """
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 VOCABULARY = 32_000
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -32,7 +32,7 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, layers: int, again: bool) -> None:
         super().__init__()
         self.again = again
