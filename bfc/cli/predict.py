@@ -117,6 +117,9 @@ def run_command(arguments: argparse.Namespace) -> bool:
         oom=arguments.oom,
     )
     found = ran.prediction
+    if not len(found.trace) and arguments.oom and _ran_out(ran):
+        print(f"It runs out of memory on {found.gpu.name} at its first allocation.")
+        return False
     if not len(found.trace):
         raise _failed(script, ran) or ValueError(
             f"{script} allocated nothing on the GPU: bfc predicts what a program does on the "

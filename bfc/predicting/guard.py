@@ -18,7 +18,7 @@ EXTENSION = extension.Extension(
     folder="predict",
     what="the fake device for PyTorch",
     needed_by="bfc.predict needs",
-    install="pip install torch --index-url the one of PyTorch's CPU wheels",
+    install="pip install torch",
     oldest=OLDEST,
 )
 

@@ -93,8 +93,8 @@ class Memory:
             stream = places.stream()
             try:
                 address = self.allocator.allocate_raw(nbytes, stream)
-            except OutOfMemoryError as error:
-                raise out_of_memory(self, nbytes) from error
+            except OutOfMemoryError:
+                raise out_of_memory(self, nbytes) from None
             made = Allocation(len(self.kinds), nbytes, address, len(self.op))
             self.requested += nbytes
             if self.requested > self.peak_requested:

@@ -99,7 +99,9 @@ def dumps_snapshot(folder: str) -> bool:
     """Whether a file of the program, the script or a module beside it, calls `_dump_snapshot`."""
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if isinstance(name, str) and name.endswith(".py") and name.startswith(folder):
+        if not isinstance(name, str) or not name.endswith(".py"):
+            continue
+        if os.path.abspath(name).startswith(folder):
             with contextlib.suppress(OSError, UnicodeError):
                 if "_dump_snapshot" in Path(name).read_text():
                     return True
