@@ -14,6 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+#: The passes that the recorded programs made before. Fewer bring the allocator into the same state,
+#: but their inputs are live.
+WARM_ONES = 5
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -189,22 +193,23 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 1e-3, "decay": 0.01, "betas": (0.9, 0.999)})
 
     def step(self, closure: object = None) -> None:
+        """One loop, in one function: the tensors of a parameter are freed by those of the next."""
         for group in self.param_groups:
+            rate, decay, (one, two) = group["lr"], group["decay"], group["betas"]
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.update(parameter, parameter.grad.data, group)
-
-    def update(self, parameter: Tensor, gradient: Tensor, group: dict) -> None:
-        state, rate, (one, two) = self.state[parameter], group["lr"], group["betas"]
-        step = state.get("step", 1)
-        corrected = rate * math.sqrt(1 - two**step) / (1 - one**step)
-        parameter.data -= rate * group["decay"] * parameter.data
-        first_before = state.get("first", torch.zeros_like(gradient))
-        second_before = state.get("second", torch.zeros_like(gradient))
-        first = one * first_before + ((1 - one) * gradient)
-        second = two * second_before + ((1 - two) * torch.square(gradient))
-        parameter.data -= corrected * first / (torch.sqrt(second) + 1e-8)
-        state["first"], state["second"], state["step"] = first, second, step + 1
+                if parameter.grad is None:
+                    continue
+                gradient = parameter.grad.data
+                state = self.state[parameter]
+                step = state.get("step", 1)
+                corrected = rate * math.sqrt(1 - two**step) / (1 - one**step)
+                parameter.data -= rate * decay * parameter.data
+                first_before = state.get("first", torch.zeros_like(gradient))
+                second_before = state.get("second", torch.zeros_like(gradient))
+                first = one * first_before + ((1 - one) * gradient)
+                second = two * second_before + ((1 - two) * torch.square(gradient))
+                parameter.data -= corrected * first / (torch.sqrt(second) + 1e-8)
+                state["first"], state["second"], state["step"] = first, second, step + 1
 
 
 def tokens(sizes: Sizes, *shape: int) -> Tensor:
@@ -214,7 +219,7 @@ def tokens(sizes: Sizes, *shape: int) -> Tensor:
 def inference(sizes: Sizes, warm: int, path: str, autocast: bool) -> None:
     """Runs the model; the last pass is recorded."""
     model = TransformerLM(sizes).to("cuda").eval()
-    before, recorded = tokens(sizes, warm, 4), tokens(sizes, 1, 4)
+    before, recorded = tokens(sizes, WARM_ONES, 4), tokens(sizes, 1, 4)
     with torch.inference_mode():
         for number in range(warm):
             with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
@@ -229,8 +234,8 @@ def training(sizes: Sizes, warm: int, path: str, autocast: bool) -> None:
     """Trains the model; the last step is recorded."""
     model = TransformerLM(sizes).to("cuda")
     optimizer = AdamW(model.parameters())
-    before, recorded = tokens(sizes, warm, 4), tokens(sizes, 1, 4)
-    targets, last_targets = tokens(sizes, warm, 4), tokens(sizes, 1, 4)
+    before, recorded = tokens(sizes, WARM_ONES, 4), tokens(sizes, 1, 4)
+    targets, last_targets = tokens(sizes, WARM_ONES, 4), tokens(sizes, 1, 4)
     for number in range(warm):
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             output = model(before[number])
