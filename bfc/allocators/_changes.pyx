@@ -209,6 +209,8 @@ cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept n
     if asleep == (owner.asleep != 0):
         return 0
     owner.asleep = asleep
+    if owner.mapped_bytes == 0:
+        return 0    # perhaps it never had memory: then the usage of pools does not know its pool
     if asleep:
         pool.counters.pool_bytes -= owner.mapped_bytes
         if pool.usage != NULL:
