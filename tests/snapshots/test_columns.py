@@ -74,7 +74,12 @@ def unseen(snapshot: values.Snapshot) -> bool:
 def rebuilt(snapshot: values.Snapshot) -> values.Snapshot:
     """The same of objects alone."""
     return bfc.Snapshot(
-        snapshot.device, snapshot.stats, snapshot.regions, snapshot.history, snapshot.settings
+        snapshot.device,
+        snapshot.stats,
+        snapshot.regions,
+        snapshot.history,
+        snapshot.settings,
+        snapshot.torch,
     )
 
 
