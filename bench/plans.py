@@ -71,6 +71,8 @@ def show_runs(names: list[str] | None) -> None:
         torch, growing = (reserved(trace, make) / most for make in (caching, growing_bfc))
         ratios.append((span, torch, growing))
         say(f"{path.stem:44}{lives:8}{span:9.4f}{torch:9.3f}{growing:7.3f}  {spread3(seconds)}")
+    if not ratios:
+        return
     means = [geometric_mean(column) for column in zip(*ratios, strict=True)]
     say(f"{'geometric mean':44}{'':8}{means[0]:9.4f}{means[1]:9.3f}{means[2]:7.3f}")
 

@@ -102,9 +102,9 @@ class Plan:
     >>> trace = bfc.Trace(ops, ids, sizes)
     >>> plan = bfc.Plan.from_trace(trace, marks=[0, 4, 8])
     >>> plan.span >> 20, plan.online >> 20
-    (4, 40)
+    (4, 22)
     >>> str(plan).split("; ")[0]
-    'head 0 slots, train 2 (3 of 3 agree), span 4.00 MiB = 1.0000 of the peak'
+    'head 0 slots, train 2 (2 of 2 agree), span 4.00 MiB = 1.0000 of the peak'
     """
 
     fallback: str
