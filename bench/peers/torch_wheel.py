@@ -6,6 +6,7 @@ one (for macOS, 80 MB and more).
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -54,7 +55,9 @@ def download(
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q", *python]
     named = [word for name in platforms for word in ("--platform", name)]
     command = [sys.executable, "-m", "pip", "download", *options, *named, *packages]
-    run([*command, "-d", str(folder)], "the download")
+    # A machine may cap what pip installs. What is downloaded here is only unpacked.
+    uncapped = ["env", f"PIP_CONSTRAINT={os.devnull}"]
+    run([*uncapped, *command, "-d", str(folder)], "the download")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != len(packages):
         raise PeerUnavailable(f"the download of {', '.join(packages)} is incomplete")

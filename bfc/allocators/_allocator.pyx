@@ -56,7 +56,7 @@ from bfc.errors import (
     AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
     out_of_host_memory,
 )
-from bfc.pytorch.rules import NEWEST, rules_of
+from bfc.pytorch.rules import NEWEST as _NEWEST, rules_of
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
 from bfc.streams import is_queue as _is_queue
@@ -1917,7 +1917,7 @@ cdef class Allocator(Owner):
         """
         torch = self.torch_now()
         if torch is not None and not rules_of(torch).has_annotations:
-            raise ValueError(f"PyTorch {torch} has no annotations: torch={NEWEST!r} has")
+            raise ValueError(f"PyTorch {torch} has no annotations: torch={_NEWEST!r} has")
         cdef uint32_t number = number_of_owner(text)
         cdef Chunk chunk = chunk_at(self.pool, self.lock, address_from(ptr))
         acquire_lock(self.lock)

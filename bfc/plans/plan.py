@@ -86,6 +86,11 @@ class Plan:
     online : int
         What the fallback policy reserved when it replayed the recording, in bytes.
 
+    Raises
+    ------
+    TypeError
+        If the class is called: `from_trace` makes a plan, and `load` reads one.
+
     Notes
     -----
     No allocator serves a plan yet. A plan says how much memory a run would need if its blocks lay

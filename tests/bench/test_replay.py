@@ -74,7 +74,7 @@ def test_each_policy_stands_beside_its_original(monkeypatch, capsys):
     first, second = (at for at, line in enumerate(lines) if line.startswith("ns an event"))
     for at, policy, original in (
         (first, "bfc", "TensorFlow 2.21"),
-        (second, "caching", "PyTorch 2.11"),
+        (second, "caching", "PyTorch 2.15"),
     ):
         heading, *rows, mean = lines[at : at + 4]
         assert heading.index(policy) < heading.index(original)

@@ -501,8 +501,9 @@ class Marks(bfc.SimulatedSubAllocator):
 
 
 def test_an_interrupt_while_frees_of_a_scope_are_made_is_raised_and_they_are_made_later() -> None:
+    """Only PyTorch before 2.13 puts frees off in a scope that is no capture."""
     source = Marks("1 GiB")
-    allocator = bfc.CachingAllocator(source, strict=True)
+    allocator = bfc.CachingAllocator(source, strict=True, torch="2.11")
     first, second = allocator.allocate(1000), allocator.allocate(1000)
     for buffer in (first, second):
         allocator.record_stream(buffer, 7)

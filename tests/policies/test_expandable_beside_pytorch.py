@@ -9,7 +9,7 @@ an error of the driver at once, as the model does. `BFC_SEED=n` repeats the hist
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from bench.peers.server import Operation
 from bench.peers.torch import Pool
 from bfc.pytorch.rules import VERSIONS
 from bfc.testing.torch_model import TorchModel
+from bfc.testing.torch_ranges import Ranges
 from bfc.testing.torch_records import Chunk, Request
 
 profiles = pytest.mark.parametrize("profile", EXPANDABLE)
@@ -82,14 +83,14 @@ def test_the_settings_of_2_15_do_what_the_peer_does(profile: str, make: Make) ->
 # The histories and the model themselves ----------------------------------------------------------
 
 
-class Best(TorchModel):
+class Best(Ranges):
     """Takes the smallest hole that is large enough."""
 
     def room(self, chunk: Chunk) -> int:
         return 0
 
 
-class Tail(TorchModel):
+class Tail(Ranges):
     """Grows at the end of a range alone."""
 
     def place_for(self, request: Request) -> Chunk | None:
@@ -97,7 +98,7 @@ class Tail(TorchModel):
         return found if found is None or found.segment[-2:-1] in ([found], []) else None
 
 
-class Lazy(TorchModel):
+class Lazy(Ranges):
     """Keeps ranges that hold nothing."""
 
     def drop_range(self, chunk: Chunk) -> None:
@@ -105,10 +106,13 @@ class Lazy(TorchModel):
 
 
 @pytest.mark.parametrize("wrong", [Best, Tail, Lazy])
-def test_a_model_that_is_wrong_is_found_out(wrong: Make) -> None:
-    told = (
-        first_difference(make_history("x_plain", seed), TorchModel, wrong) for seed in range(40)
-    )
+def test_a_model_that_is_wrong_is_found_out(wrong: Callable[[TorchModel], Ranges]) -> None:
+    def make(**options: Any) -> TorchModel:
+        model = TorchModel(**options)
+        model.ranges = wrong(model)
+        return model
+
+    told = (first_difference(make_history("x_plain", seed), TorchModel, make) for seed in range(40))
     difference = next((one for one in told if one is not None), None)
     assert difference is not None
     assert "tests/policies/test_expandable_beside_pytorch.py" in difference

@@ -15,7 +15,6 @@ from sources import IMPORT, READ, assert_none, code_lines, listed, module_name
 KEPT = {
     "bfc.errors.DeviceUnavailableError",  # caught by name; one error says more
     "bfc.buffers._buffer.Buffer",  # a view of a buffer
-    "bfc.suballocators.simulated.SimulatedSubAllocator",  # counts what a study asks of it
     "bfc.suballocators.host.HostSubAllocator",
     "bfc.suballocators.opencl.OpenCLSubAllocator",
     "bfc.suballocators.cuda.CUDASubAllocator",  # asks RMM
