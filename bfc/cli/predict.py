@@ -255,6 +255,7 @@ def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[s
     yield "not in these numbers:"
     for one in found.not_counted:
         yield (f"  {one.what}: {format_bytes(one.low)} to {format_bytes(one.high)}, {one.why}")
+    yield from (f"  {name}: {why}" for name, why in found.unknown.items())
     yield ""
     yield "assumed:"
     yield from (f"  {line}" for line in _assumed(ran))

@@ -251,6 +251,11 @@ class Prediction:
         ]
 
     @property
+    def unknown(self) -> dict[str, str]:
+        """Why it is not known what operators allocate beside their results: by their names."""
+        return dict(self._recorder.unknown)
+
+    @property
     def not_counted(self) -> list[NotCounted]:
         """Memory of the GPU that is not in these numbers, with a range for each."""
         found = [
@@ -258,7 +263,7 @@ class Prediction:
                 "CUDA context", 300 * MIB, 600 * MIB, "by the driver, the GPU and what is loaded"
             )
         ]
-        if self._recorder.has_run("aten::convolution", "aten::cudnn_convolution", "aten::lstm"):
+        if self._recorder.has_run("aten::convolution", "aten::_cudnn_rnn"):
             found.append(
                 NotCounted(
                     "cuDNN's workspaces",
@@ -299,6 +304,7 @@ class Prediction:
             "peak_reserved_by_default": self.reserved_under(""),
             "peak": asdict(self.peak) if len(self.trace) else None,
             "not_counted": [asdict(one) for one in self.not_counted],
+            "unknown": self.unknown,
             "assumptions": self.assumptions,
             "events": len(self.trace),
             "operators": self.operators,

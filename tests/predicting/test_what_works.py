@@ -166,7 +166,7 @@ def test_images_whose_channels_lie_side_by_side_stay_so() -> None:
         found = layer(images)  # cuDNN is given a copy
         assert found.is_contiguous(memory_format=torch.channels_last)
         assert sizes(run)[count:] == [2 * 8 * 100 * 4, 2 * 16 * 64 * 4]
-    assert "aten::convolution" in run._recorder.unknown
+    assert "aten::convolution" in run.unknown
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -310,7 +310,7 @@ def test_a_kernel_that_has_no_fake_form_is_named() -> None:
         torch.library.register_fake("bfc_test::unfaked", torch.empty_like)
         with bfc.predict("a100") as run:
             torch.ops.bfc_test.unfaked(torch.ones(3, device="cuda"))
-        assert "bfc_test::unfaked" in run._recorder.unknown
+        assert "bfc_test::unfaked" in run.unknown
     finally:
         library._destroy()
 
