@@ -330,7 +330,6 @@ NEWER: dict[str, Profile] = {
         changes=0.3,
         uses=0.3,
         pools=0.5,
-        lowers=True,
     ),
     "x_throws": Profile(
         sizes=("small", "medium", "large", "border"),
@@ -492,12 +491,15 @@ class Writer:
         if rng.random() < profile.limited and "per_process" not in text:
             fraction = rng.choice((0.3, 0.5, 0.71, 0.9, 1.0))
             text = f"{text},per_process_memory_fraction:{fraction}".lstrip(",")
+        capacity = rng.choice(profile.capacities)
+        # Ranges from low addresses up must not reach the blocks, which begin at 1 TiB.
+        bases = (1 << 44, 1 << 36) if capacity <= 2 * GIB else (1 << 44,)
         return {
-            "capacity": rng.choice(profile.capacities),
+            "capacity": capacity,
             "settings": text or None,
             "gap": rng.choice((0, 0, 512, 2 * MIB)),
             "placement": rng.choice(("rise", "reuse", "fall")),
-            "reserve_base": rng.choice((1 << 44, 1 << 36)),
+            "reserve_base": rng.choice(bases),
             "torch": self.torch,
         }
 
