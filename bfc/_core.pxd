@@ -1,8 +1,8 @@
 """The pool's data layout: read this page first.
 
 A *region* is one block from a sub-allocator. *Chunks* tile it: in use or free, linked to their neighbours in address
-order, named by a *handle* (an index, never a pointer). Free chunks stand in a set of *bins* ordered by (size, order), where
-the order is the address, or under a policy that prefers older regions, the age of the region and the place in it.
+order, named by a *handle* (an index, never a pointer). Free chunks stand in a set of *bins* ordered by (size, order),
+where the order is the address, or under a policy that prefers older regions, the age of the region and the place in it.
 A pool knows integers only. It calls no device, holds no Python object, and runs without the GIL, which the compiler
 checks. docs/walk.md follows one allocation and one free through here.
 """
@@ -58,8 +58,8 @@ cdef struct Region:
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
     uint32_t number                 # rises from each region to the next one that comes; see Pool.prefers_older
 
-# What is declared in forward.hpp and parts.hpp has a header of its own (bins.hpp, starts.hpp, ...), which the modules that
-# look inside or call its functions name.
+# What is declared in forward.hpp and parts.hpp has a header of its own (bins.hpp, starts.hpp, ...), which the modules
+# that look inside or call its functions name.
 cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct FreeChunk:
         uint64_t size
@@ -390,8 +390,7 @@ cdef class Pool:
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
-    cdef cbool has_options              # whether a lane may have ranges, a limit of oversize chunks, or ticks, or the
-                                        # order may not be the address
+    cdef cbool has_options              # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
     cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
     cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
     cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK

@@ -104,6 +104,11 @@ def run_command(arguments: argparse.Namespace) -> bool:
     steps = arguments.steps
     if steps is not None and steps < 0:
         raise ValueError(f"--steps is 0 (no limit) or more, not {steps}")
+    if arguments.save is not None and arguments.save.suffix != ".npz":
+        raise ValueError(
+            f"--save writes the run as an .npz trace, not {arguments.save}. "
+            "What the script itself is to be told stands behind --"
+        )
     ran = run(
         script,
         rest,

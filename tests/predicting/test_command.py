@@ -93,6 +93,7 @@ def test_a_script_that_raises_is_told_with_the_figures_until_then(script, capsys
         (["predict", "train.py", "--device", "h1000"], "no GPU named 'h1000'"),
         (["predict", "train.py", "--settings", "no_such_key:1"], "no_such_key"),
         (["predict", "train.py", "--steps", "-1"], "--steps is 0"),
+        (["predict", "train.py", "--save", "model.pt"], "an .npz trace, not model.pt"),
     ],
 )
 def test_a_wrong_call_is_told(script, capsys, words, said) -> None:
