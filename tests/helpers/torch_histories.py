@@ -573,8 +573,9 @@ class Writer:
         self.do("free_slot", slot)
 
     def use(self) -> None:
-        # Upstream forgets a use that is recorded in a scope and freed there (row 34b).
-        if self.live and not (self.torch == "2.11" and self.in_scope):
+        # Upstream forgets a use that is recorded there and freed there (row 34b). One that is freed
+        # later stays in a table by the record's address, where a later block may find it.
+        if self.live and not self.is_gated:
             slot = self.rng.choice(self.live)
             self.recorded.add(slot)
             for _ in range(self.rng.choice((1, 1, 2, 3))):
