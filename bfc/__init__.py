@@ -70,6 +70,7 @@ from bfc.pinned import PinnedAllocator
 from bfc.plans import Plan
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
+from bfc.policies.graph_pool import GraphPool
 from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.predicting.prediction import Prediction
 from bfc.predicting.session import predict
@@ -124,6 +125,7 @@ __all__ = [
     "DriverError",
     "Fence",
     "Frame",
+    "GraphPool",
     "Growth",
     "HistoryEntry",
     "HostSubAllocator",

@@ -32,6 +32,8 @@ cdef struct Request:
     uint64_t taken              # then, the bytes that were reserved
     Lane lane                   # where it may take free chunks from, if a policy keeps them apart
     uint64_t tag                # the tag that it belongs to; 0: none
+    uint64_t captured[2]        # the pool of the graph that captures its stream; (0, 0): none
+    cbool in_capture            # whether its stream captures, and the capture is marked
     uint32_t owner              # the number of its owner in the pool; 0: none
 
 cdef enum:                      # how a request is asked, in bits

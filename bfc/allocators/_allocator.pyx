@@ -1176,7 +1176,7 @@ cdef class Allocator(Owner):
         """
         cdef uint64_t on = self.stream_of(stream)
         self.is_unordered(on)   # raises if it is not a stream; at the free that would be too late
-        cdef uint64_t address = 0
+        cdef uint64_t address = 0, made_on = 0
         cdef int64_t allocation_id
         cdef bint elsewhere = False
         cdef ChunkHandle handle = NO_CHUNK
@@ -1199,6 +1199,7 @@ cdef class Allocator(Owner):
             handle = NO_CHUNK
         if handle != NO_CHUNK:
             elsewhere = self.is_foreign(&self.pool.chunks[handle], on)
+            made_on = self.pool.chunks[handle].stream
             if elsewhere:
                 self.pool.chunks[handle].state |= USED_ELSEWHERE
         self.lock.release()
@@ -1208,6 +1209,8 @@ cdef class Allocator(Owner):
             raise InvalidPointerError("this buffer's memory was freed already")
         if elsewhere:
             self.fences.uses(allocation_id, on, stream)
+            if self.fences.capture_is_marked():
+                self.fences.note_captured(allocation_id, on, made_on)
 
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
         """Whether a free of the chunk has to wait for this stream."""

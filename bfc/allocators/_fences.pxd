@@ -33,6 +33,9 @@ cdef class DeferredFree:
     cdef ChunkHandle handle
     cdef dict streams                   # what `record_stream` named -> what the user passed for it
     cdef list fences                    # (stream, fence), of streams that were marked before the free
+    cdef uint64_t made_on               # the stream that it was allocated for
+    cdef dict captured                  # stream -> the capture it was recorded in, whose graph orders its work
+    cdef object markers                 # the last nodes of a graph that use it, or None: see `safe_in_capture`
 
 
 @cython.final
@@ -42,6 +45,12 @@ cdef class Fences:
     cdef object source                  # the sub-allocator
     cdef Reasons* reasons               # the allocator's
     cdef Shown[size_t]* open_scopes     # how many scopes of private pools are open; NULL: the policy has none
+    cdef Shown[size_t] captures         # how many captures are marked
+    cdef bint gates                     # whether the allocation under way is for a stream that captures
+    cdef bint reuses                    # whether a graph's structure may prove that a free is safe
+    cdef bint strict                    # whether all that is recorded in a capture belongs to its graph
+    cdef dict captured                  # allocation id -> {stream: the capture that it was recorded in}
+    cdef dict visited                   # (capture, stream) -> the nodes that the stream's next one comes after
     cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict marked                    # allocation id -> [(stream, fence)], as the stream may be gone at the free
@@ -60,8 +69,20 @@ cdef class Fences:
     cdef list fences_on(self, streams)
     cdef list unfinished(self, int64_t allocation_id)
 
-    cdef bint defers(self) noexcept
-    cdef int defer(self, ChunkHandle handle, allocation_id) except -1
+    cdef bint capture_is_marked(self) noexcept nogil
+    cdef bint is_capturing(self, stream) except -1
+    cdef bint is_in_capture(self, uint64_t made_on) except -1
+    cdef uint64_t stream_here(self, uint64_t made_on) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint some_capture(self, streams) except -1
+    cdef int note_captured(self, allocation_id, uint64_t stream, uint64_t made_on) except -1
+    cdef object markers_of(self, uint64_t made_on, streams)
+    cdef int mark_captures(self, int more) except -1
+    cdef list safe_in_capture(self, uint64_t stream)
+
+    cdef bint scopes_defer(self) noexcept
+    cdef bint defers(self, allocation_id, uint64_t made_on) except -1
+    cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on) except -1
+    cdef bint must_wait(self, DeferredFree entry) except -1
     cdef int record_deferred(self, bint again, vector[ChunkHandle]& done, list faults) except -1
     cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1
 

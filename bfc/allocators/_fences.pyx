@@ -13,13 +13,18 @@ from bfc.native.nothrow cimport try_make_room
 from bfc.interpreter._process cimport era, survivor
 from bfc._core cimport ChunkHandle
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_WAIT
+from bfc.buffers._scopes import current_stream
 
 from bfc.errors import out_of_host_memory
+from bfc.streams import stream_handle
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 _POLL_SECONDS = 0.001
+
+cdef enum:
+    LEGACY_STREAM = 1       # handles up to this one name the default stream that waits for others
 
 
 class _Over:
@@ -78,6 +83,8 @@ cdef class Fences:
         self.stuck = deque()    # removing its items needs no memory
         self.deferred = deque()
         self.stuck_deferred = deque()
+        self.captured = {}
+        self.visited = {}
         self.era_seen = era()
 
     # -- who uses memory -----------------------------------------------------------------------------------------------
@@ -90,6 +97,8 @@ cdef class Fences:
     cdef int forget(self, allocation_id) except -1:
         self.users.pop(allocation_id, None)
         self.marked.pop(allocation_id, None)
+        if self.captured:
+            self.captured.pop(allocation_id, None)
         return 0
 
     cdef int clear(self) except -1:
@@ -100,6 +109,8 @@ cdef class Fences:
         self.stuck.clear()
         self.deferred.clear()
         self.stuck_deferred.clear()
+        self.captured.clear()
+        self.visited.clear()
         self.queues_changed()
         return 0
 
@@ -108,6 +119,8 @@ cdef class Fences:
     cdef int mark_users(self, int64_t allocation_id) except -1:
         """Makes fences on the streams of an allocation now, since a stream may be destroyed before the free is made."""
         streams = self.users.get(allocation_id)
+        if streams is not None and self.capture_is_marked() and self.some_capture(streams):
+            return 0    # a captured stream has no fence. It is not destroyed either: the free is made by the next call
         if streams is not None and self.source.asynchronous:
             self.marked.setdefault(allocation_id, []).extend(self.fences_on(streams))
             del self.users[allocation_id]
@@ -115,6 +128,8 @@ cdef class Fences:
 
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
         """Makes a fence now on one stream, which has let go of the memory."""
+        if self.capture_is_marked() and self.some_capture((stream,)):
+            return self.uses(allocation_id, stream, None)
         if self.source.asynchronous:
             self.marked.setdefault(allocation_id, []).extend(self.fences_on((stream,)))
             drop_done(self.marked[allocation_id])
@@ -147,26 +162,124 @@ cdef class Fences:
                 unfinished.append(entry)
         return unfinished
 
+    # -- captures ------------------------------------------------------------------------------------------------------
+
+    cdef bint capture_is_marked(self) noexcept nogil:
+        """Whether any capture is marked. Until then the source is not asked which streams capture."""
+        return self.captures.get() > 0
+
+    cdef bint is_capturing(self, stream) except -1:
+        return self.source.capture_id(stream) != 0
+
+    cdef bint is_in_capture(self, uint64_t made_on) except -1:
+        """Whether a capture is marked, and the stream of this thread captures: that of `use_stream`, or else the one
+        that the memory was allocated for."""
+        return self.capture_is_marked() and self.is_capturing(self.stream_here(made_on))
+
+    cdef uint64_t stream_here(self, uint64_t made_on) except? 0xFFFFFFFFFFFFFFFF:
+        current = current_stream()
+        return made_on if current is None else stream_handle(current)
+
+    cdef bint some_capture(self, streams) except -1:
+        """Whether one of these streams cannot be given a fence now: it captures, or it is a default stream, which waits
+        for those that do."""
+        for stream in streams:
+            if stream <= LEGACY_STREAM or self.is_capturing(stream):
+                return True
+        return False
+
+    cdef int note_captured(self, allocation_id, uint64_t stream, uint64_t made_on) except -1:
+        """Notes a use that a graph orders: its memory can be used again after the capture. Upstream counts all that is
+        recorded in a capture as such, even of streams that do not capture."""
+        capture = self.source.capture_id(stream)
+        if not capture and self.strict and self.is_in_capture(made_on):
+            capture = self.source.capture_id(self.stream_here(made_on))
+        if capture:
+            self.captured.setdefault(allocation_id, {})[stream] = capture
+        return 0
+
+    cdef int mark_captures(self, int more) except -1:
+        """Counts a capture that begins, or that ends."""
+        if more < 0 and self.captures.get() == 0:
+            raise RuntimeError("no capture is marked: mark_capture_begin comes first")
+        self.captures.set(self.captures.get() + more)
+        if self.captures.get() == 0:
+            self.visited.clear()
+        return 0
+
+    cdef object markers_of(self, uint64_t made_on, streams):
+        """The last nodes of a capture on these streams, or None if one of them does not capture."""
+        markers = set()
+        for stream in (made_on, *streams):
+            if not self.is_capturing(stream):
+                return None
+            markers.update(self.source.capture_terminals(stream))
+        return markers
+
+    cdef list safe_in_capture(self, uint64_t stream):
+        """The deferred chunks of a capturing stream that its next work may use: each of their last nodes comes before
+        it in the graph. They are deferred no more."""
+        cdef DeferredFree entry
+        safe = []
+        ends = self.source.capture_terminals(stream)
+        if not ends:
+            return safe
+        visited = self.visited.setdefault((self.source.capture_id(stream), stream), set())
+        todo = list(ends)
+        while todo:
+            node = todo.pop()
+            if node not in visited:
+                visited.add(node)
+                todo.extend(self.source.capture_dependencies(node))
+        for _ in range(len(self.deferred)):
+            entry = self.deferred.popleft()
+            if entry.markers and entry.made_on == stream and entry.markers <= visited:
+                safe.append(entry)
+            else:
+                self.deferred.append(entry)
+        self.queues_changed()
+        return safe
+
     # -- frees in a scope ----------------------------------------------------------------------------------------------
 
-    cdef bint defers(self) noexcept:
-        """Whether any scope of a private pool is open, on any thread or stream: frees then ask for no fences."""
+    cdef bint scopes_defer(self) noexcept:
+        """Whether any scope of a private pool is open, on any thread or stream: 2.11 asks for no fences then."""
         return self.open_scopes != NULL and self.open_scopes.get() > 0
 
-    cdef int defer(self, ChunkHandle handle, allocation_id) except -1:
-        """Puts a free off until no scope is open, where PyTorch 2.11 asks for its fences."""
+    cdef bint defers(self, allocation_id, uint64_t made_on) except -1:
+        """Whether a free asks for its fences later: in a scope, or in a capture, where that cannot be done now."""
+        if self.scopes_defer():
+            return True
+        return self.capture_is_marked() and (self.is_in_capture(made_on)
+                                             or self.some_capture(self.users.get(allocation_id, ())))
+
+    cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on) except -1:
+        """Puts a free off until no scope is open, or no capture, where PyTorch asks for its fences."""
         cdef DeferredFree entry = DeferredFree()
         entry.handle = handle
         entry.streams = self.users.get(allocation_id) or {}
         entry.fences = self.marked.get(allocation_id) or []
+        entry.made_on = made_on
+        entry.captured = self.captured.get(allocation_id) or {}
+        if self.reuses and not entry.fences and self.capture_is_marked():
+            entry.markers = self.markers_of(made_on, entry.streams)
         self.deferred.append(entry)
         self.queues_changed()
         return 0
 
+    cdef bint must_wait(self, DeferredFree entry) except -1:
+        """Whether a deferred free cannot have its fences yet, as the capture goes on."""
+        if not self.capture_is_marked():
+            return False
+        for stream, capture in entry.captured.items():
+            if capture in (self.source.capture_id(stream), self.source.capture_id(entry.made_on)):
+                return True
+        return self.some_capture(set(entry.streams).difference(entry.captured))
+
     cdef int record_deferred(self, bint again, vector[ChunkHandle]& done, list faults) except -1:
-        """Puts deferred chunks behind fences; those that need none are listed in `done`. Upstream forgets the streams
-        that were recorded inside of the scope. Chunks for which the device fails are set aside until they are tried
-        `again`, and the error goes to `faults`."""
+        """Puts deferred chunks behind fences; those that need none are listed in `done`. The streams that were recorded
+        in a capture need none after it. (Upstream's 2.11 also forgets those that were recorded in a scope.) Chunks for
+        which the device fails are set aside until they are tried `again`, and the error goes to `faults`."""
         cdef DeferredFree entry
         while again and self.stuck_deferred:
             self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
@@ -179,9 +292,12 @@ cdef class Fences:
                 left -= 1
                 entry = self.deferred.popleft()
                 try:
+                    if self.must_wait(entry):
+                        self.deferred.append(entry)     # into the place that it has just left
+                        continue
                     found = entry.fences
                     if self.source.asynchronous:
-                        found = found + self.fences_on(entry.streams)
+                        found = found + self.fences_on(set(entry.streams).difference(entry.captured))
                     self.wait_behind(entry.handle, found)
                     if not found:
                         done.push_back(entry.handle)

@@ -50,6 +50,7 @@ cdef class Frees:
     cdef int free_entry(self, PendingFree* entry, list faults) except -1
     cdef int wait_for_home(self, PendingFree* entry) except -1
     cdef int record_deferred(self, bint again, list faults) except -1
+    cdef int free_safe_in_capture(self, uint64_t stream) except -1
     cdef int ask_fences(self, bint wait, list faults) except -1
     cdef int wait_for_streams(self) except -1
     cdef int forget(self) except -1

@@ -19,7 +19,7 @@ from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_PENDING, FREES_WAIT
 from bfc.allocators._reading cimport is_live_in
 from bfc.allocators._source cimport Source
-from bfc.allocators._fences cimport Fences, PendingFence, some_wait
+from bfc.allocators._fences cimport DeferredFree, Fences, PendingFence, some_wait
 
 from bfc.errors import out_of_host_memory
 
@@ -109,8 +109,11 @@ cdef class Frees:
 
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
         """Lets a freed chunk wait for the streams that use it. Whether there are any that have not finished."""
-        if self.fences.defers():
-            self.fences.defer(handle, allocation_id)
+        acquire_lock(self.lock[0])
+        cdef uint64_t made_on = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane.stream
+        self.lock.release()
+        if self.fences.defers(allocation_id, made_on):
+            self.fences.defer(handle, allocation_id, made_on)
             return True
         fences = self.fences.unfinished(allocation_id)
         self.fences.wait_behind(handle, fences)
@@ -187,9 +190,9 @@ cdef class Frees:
                 report_unraisable(error, PUT_OFF)
 
     cdef bint synchronize(self) noexcept:
-        """Waits until the device has nothing to do. Returns False if it cannot tell."""
+        """Waits until the device has nothing to do. Returns False if it cannot tell, as while a graph is captured."""
         cdef int result = -1
-        if self.source.native != NULL:
+        if self.source.native != NULL and not self.fences.capture_is_marked():
             with nogil:
                 result = self.source.native.synchronize(self.source.native.self)
         return result == 0
@@ -209,7 +212,9 @@ cdef class Frees:
         if not how & ~AT_ALLOCATION and not self.reasons.has(FREES_PENDING | FREES_DEFERRED | FREES_WAIT):
             return 0
         faults = []
-        asks = how & QUERY or not self.fences.asks_later or (how & AT_ALLOCATION and not self.fences.defers())
+        asks = how & QUERY or not self.fences.asks_later or (how & AT_ALLOCATION and not self.fences.scopes_defer()
+                                                             and not (self.fences.gates
+                                                                      and self.fences.capture_is_marked()))
         if how & RECORD:
             self.record_deferred(True, faults)
         if how & AGAIN:
@@ -284,6 +289,15 @@ cdef class Frees:
         finally:
             for handle in done:
                 self.finish_waiting(handle)
+        return 0
+
+    cdef int free_safe_in_capture(self, uint64_t stream) except -1:
+        """Frees what the structure of a graph proves safe for the next work of a capturing stream (PyTorch's behaviour,
+        2.15)."""
+        cdef DeferredFree entry
+        if self.reasons.has(FREES_DEFERRED):
+            for entry in self.fences.safe_in_capture(stream):
+                self.finish_waiting(entry.handle)
         return 0
 
     cdef int ask_fences(self, bint wait, list faults) except -1:

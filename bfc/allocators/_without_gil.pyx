@@ -110,7 +110,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     if not drain and not elsewhere and stream != home:
         drain = native.order(native.self, stream, home) != 0
     if drain or elsewhere:
-        idle = native.synchronize(native.self) == 0
+        idle = not allocator.fences.capture_is_marked() and native.synchronize(native.self) == 0
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:

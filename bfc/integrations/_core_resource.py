@@ -8,7 +8,7 @@ from typing import Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
-from bfc.integrations._shared import Blocks, by_device, client
+from bfc.integrations._shared import Blocks, by_device, client, is_captured
 
 INSTALL = "'cuda-core>=1,<2'"
 PUBLIC = "bfc.integrations.cuda_core"
@@ -28,8 +28,9 @@ def resource_class() -> type:
         address 0. When it is freed, its memory is not reused until the work that is queued on that
         stream, or on the one that was given to `close` or `set_deallocation_stream`, has finished.
 
-        Raises what `Allocator.allocate` does, and TypeError for a graph that is being built. Cost:
-        no driver call on the allocator's own stream; on another two, and two for the free.
+        Raises what `Allocator.allocate` does, and TypeError for a graph that is being built outside
+        of `CachingAllocator.capture`. Cost: no driver call on the allocator's own stream; on
+        another two, and two for the free.
         """
 
         is_device_accessible = True
@@ -41,8 +42,11 @@ def resource_class() -> type:
             self._blocks = Blocks(self._allocator)
 
         def allocate(self, size: int, *, stream: Any) -> Any:
-            if isinstance(stream, graph_builder):
-                raise TypeError("a graph in the making needs cuda.core.GraphMemoryResource")
+            if isinstance(stream, graph_builder) and not is_captured(self._allocator, stream):
+                raise TypeError(
+                    "a graph in the making needs cuda.core.GraphMemoryResource, or "
+                    "`with allocator.capture(builder):` around it"
+                )
             address = self._blocks.allocate(size, stream)
             try:
                 return core.Buffer.from_handle(address, size, mr=self, stream=stream)

@@ -9,6 +9,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
 from bfc.libraries import client as client
+from bfc.policies._caching import CachingAllocator
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import checked_memory_info
 
@@ -99,13 +100,26 @@ def fault_of(pool: Allocator) -> DriverError | None:
     return None
 
 
+def is_captured(allocator: Allocator, stream: object) -> bool:
+    """Whether the allocator has been told of the capture that this stream belongs to."""
+    if not isinstance(allocator, CachingAllocator):
+        return False
+    streams = allocator._captured_streams()
+    if not streams:
+        return False
+    capture_id = allocator.sub_allocator.capture_id
+    mine = capture_id(stream_handle(stream))
+    return mine != 0 and any(capture_id(other) == mine for other in streams)
+
+
 class Blocks:
     """Allocations by address, for libraries that also name a stream when they free.
 
     Such a library promises that all use comes before the free in the order of that stream. The
     stream of the allocation may not exist any more by then, so it is not recorded. Instead the
     block comes from the allocator's own stream, and the stream of the allocation is made to wait
-    for that (two driver calls, unless it is the same stream).
+    for that (two driver calls, unless it is the same stream). In a capture, where no stream may
+    wait for one outside, it comes from the graph's pool, for the stream itself.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -114,14 +128,15 @@ class Blocks:
 
     def allocate(self, nbytes: int, stream: StreamLike) -> int:
         """The address; 0 for 0 bytes. Errors as `Allocator.allocate`."""
-        buffer = self.allocator.allocate(nbytes)
+        captured = is_captured(self.allocator, stream)
+        buffer = self.allocator.allocate(nbytes, stream if captured else None)
         if not buffer.nbytes:
             return 0
         source, home = self.allocator.sub_allocator, self.allocator.stream or 0
         handle = stream_handle(stream)
         if handle == source.default_stream_alias:
             handle = 0
-        if source.asynchronous and handle != home:
+        if source.asynchronous and handle != home and not captured:
             source.order(home, handle)
         self.live[buffer.ptr] = buffer
         return buffer.ptr

@@ -63,6 +63,10 @@ cdef class CachingAllocator(Allocator):
     cdef void answer_all(self) noexcept nogil
     cdef void resolve_collection(self) noexcept nogil
     cdef cbool is_gated(self) noexcept nogil
+    cdef cbool is_in_capture(self, Request* request) noexcept nogil
+    cdef int look_at_captures(self, Request* request) except -1
+    cdef int join_capture(self, Request* request) except -1
+    cdef int mark_captures(self, int more) except -1
 
     cdef int collect(self, Request* request) except -1 nogil
     cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil
@@ -73,19 +77,19 @@ cdef class CachingAllocator(Allocator):
     cdef int release_oversize(self, Request* request) except -1 nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
-    cdef uint64_t release_whole(self, int64_t mark) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t release_whole(self, int64_t mark, cbool with_default) except? 0xFFFFFFFFFFFFFFFF
     cdef int release_all(self, Request* request) except -1 nogil
     cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil
     cdef int open_ranges(self, Request* request, Growing* growing) except -1
     cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1
-    cdef uint64_t empty_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil
+    cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil
     cdef cbool may_release_default(self) noexcept nogil
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int run_callbacks(self) except -1 with gil
     cdef int wait_for_all(self) except -1 with gil
 
-    cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil
+    cdef void list_what_may_go(self, vector[ChunkHandle]& out, cbool with_default) noexcept nogil
 
     cdef int wait_for_pool(self, PoolId id) except -1
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept

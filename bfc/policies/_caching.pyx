@@ -35,6 +35,7 @@ from bfc.policies._paged cimport (
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.rules import rules_of
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
+from bfc.streams import stream_handle
 from bfc.units import format_bytes
 
 cdef extern from "torch_sizes.hpp":
@@ -286,6 +287,7 @@ cdef class CachingAllocator(Allocator):
         self.pool.prefers_older = self.rules.by_registration and not stitch
         self.by_stream = self.home_stream != HOST_STREAM
         self.fences.asks_later = True
+        self.fences.strict = strict
         self.scopes_gate = self.rules.scopes_gate
         if self.scopes_gate:
             self.fences.open_scopes = &self.private_pools.open_scopes
@@ -514,6 +516,8 @@ cdef class CachingAllocator(Allocator):
             return False
         if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
+            if self.private_pools.open_captures.get() and is_default(pool_of(&lane)):
+                return False    # the stream may have joined a capture: `look_at_captures` asks
         return note_hit(self.pool, self.pool.allocate_in_lane(&lane, nbytes), placed)
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
@@ -544,6 +548,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         self.set_lane(&request.lane, request.stream)
+        if is_default(pool_of(&request.lane)):
+            put_in_pool(&request.lane, PoolId(request.captured[0], request.captured[1]))
         if request.tag:
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
@@ -602,7 +608,7 @@ cdef class CachingAllocator(Allocator):
             self.borrow(request, placed)
         if placed.handle == NO_CHUNK and not self.takes_pages(request) and self.release_oversize(request):
             self.grow(request, placed, False)
-        if placed.handle == NO_CHUNK and not self.is_gated():
+        if placed.handle == NO_CHUNK and not self.is_gated() and not self.is_in_capture(request):
             self.release_and_retry(request, placed)
         return 0
 
@@ -610,7 +616,7 @@ cdef class CachingAllocator(Allocator):
         """Makes the retry that an open scope has suppressed, and then searches what that has freed once more."""
         if request.asking.fault:
             return 0
-        if not self.strict and self.is_gated():
+        if not self.strict and self.is_gated() and not self.is_in_capture(request):
             self.release_and_retry(request, placed)
         if placed.handle == NO_CHUNK and self.search_again:
             self.search(request, placed)
@@ -826,7 +832,7 @@ cdef class CachingAllocator(Allocator):
         taken = self.source.taken()
         if self.allowed != UNLIMITED and needed <= self.allowed and taken > self.allowed - needed:
             needed = taken - (self.allowed - needed)
-        self.list_what_may_go(chunks)
+        self.list_what_may_go(chunks, self.may_release_default())
         choose_enough(self.pool, chunks, needed, chosen)
         take_out(self.pool, self.source, chosen, regions)
         self.lock.release()
@@ -837,10 +843,10 @@ cdef class CachingAllocator(Allocator):
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         if not request.asking.without_gil and self.segments.are_some():
-            self.empty_in_turn(&request.asking.changes)
+            self.empty_in_turn(&request.asking.changes, self.may_release_default())
             return 0
         self.acquire()
-        self.list_what_may_go(chunks)
+        self.list_what_may_go(chunks, self.may_release_default())
         take_out(self.pool, self.source, chunks, regions)
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.source.take_unreturned(regions)
@@ -850,8 +856,8 @@ cdef class CachingAllocator(Allocator):
             trim_for(self, self.pool.sizes.segment_for(request.rounded))
         return 0
 
-    cdef uint64_t empty_in_turn(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF with gil:
-        return self.emptying.empty_all(self.may_release_default(), self.strict, changes)
+    cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil:
+        return self.emptying.empty_all(with_default, self.strict, changes)
 
     cdef cbool may_release_default(self) noexcept nogil:
         return not (self.strict and self.is_gated())
@@ -880,7 +886,8 @@ cdef class CachingAllocator(Allocator):
     def release_free_regions(self):
         """Give every wholly free region back, after waiting for the streams that use freed memory.
 
-        The regions of a private pool are given back only after the pool was released.
+        The regions of a private pool are given back only after the pool was released. While the stream of
+        this thread captures a graph, only those are given back, and nothing is waited for.
 
         Returns
         -------
@@ -906,25 +913,29 @@ cdef class CachingAllocator(Allocator):
         2097152
         """
         cdef uint64_t changes = 0
-        if not (self.strict and self.is_gated()):
+        cdef bint captures = self.fences.is_in_capture(self.home_stream)
+        cdef cbool with_default = self.may_release_default() and not captures
+        if not captures and not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.frees.drain(QUERY | AGAIN)
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         cdef bint in_turn = self.segments.are_some()
-        cdef uint64_t released = 0 if in_turn else self.release_whole(mark)
+        cdef uint64_t released = 0 if in_turn else self.release_whole(mark, with_default)
         self.pool.release_id = mark
         try:
-            return released + (self.empty_in_turn(&changes) if in_turn else self.release_mapped())
+            if in_turn:
+                return released + self.empty_in_turn(&changes, with_default)
+            return released + (0 if captures else self.release_mapped())
         finally:
             self.pool.release_id = 0
 
-    cdef uint64_t release_whole(self, int64_t mark) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t release_whole(self, int64_t mark, cbool with_default) except? 0xFFFFFFFFFFFFFFFF:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef uint64_t released
         self.acquire()
         self.pool.release_id = mark
-        self.list_what_may_go(chunks)
+        self.list_what_may_go(chunks, with_default)
         released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
         self.pool.release_id = 0
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
@@ -933,8 +944,8 @@ cdef class CachingAllocator(Allocator):
         self.source.give_back(regions, False)
         return released
 
-    cdef void list_what_may_go(self, vector[ChunkHandle]& out) noexcept nogil:
-        list_releasable(self.pool, self.private_pools, self.may_release_default(), out)
+    cdef void list_what_may_go(self, vector[ChunkHandle]& out, cbool with_default) noexcept nogil:
+        list_releasable(self.pool, self.private_pools, with_default, out)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -960,6 +971,200 @@ cdef class CachingAllocator(Allocator):
         self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane, request.owner)
         return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
+
+    # -- captures -----------------------------------------------------------------------------------------------------
+
+    cdef cbool is_in_capture(self, Request* request) noexcept nogil:
+        """Whether a request comes while its stream captures, or may capture: nothing is waited for then."""
+        return self.fences.capture_is_marked() and (request.in_capture or request.asking.without_gil)
+
+    cdef int attempt(self, Request* request, Placement* placed) except -1:
+        if self.fences.capture_is_marked() or self.private_pools.open_captures.get():
+            self.look_at_captures(request)
+        return Allocator.attempt(self, request, placed)
+
+    cdef int look_at_captures(self, Request* request) except -1:
+        """Asks the source about the request's stream: whether it captures, and for which graph."""
+        request.in_capture = self.fences.capture_is_marked() and self.fences.is_capturing(request.stream)
+        self.fences.gates = request.in_capture
+        if self.private_pools.open_captures.get():
+            self.join_capture(request)
+        if request.in_capture and self.applied.graph_capture_record_stream_reuse:
+            self.frees.free_safe_in_capture(request.stream)
+        return 0
+
+    cdef int join_capture(self, Request* request) except -1:
+        """Diverts a request for a stream that has joined a capture, in whichever thread, into the capture's pool."""
+        cdef PoolId pool
+        mine = self.sub_allocator.capture_id(request.stream)
+        if not mine:
+            return 0
+        for stream, name in self.pool_uses.captures():
+            if self.sub_allocator.capture_id(stream) == mine:
+                pool = id_of(name)
+                request.captured[0] = pool.first
+                request.captured[1] = pool.second
+                break
+        return 0
+
+    cdef int mark_captures(self, int more) except -1:
+        """Counts a capture that begins or ends. PyTorch since 2.12 frees at the end what was put off meanwhile, if
+        the graph's structure is looked at."""
+        self.fences.reuses = self.applied.graph_capture_record_stream_reuse
+        self.fences.mark_captures(more)
+        if more < 0 and self.fences.reuses and not self.scopes_gate:
+            self.frees.drain(RECORD)
+        return 0
+
+    def capture(self, stream, pool=None):
+        """Capture a CUDA graph: allocations of the capture come from a pool that is the graph's own.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            The stream whose capture begins inside of the `with`, by the library that you capture with.
+        pool : GraphPool, optional
+            Of an earlier capture, to share its memory. The graphs must then be launched one after the
+            other, in the order of their captures.
+
+        Returns
+        -------
+        context manager
+            It enters with a `GraphPool`. Keep that as long as the graph.
+
+        Raises
+        ------
+        RuntimeError
+            If the stream is being captured already when it is entered, or `pool` was released.
+        TypeError
+            If `stream` is not a stream, or `pool` not a GraphPool.
+        ValueError
+            If the stream belongs to another device, or `pool` to another allocator.
+
+        Notes
+        -----
+        In the `with` come from the pool: what is allocated for `stream`, for streams that have joined
+        its capture, and all that this thread allocates. While the stream captures, nothing that the
+        driver forbids is called: no event is asked, a free of memory that captured streams use is put
+        off until the capture is over, and a request that does not fit is refused without a retry. New
+        memory is taken in the relaxed capture mode. If the `with` is left by an exception, the pool is
+        released. Source: `torch.cuda.graph`, PyTorch's behaviour, 2.15.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> device = bfc.SimulatedSubAllocator("1 GiB")
+        >>> allocator = bfc.CachingAllocator(device)
+        >>> with allocator.capture(7) as pool:
+        ...     buffer = allocator.allocate(1000, stream=7)
+        >>> pool.use_count()
+        1
+        >>> pool.release()
+        """
+        from bfc.policies.graph_pool import Capture, GraphPool
+
+        if pool is not None and not isinstance(pool, GraphPool):
+            raise TypeError(f"pool is a bfc.GraphPool, as capture() returns it, not {type(pool).__name__}")
+        self.require_set_up()
+        handle = stream_handle(stream)
+        self.sub_allocator.check_stream(handle)
+        return Capture(self, handle, pool)
+
+    def _begin_capture(self, pool, stream):
+        self.require_set_up()
+        self.pool_uses.begin(scope_of(pool, ("capture", stream)), self.strict)
+        try:
+            self.mark_captures(1)
+        except BaseException:
+            self.pool_uses.end(id_of(pool))
+            self.pool_uses.release_reference(id_of(pool))
+            raise
+
+    def _end_capture(self, pool):
+        self.require_set_up()
+        self.pool_uses.end(id_of(pool))
+        self.mark_captures(-1)
+
+    def _captured_streams(self):
+        streams = []
+        if self.private_pools.open_captures.get():
+            for stream, _pool in self.pool_uses.captures():
+                streams.append(stream)
+        return streams
+
+    def mark_capture_begin(self):
+        """Say that a capture has begun, as PyTorch's `markCaptureBegin` does. `capture` does it by itself.
+
+        From now on an allocation or a free asks the sub-allocator whether its stream captures, and
+        waits for nothing if it does.
+
+        Notes
+        -----
+        Source: PyTorch's behaviour, 2.15.
+        """
+        self.require_set_up()
+        self.mark_captures(1)
+
+    def mark_capture_end(self):
+        """Say that a capture has ended.
+
+        Raises
+        ------
+        RuntimeError
+            If none has begun.
+        """
+        self.require_set_up()
+        self.mark_captures(-1)
+
+    def begin_allocate_to_pool(self, pool, streams="all"):
+        """Divert allocations into a private pool, and hold a reference to it, as PyTorch's function does.
+
+        Parameters
+        ----------
+        pool : tuple of (int, int)
+            The pool's id. It is made if it is new.
+        streams : {"all", "thread", "none"} or int, optional
+            Whose allocations: those of every stream, of this thread, of none, or of one stream.
+
+        Raises
+        ------
+        RuntimeError
+            If the pool is in use already.
+        """
+        self.require_set_up()
+        self._begin_pool(pool, streams)
+
+    def end_allocate_to_pool(self, pool):
+        """End what `begin_allocate_to_pool` has begun. The reference stays.
+
+        Parameters
+        ----------
+        pool : tuple of (int, int)
+            The pool's id.
+
+        Raises
+        ------
+        RuntimeError
+            If the pool is not in use.
+        """
+        self.require_set_up()
+        self._end_pool(pool)
+
+    def release_pool(self, pool):
+        """Take one reference to a private pool away. Without any, what it caches goes back with the next emptying.
+
+        Parameters
+        ----------
+        pool : tuple of (int, int)
+            The pool's id.
+
+        Raises
+        ------
+        RuntimeError
+            If it has no reference.
+        """
+        self.require_set_up()
+        self._release_pool(pool)
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
@@ -1241,6 +1446,11 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         if not is_free:
             return 0
+        if self.fences.is_in_capture(self.home_stream):
+            if or_later:
+                return 0
+            raise RuntimeError(f"pool {pool} cannot be emptied while this thread's stream captures a graph: end that "
+                               f"capture first")
         if self.strict and self.is_gated():
             if or_later:
                 return 0

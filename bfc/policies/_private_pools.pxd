@@ -21,11 +21,13 @@ cdef enum ScopeKind:
     NO_STREAM
     ONE_STREAM
     ONE_THREAD
+    ONE_CAPTURE
 
 cdef struct Scope:          # diverts allocations into a private pool
     PoolId pool
     ScopeKind kind
     uint64_t of             # the stream, or the thread's number
+    uint64_t thread         # of a capture: the number of the thread that has begun it
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
     cbool is_same_pool(PoolId one, PoolId other) noexcept
@@ -53,6 +55,7 @@ cdef class PrivatePools:
     cdef vector[PrivatePool] known      # by id: they are emptied in that order
     cdef vector[Scope] scopes           # the newest last
     cdef Shown[size_t] open_scopes      # how many these are; may be read without the lock
+    cdef Shown[size_t] open_captures    # how many of them are of captures; the same
     cdef vector[PoolId] lenders         # pools that serve requests which would be refused
     cdef vector[PoolId] unsplit         # pools whose chunks are handed out whole
 
@@ -66,6 +69,8 @@ cdef class PrivatePools:
     cdef cbool begin(self, Scope scope) noexcept nogil
     cdef cbool end(self, PoolId id) noexcept nogil
     cdef void divert(self, Lane* lane, uint64_t stream) noexcept nogil
+    cdef cbool captures(self, uint64_t stream) noexcept nogil
+    cdef void count_scopes(self) noexcept nogil
 
     cdef PrivatePool* find(self, PoolId id) noexcept nogil
     cdef cbool add(self, PoolId id) noexcept nogil
@@ -87,4 +92,5 @@ cdef class PoolUses:
     cdef int64_t count_references(self, PoolId id) except -1
     cdef int begin(self, Scope scope, bint strict) except -1
     cdef int end(self, PoolId id) except -1
+    cdef list captures(self)
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1

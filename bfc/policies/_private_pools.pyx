@@ -27,13 +27,16 @@ cdef PoolId id_of(pool) except *:
 
 cdef Scope scope_of(pool, streams) except *:
     """The scope that `streams` names: the requests of this thread ("thread"), of every stream ("all"), of no stream
-    ("none"), or of one stream (its handle)."""
-    cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0)
+    ("none"), of one stream (its handle), or of a capture that begins on a stream ("capture", its handle)."""
+    cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0, this_thread())
     if streams == "thread":
         scope.kind = ONE_THREAD
         scope.of = this_thread()
     elif streams == "none":
         scope.kind = NO_STREAM
+    elif isinstance(streams, tuple):
+        scope.kind = ONE_CAPTURE
+        scope.of = streams[1]
     elif streams != "all":
         scope.kind = ONE_STREAM
         scope.of = streams
@@ -121,8 +124,16 @@ cdef class PrivatePools:
     cdef cbool begin(self, Scope scope) noexcept nogil:
         """Opens a scope. Returns False if there is no memory."""
         cdef cbool added = try_push_back(self.scopes, scope)
-        self.open_scopes.set(self.scopes.size())
+        self.count_scopes()
         return added
+
+    cdef void count_scopes(self) noexcept nogil:
+        cdef Scope scope
+        cdef size_t captures = 0
+        for scope in self.scopes:
+            captures += scope.kind == ONE_CAPTURE
+        self.open_captures.set(captures)
+        self.open_scopes.set(self.scopes.size())
 
     cdef cbool end(self, PoolId id) noexcept nogil:
         """Closes the newest scope of a pool that is this thread's or of streams. Returns False if there is none."""
@@ -132,7 +143,7 @@ cdef class PrivatePools:
             if is_same_pool(self.scopes[i].pool, id) and (self.scopes[i].kind != ONE_THREAD
                                                           or self.scopes[i].of == thread_number()):
                 self.scopes.erase(self.scopes.begin() + i)
-                self.open_scopes.set(self.scopes.size())
+                self.count_scopes()
                 return True
         return False
 
@@ -144,9 +155,18 @@ cdef class PrivatePools:
             i -= 1
             scope = self.scopes[i]
             if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
-                    or (scope.kind == ONE_THREAD and scope.of == thread_number())):
+                    or (scope.kind == ONE_THREAD and scope.of == thread_number())
+                    or (scope.kind == ONE_CAPTURE and (scope.of == stream or scope.thread == thread_number()))):
                 put_in_pool(lane, scope.pool)
                 return
+
+    cdef cbool captures(self, uint64_t stream) noexcept nogil:
+        """Whether a capture that begins on a stream is in a scope."""
+        cdef Scope scope
+        for scope in self.scopes:
+            if scope.kind == ONE_CAPTURE and scope.of == stream:
+                return True
+        return False
 
 
 cdef tuple name_of(PoolId id):
@@ -194,7 +214,10 @@ cdef class PoolUses:
         """Opens a scope, which holds a reference."""
         acquire_lock(self.lock[0])
         cdef bint is_in_use = self.private_pools.is_in_use(&scope, strict)
+        cdef bint captured = scope.kind == ONE_CAPTURE and self.private_pools.captures(scope.of)
         self.lock.release()
+        if captured:
+            raise RuntimeError(f"stream {scope.of:#x} is captured already: end that capture first")
         if is_in_use:
             raise RuntimeError(f"pool {name_of(scope.pool)} is in use already: end that use first")
         self.add_reference(scope.pool)
@@ -205,6 +228,23 @@ cdef class PoolUses:
             self.release_reference(scope.pool)
             raise out_of_host_memory()
         return 0
+
+    cdef list captures(self):
+        """The scopes of captures as (stream, pool)."""
+        cdef vector[Scope] scopes
+        cdef Scope scope
+        cdef bint copied = True
+        acquire_lock(self.lock[0])
+        for scope in self.private_pools.scopes:
+            copied = copied and try_push_back(scopes, scope)
+        self.lock.release()
+        if not copied:
+            raise out_of_host_memory()
+        found = []
+        for scope in scopes:
+            if scope.kind == ONE_CAPTURE:
+                found.append((scope.of, (scope.pool.first, scope.pool.second)))
+        return found
 
     cdef int end(self, PoolId id) except -1:
         """Closes a scope; its reference stays."""

@@ -5,6 +5,7 @@ _contract.pyx     calls a sub-allocator that is written in Python, and checks it
 virtual.py        the books of where the pages of a sub-allocator are mapped
 host_pages.py     mapped host memory
 cuda_pages.py     mapped memory of a CUDA device
+simulated_captures.py   which streams of a simulated device capture graphs
 simulated.py, host.py, cuda.py, opencl.py
 """
 

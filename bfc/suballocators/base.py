@@ -273,6 +273,74 @@ class SubAllocator(ABC):
         """
         return stream
 
+    def check_stream(self, stream: int) -> None:
+        """Raise an error for a stream that this memory cannot be used on.
+
+        Parameters
+        ----------
+        stream : int
+            A handle.
+
+        Raises
+        ------
+        ValueError
+            If the stream belongs to another device.
+
+        Notes
+        -----
+        Called when a capture of a graph begins.
+        """
+        return
+
+    def capture_id(self, stream: int) -> int:
+        """Which capture of a graph a stream belongs to.
+
+        Parameters
+        ----------
+        stream : int
+            A handle.
+
+        Returns
+        -------
+        int
+            The capture's number, the same for all streams of it; 0 if the stream does not capture.
+
+        Notes
+        -----
+        Asked only while a capture is marked: see `CachingAllocator.capture`.
+        """
+        return 0
+
+    def capture_terminals(self, stream: int) -> tuple[int, ...]:
+        """The nodes of the graph that the next work of a capturing stream will depend on.
+
+        Parameters
+        ----------
+        stream : int
+            The handle of a stream that captures.
+
+        Returns
+        -------
+        tuple of int
+            The nodes' handles.
+        """
+        return ()
+
+    def capture_dependencies(self, node: int) -> tuple[int, ...]:
+        """The nodes that a node of a graph depends on directly.
+
+        Parameters
+        ----------
+        node : int
+            Its handle.
+
+        Returns
+        -------
+        tuple of int
+            The handles of those nodes.
+        """
+        return ()
+
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         """Copy bytes, after what is queued on a stream, and wait until that is done.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, SupportsIndex
 
 from bfc.devices import Availability, Device
-from bfc.drivers.cuda import _device
+from bfc.drivers.cuda import _device, calls
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 from bfc.interpreter._process import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
@@ -213,6 +213,36 @@ class CUDASubAllocator(SubAllocator):
 
     def stream_id(self, stream: int) -> int:
         return self._memory.stream_id(stream)
+
+    def check_stream(self, stream: int) -> None:
+        if stream > calls.PER_THREAD and not calls.belongs(
+            stream, calls.device(self.device.ordinal)
+        ):
+            raise ValueError(
+                f"stream {stream:#x} belongs to another device than {self.device}, where this "
+                "memory is: capture with an allocator of its own device"
+            )
+
+    def capture_id(self, stream: int) -> int:
+        if stream <= calls.LEGACY:
+            return 0  # the default stream cannot capture, and may not be asked while others do
+        status, number, *_graph = calls.call("cuStreamGetCaptureInfo", stream)
+        return int(number) or 1 if int(status) else 0
+
+    def capture_terminals(self, stream: int) -> tuple[int, ...]:
+        if stream <= calls.LEGACY:
+            return ()
+        _status, _number, _graph, nodes, *_edges, count = calls.call(
+            "cuStreamGetCaptureInfo", stream
+        )
+        return tuple(int(node) for node in (nodes or ())[:count])
+
+    def capture_dependencies(self, node: int) -> tuple[int, ...]:
+        *_none, count = calls.call("cuGraphNodeGetDependencies", node, 0)
+        if not count:
+            return ()
+        nodes, *_edges = calls.call("cuGraphNodeGetDependencies", node, count)
+        return tuple(int(node) for node in nodes[:count])
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         self._memory.copy(destination, source, nbytes, stream)

@@ -12,6 +12,7 @@ from bfc.errors import SubAllocatorError
 from bfc.interpreter._process import ForkSafeLock
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.simulated_captures import SimulatedCaptures
 from bfc.suballocators.virtual import MappingBooks, Plan, still_mapped
 from bfc.units import format_bytes, parse_bytes
 
@@ -96,6 +97,9 @@ class SimulatedSubAllocator(SubAllocator):
         "unmap" and "wait". Calls that break the contract are not in it.
     live : dict of int to int
         The bytes of each live block, by address.
+    captures : SimulatedCaptures
+        Which streams capture a graph: `begin(stream)`, `work(stream)`, `wait(stream, on)` and
+        `end(stream)` steer it.
 
     Raises
     ------
@@ -169,6 +173,7 @@ class SimulatedSubAllocator(SubAllocator):
         self._orders: dict[str, Orders] = {}
         self._held: set[int] = set()
         self._rounds: defaultdict[int, int] = defaultdict(int)
+        self.captures = SimulatedCaptures()
 
     @property
     def live_bytes(self) -> int:
@@ -181,6 +186,15 @@ class SimulatedSubAllocator(SubAllocator):
     def __repr__(self) -> str:
         total, live = format_bytes(self.total_bytes), format_bytes(self.live_bytes)
         return f"SimulatedSubAllocator({total}, {live} live)"
+
+    def capture_id(self, stream: int) -> int:
+        return self.captures.id_of(stream)
+
+    def capture_terminals(self, stream: int) -> tuple[int, ...]:
+        return self.captures.terminals(stream)
+
+    def capture_dependencies(self, node: int) -> tuple[int, ...]:
+        return self.captures.dependencies(node)
 
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         block = None

@@ -13,7 +13,7 @@ ALREADY_ENABLED, CAPTURING = 704, 900
 #: Numbers of CUpointer_attribute.
 CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 1, 2, 8, 9
 TYPE_HOST, TYPE_UNIFIED = 1, 4
-PER_THREAD = 2  # the last of the handles that name a default stream
+LEGACY, PER_THREAD = 1, 2  # the last handles of the legacy default stream, and of all default ones
 NON_BLOCKING = 1  # cuStreamCreate
 
 _cu: Any = None

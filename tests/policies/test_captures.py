@@ -1,0 +1,448 @@
+"""Captures of graphs under PyTorch's policy: private pools, what is put off, and what a graph's
+structure proves. The cases of "PyTorch's behaviour, 2.15", over a simulated device."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import bfc
+
+MIB = 1 << 20
+CAPTURED, SIDE, OUTSIDE = 7, 8, 9
+
+
+class Machine:
+    """A simulated device, and an allocator on it."""
+
+    def __init__(self, capacity: str = "1 GiB", **options: Any) -> None:
+        self.device = bfc.SimulatedSubAllocator(capacity)
+        self.allocator = bfc.CachingAllocator(self.device, **options)
+        self.graph = self.device.captures
+
+    def take(self, size: int, stream: int = CAPTURED) -> int:
+        return self.allocator.allocate_raw(size, stream=stream)
+
+    def free(self, address: int, here: int | None = None) -> None:
+        if here is None:
+            return self.allocator.deallocate_raw(address)
+        with bfc.use_stream(here):
+            self.allocator.deallocate_raw(address)
+        return None
+
+    def states(self) -> list[str]:
+        return [chunk.state for chunk in self.allocator.snapshot().chunks()]
+
+    def pools(self) -> list[tuple[int, int]]:
+        return [region.pool_id for region in self.allocator.snapshot().regions]
+
+    def waits(self) -> int:
+        return self.allocator.memory_stats()["num_sync_all_streams"]
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    it = Machine()
+    yield it
+    it.allocator.check()
+
+
+@pytest.fixture
+def reusing() -> Iterator[Machine]:
+    it = Machine(settings="graph_capture_record_stream_reuse:True")
+    yield it
+    it.allocator.check()
+
+
+# -- the pool of a graph --------------------------------------------------------------------------
+
+
+def test_what_a_capture_allocates_is_the_graphs_alone(machine: Machine) -> None:
+    cached = machine.take(12 * MIB)
+    machine.free(cached)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        inside = machine.take(12 * MIB)
+        machine.graph.end(CAPTURED)
+    assert inside != cached
+    machine.free(inside)
+    assert machine.take(12 * MIB) == cached  # and not what the graph uses
+    assert machine.take(12 * MIB) != inside
+    assert pool.id[1] == 0
+    assert pool.use_count() == 1
+    machine.allocator.empty_cache()
+    assert pool.id in machine.pools()
+    pool.release()
+    machine.allocator.empty_cache()
+    assert pool.id not in machine.pools()
+
+
+def test_streams_that_join_a_capture_use_its_pool_in_every_thread(machine: Machine) -> None:
+    found: list[tuple[int, int]] = []
+
+    def elsewhere() -> None:
+        machine.take(3 * MIB, SIDE)
+        found.append(machine.pools()[-1])
+        machine.take(3 * MIB, OUTSIDE)
+        found.append(machine.pools()[-1])
+
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.graph.wait(SIDE, on=CAPTURED)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        machine.graph.end(CAPTURED)
+    assert found == [pool.id, (0, 0)]
+    pool.release()
+
+
+def test_a_shared_pool_goes_when_the_last_graph_is_gone(machine: Machine) -> None:
+    with machine.allocator.capture(CAPTURED) as first:
+        one = machine.take(12 * MIB)
+        machine.free(one)
+    with machine.allocator.capture(SIDE, pool=first) as second:
+        pass
+    with machine.allocator.capture(CAPTURED, pool=second) as third:
+        assert machine.take(12 * MIB) == one
+    machine.free(one)
+    assert first.id == second.id == third.id
+    assert third.use_count() == 3
+    for pool in (first, third):
+        pool.release()
+        pool.release()  # does nothing
+        machine.allocator.empty_cache()
+        assert pool.id in machine.pools()
+    second.release()
+    machine.allocator.empty_cache()
+    assert machine.pools() == []
+
+
+def test_a_pool_can_be_released_with_its_graph(machine: Machine) -> None:
+    class Graph:
+        pass
+
+    graph = Graph()
+    with machine.allocator.capture(CAPTURED) as pool:
+        pass
+    pool.release_with(graph)
+    assert not pool.released
+    del graph
+    gc.collect()
+    assert pool.released
+
+
+def test_a_pool_that_is_dropped_is_kept_and_told_of(machine: Machine) -> None:
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.free(machine.take(12 * MIB))
+    kept = [pool]
+    del pool
+    with pytest.warns(ResourceWarning, match="collected, but not released"):
+        kept.clear()
+    machine.allocator.empty_cache()
+    assert machine.pools() != []  # the graph may live on
+
+
+def test_a_capture_that_fails_keeps_nothing(machine: Machine) -> None:
+    scope = machine.allocator.capture(CAPTURED)
+    pool = scope.__enter__()
+    machine.graph.begin(CAPTURED)
+    machine.free(machine.take(12 * MIB))
+    scope.__exit__(ValueError, ValueError("mine"), None)
+    assert pool.released
+    machine.graph.end(CAPTURED)
+    machine.allocator.empty_cache()
+    assert machine.pools() == []
+    with machine.allocator.capture(CAPTURED) as pool:
+        pass
+    pool.release()
+
+
+# -- what is put off ------------------------------------------------------------------------------
+
+
+def test_v_2h_a_free_in_a_capture_waits_for_its_end() -> None:
+    machine = Machine(strict=True)
+    machine.allocator.mark_capture_begin()
+    machine.graph.begin(CAPTURED)
+    block = machine.take(12 * MIB)
+    machine.device.hold(SIDE)
+    with bfc.use_stream(CAPTURED):
+        machine.allocator.record_stream(block, SIDE)
+    machine.free(block, here=CAPTURED)
+    assert machine.take(12 * MIB) != block
+    machine.graph.end(CAPTURED)
+    machine.allocator.mark_capture_end()
+    assert machine.take(12 * MIB) == block  # its own use is dropped
+
+
+@pytest.mark.parametrize("case", ["another stream current", "not marked"])
+def test_v_2i_and_j_nothing_else_is_put_off(case: str) -> None:
+    machine = Machine(strict=True)
+    if case != "not marked":
+        machine.allocator.mark_capture_begin()
+    machine.graph.begin(CAPTURED)
+    current = OUTSIDE if case != "not marked" else CAPTURED
+    block = machine.take(12 * MIB, OUTSIDE)
+    machine.allocator.record_stream(block, SIDE)
+    machine.free(block, here=current)
+    assert machine.take(12 * MIB, OUTSIDE) == block
+
+
+def test_v_2k_and_l_nothing_is_waited_for_or_emptied() -> None:
+    machine = Machine("100 MiB", strict=True)
+    machine.free(machine.take(80 * MIB, OUTSIDE))
+    machine.allocator.mark_capture_begin()
+    machine.graph.begin(CAPTURED)
+    with pytest.raises(bfc.OutOfMemoryError):
+        machine.take(60 * MIB)
+    with bfc.use_stream(CAPTURED):
+        assert machine.allocator.empty_cache() == 0
+    assert machine.waits() == 0
+    machine.graph.end(CAPTURED)
+    machine.allocator.mark_capture_end()
+    machine.take(60 * MIB)
+    assert machine.waits() == 1
+
+
+def test_v_2m_a_use_from_before_the_capture_is_waited_for_after_it(machine: Machine) -> None:
+    block = machine.take(12 * MIB, OUTSIDE)
+    machine.allocator.record_stream(block, SIDE)
+    machine.device.hold(SIDE)
+    machine.allocator.mark_capture_begin()
+    machine.graph.begin(CAPTURED)
+    machine.free(block, here=CAPTURED)
+    machine.graph.end(CAPTURED)
+    machine.allocator.mark_capture_end()
+    assert machine.take(12 * MIB, OUTSIDE) != block
+    machine.device.finish(SIDE)
+    assert machine.take(12 * MIB, OUTSIDE) == block
+
+
+def test_a_use_by_a_stream_that_does_not_capture_is_never_dropped(machine: Machine) -> None:
+    """Upstream drops it, and hands memory out that the stream still uses."""
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        block = machine.take(12 * MIB)
+        machine.device.hold(OUTSIDE)
+        machine.allocator.record_stream(block, OUTSIDE)
+        machine.free(block)
+        machine.graph.end(CAPTURED)
+    with machine.allocator.capture(CAPTURED, pool=pool) as second:
+        assert machine.take(12 * MIB) != block
+    pool.release()
+    second.release()
+
+
+def test_a_buffer_that_is_dropped_in_a_capture_is_put_off_too(machine: Machine) -> None:
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.graph.wait(SIDE, on=CAPTURED)
+        buffer = machine.allocator.allocate(12 * MIB, stream=CAPTURED)
+        address = buffer.ptr
+        machine.allocator.record_stream(buffer, SIDE)
+        del buffer
+        gc.collect()
+        assert machine.take(12 * MIB) != address
+        machine.graph.end(CAPTURED)
+    machine.take(512, OUTSIDE)
+    with machine.allocator.capture(CAPTURED, pool=pool) as second:
+        assert machine.take(12 * MIB) == address
+    pool.release()
+    second.release()
+
+
+# -- what the structure of a graph proves ---------------------------------------------------------
+
+
+def test_v_20_memory_is_used_again_once_the_streams_have_joined(reusing: Machine) -> None:
+    with reusing.allocator.capture(CAPTURED) as pool:
+        reusing.graph.begin(CAPTURED)
+        reusing.graph.work(CAPTURED)
+        reusing.graph.wait(SIDE, on=CAPTURED)
+        block = reusing.take(12 * MIB)
+        reusing.allocator.record_stream(block, SIDE)
+        reusing.graph.work(SIDE)
+        reusing.free(block)
+        reusing.graph.work(CAPTURED)
+        assert reusing.take(12 * MIB) != block
+        reusing.graph.wait(CAPTURED, on=SIDE)
+        assert reusing.take(12 * MIB, SIDE) != block  # of another stream
+        assert reusing.take(12 * MIB) == block
+        reusing.graph.end(CAPTURED)
+    pool.release()
+
+
+def test_v_20_not_while_one_of_the_streams_does_not_capture(reusing: Machine) -> None:
+    with reusing.allocator.capture(CAPTURED) as pool:
+        reusing.graph.begin(CAPTURED)
+        reusing.graph.work(CAPTURED)
+        block = reusing.take(12 * MIB)
+        reusing.device.hold(OUTSIDE)
+        reusing.allocator.record_stream(block, OUTSIDE)
+        reusing.free(block)
+        reusing.graph.work(CAPTURED)
+        assert reusing.take(12 * MIB) != block
+        reusing.graph.end(CAPTURED)
+    pool.release()
+
+
+def test_v_20c_what_is_left_is_freed_at_the_end_of_the_scope(reusing: Machine) -> None:
+    with reusing.allocator.capture(CAPTURED) as pool:
+        reusing.graph.begin(CAPTURED)
+        reusing.graph.wait(SIDE, on=CAPTURED)
+        reusing.graph.work(SIDE)
+        block = reusing.take(12 * MIB)
+        reusing.allocator.record_stream(block, SIDE)
+        reusing.free(block)
+        assert "waiting" in reusing.states()
+        reusing.graph.end(CAPTURED)
+    assert "waiting" not in reusing.states()
+    pool.release()
+
+
+def proves(graph: dict[int, set[int]], ends: set[int], markers: set[int]) -> bool:
+    """The slow statement of the rule: from the ends, every marker is reached backwards."""
+    seen, todo = set(), list(ends)
+    while todo:
+        node = todo.pop()
+        seen.add(node)
+        todo += graph[node] - seen
+    return markers <= seen
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reuse_follows_the_graph_whatever_its_shape(seed: int) -> None:
+    """Random forks, joins, work, uses and frees on four streams. A block is handed out again if,
+    and only if, the graph orders all that used it before what its stream does next."""
+    rng = random.Random(seed)
+    machine = Machine(settings="graph_capture_record_stream_reuse:True")
+    streams, live, freed = [1, 2, 3, 4], {}, {}
+    graph: dict[int, set[int]] = {}
+    with machine.allocator.capture(1) as pool:
+        machine.graph.begin(1)
+        for stream in streams[1:]:
+            machine.graph.wait(stream, on=1)
+        for step in range(400):
+            stream = rng.choice(streams)
+            match rng.choice(["work", "wait", "take", "use", "free"]):
+                case "work":
+                    node = machine.graph.work(stream)
+                    graph[node] = set(machine.graph.dependencies(node))
+                case "wait":
+                    machine.graph.wait(stream, on=rng.choice(streams))
+                case "use" if live:
+                    address = rng.choice(list(live))
+                    live[address][1].add(stream)
+                    machine.allocator.record_stream(address, stream)
+                case "free" if live:
+                    address = rng.choice(list(live))
+                    made_on, users = live.pop(address)
+                    machine.free(address)
+                    users = users - {made_on}
+                    terminals = (set(machine.graph.terminals(it)) for it in (made_on, *users))
+                    markers = set().union(*terminals)
+                    freed[address] = made_on, markers if users else set(), not users
+                case "take":
+                    ends = set(machine.graph.terminals(stream))
+                    safe = {
+                        address
+                        for address, (made_on, markers, at_once) in freed.items()
+                        if made_on == stream
+                        and (at_once or (markers and ends and proves(graph, ends, markers)))
+                    }
+                    address = machine.take(12 * MIB, stream)
+                    assert (address in freed) == bool(safe), (seed, step)
+                    assert address in safe or not safe, (seed, step)
+                    for other in safe - {address}:  # they are free now, whatever comes
+                        freed[other] = stream, set(), True
+                    freed.pop(address, None)
+                    live[address] = stream, set()
+        machine.graph.end(1)
+    pool.release()
+    machine.allocator.check()
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def test_misuse_is_refused_in_words(machine: Machine) -> None:
+    allocator = machine.allocator
+    with pytest.raises(RuntimeError, match="no capture is marked"):
+        allocator.mark_capture_end()
+    with pytest.raises(RuntimeError, match="not in use"):
+        allocator.end_allocate_to_pool((5, 0))
+    with pytest.raises(RuntimeError, match="released already, or never made"):
+        allocator.release_pool((5, 0))
+    with pytest.raises(TypeError, match="GraphPool"):
+        allocator.capture(CAPTURED, pool=(5, 0))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a stream is an int"):
+        allocator.capture("7")  # type: ignore[arg-type]
+    with allocator.capture(CAPTURED) as pool:
+        with pytest.raises(RuntimeError, match="stream 0x7 is captured already"):
+            allocator.capture(CAPTURED).__enter__()
+        with pytest.raises(RuntimeError, match="in use already"):
+            allocator.capture(SIDE, pool=pool).__enter__()
+        with pytest.raises(RuntimeError, match="being captured into it"):
+            pool.release()
+    assert pool.use_count() == 1
+    pool.release()
+    with pytest.raises(RuntimeError, match="cannot be shared any more"):
+        allocator.capture(CAPTURED, pool=pool).__enter__()
+    other = Machine()
+    with other.allocator.capture(CAPTURED) as foreign:
+        pass
+    with pytest.raises(ValueError, match="another allocator"):
+        allocator.capture(CAPTURED, pool=foreign).__enter__()
+    foreign.release()
+    scope = allocator.capture(CAPTURED)
+    with pytest.raises(RuntimeError, match="not entered"):
+        scope.__exit__(None, None, None)
+
+
+def test_an_allocator_may_close_in_a_capture(machine: Machine) -> None:
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        block = machine.take(12 * MIB)
+        machine.allocator.record_stream(block, SIDE)
+        machine.free(block)
+        machine.allocator.close()
+        with pytest.raises(bfc.ClosedError):
+            machine.take(512)
+    pool.release()
+    assert machine.device.live == {}
+
+
+def test_a_tag_and_a_graph_do_not_share_memory() -> None:
+    machine = Machine(stitch=True)
+    with (
+        machine.allocator.capture(CAPTURED) as pool,
+        machine.allocator.tag("weights"),
+        pytest.raises(RuntimeError, match="it can belong to one"),
+    ):
+        machine.take(12 * MIB)
+    pool.release()
+
+
+@pytest.mark.parametrize("options", [{"stitch": True}, {"settings": "expandable_segments:True"}])
+def test_mapped_memory_of_a_graph_stays_where_it_is(options: dict[str, Any]) -> None:
+    machine = Machine("200 MiB", **options)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        block = machine.take(30 * MIB)
+        machine.free(block)
+        machine.graph.end(CAPTURED)
+    others = []
+    while (buffer := machine.allocator.try_allocate(12 * MIB, stream=OUTSIDE)) is not None:
+        others.append(buffer)
+    machine.allocator.empty_cache()
+    assert all(not block <= it.ptr < block + 30 * MIB for it in others)
+    with machine.allocator.capture(CAPTURED, pool=pool) as second:
+        assert machine.take(30 * MIB) == block
+    pool.release()
+    second.release()
