@@ -40,8 +40,8 @@ IN_SDIST = [
 ]
 #: What no wheel holds: installed, it would stand in site-packages beside other people's.
 ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
-#: C in the packages beside `bfc` is compiled by whoever uses it.
-GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/.*\.(c|cpp)$")
+#: Whoever uses them compiles the C in the packages beside `bfc`, and the device of predictions.
+GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!predicting/guard\.cpp$).*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
 import inspect, pathlib, sys, bfc
