@@ -56,19 +56,22 @@ int main() try {
     const bfc::Source source{&memory, Memory::kTotal, Memory::alloc, Memory::free};
     const bfc_allocator* table = bfc::open("bfc.CachingAllocator(source)", &source);
 
+    // Threads that find no memory at the same moment take a segment each. So it is taken before they begin.
+    char why[4096];
+    void* ptr = nullptr;
+    if (table->allocate(table->self, 0, 1000, 0, &ptr, why, sizeof why) == BFC_OK) table->free(table->self, ptr);
+
     std::atomic<int> failed{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) threads.emplace_back([&] { failed += work(table); });
     for (auto& thread : threads) thread.join();
     std::printf("4 threads, 40000 allocations, %d failed\n", failed.load());
 
-    char why[4096];
     bfc_device_stats stats;
     table->stats(table->self, 0, &stats, why, sizeof why);
     std::printf("in use: %lld bytes of %lld MiB\n", static_cast<long long>(stats.allocated_bytes[0].current),
                 static_cast<long long>(stats.reserved_bytes[0].current >> 20));
 
-    void* ptr = nullptr;
     if (table->allocate(table->self, 0, size_t{1} << 30, 0, &ptr, why, sizeof why) == BFC_OUT_OF_MEMORY)
         std::printf("no room for 1 GiB\n");  // `why` says why, in some lines
 
