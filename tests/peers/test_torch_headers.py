@@ -11,7 +11,8 @@ import pytest
 import bfc
 from bench.peers.torch_host import VERSIONS, headers
 from bfc.compiling import needed
-from bfc_torch_opencl import building
+from bfc.pytorch.extension import FLAGS
+from bfc_torch_opencl.building import EXTENSION
 
 pytestmark = pytest.mark.peers
 
@@ -20,12 +21,12 @@ pytestmark = pytest.mark.peers
 def test_the_extension_compiles(version: str, tmp_path) -> None:
     folder = headers(version) / "include"
     includes = (folder, folder / "torch/csrc/api/include", sysconfig.get_path("include"))
-    flags = [flag for flag in building.FLAGS if flag != "-shared"]
+    flags = [flag for flag in FLAGS if flag != "-shared"]
     command = [
         *(*needed("CXX", "c++", "C++", "the extension"), *flags, "-c"),
-        *(f"-DTORCH_EXTENSION_NAME={building.NAME}", f"-I{bfc.get_include()}"),
+        *(f"-DTORCH_EXTENSION_NAME={EXTENSION.name}", f"-I{bfc.get_include()}"),
         *(word for include in includes for word in ("-isystem", str(include))),
-        *(str(building.SOURCE), "-o", str(tmp_path / "extension.o")),
+        *(str(EXTENSION.source), "-o", str(tmp_path / "extension.o")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

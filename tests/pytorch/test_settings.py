@@ -793,13 +793,13 @@ SIZES = (1200, 4097, 84 * MIB, *(n * MIB + 1 for n in (1, 2, 3, 5, 65, 129, 257,
 
 @pytest.fixture
 def fresh() -> Iterator[Callable[..., TorchPeer]]:
-    """Makes peers of 200 GiB; each new one ends the one before."""
+    """Makes peers of 200 GiB, of PyTorch 2.11; each new one ends the one before."""
     peers: list[TorchPeer] = []
 
     def start(**options: object) -> TorchPeer:
         if peers:
             peers.pop().close()
-        peers.append(TorchPeer(capacity=200 * GIB, **options))
+        peers.append(TorchPeer(torch="2.11", capacity=200 * GIB, **options))
         return peers[-1]
 
     yield start
