@@ -20,6 +20,7 @@ cdef enum:
     NO_CHUNK = 0xFFFFFFFF           # nothing fits, or no neighbour
     NO_HOST_MEMORY = 0xFFFFFFFE     # the bookkeeping could not grow; nothing has changed
     MINIMUM_SIZE = 256              # every chunk starts at a multiple of this
+    RECENT_REGIONS = 64             # copies, 2 KiB: see order_by_age
 
 cdef enum ChunkState:
     DELETED                         # a record on the slot list
@@ -372,6 +373,7 @@ cdef class Pool:
     cdef uint32_t next_number           # of a region
     cdef cbool prefers_older            # of free chunks of one size, that of the oldest region is the best fit
     cdef cbool by_number                # and the regions' addresses do not tell their ages: see order_of
+    cdef Region recent[RECENT_REGIONS]  # copies of regions that were looked up by address, by that address
     cdef OwnedBytes owned               # the bytes in use by the owner's number
     cdef PendingFrees pending           # frees that were left to a later call: it has room for one a chunk
     cdef int64_t next_allocation_id

@@ -59,6 +59,7 @@ cdef enum:
     MOST_NUMBERS = 1 << 24          # of regions, before they are numbered again
     OFFSET_BITS = 40                # for the place in a region, in sectors: a region cannot be larger
     SECTOR_BITS = 9                 # PyTorch's chunks start at multiples of 512
+    REGION_BITS = 21                # PyTorch's smallest segments have 2 MiB
 
 
 cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
@@ -764,6 +765,7 @@ cdef class Pool:
     cdef cbool enter_region(self, Region region) noexcept nogil:
         """Enters a region as the youngest one. False: the host is out of memory, and nothing has changed."""
         cdef cbool is_last = self.regions.upper_bound(region.ptr) == self.regions.end()
+        memset(self.recent, 0, sizeof(self.recent))     # one that is gone may have had its addresses, or its number
         if self.regions.empty():
             self.by_number = False
         if self.prefers_older and (not (is_last or self.by_number) or self.next_number == MOST_NUMBERS):
@@ -802,9 +804,12 @@ cdef class Pool:
             return self.order_by_age(self.chunks[handle].ptr)
         return self.chunks[handle].ptr
 
-    cdef uint64_t order_by_age(self, uint64_t ptr) noexcept nogil:
-        cdef Region* region = &deref(self.regions.upper_bound(ptr)).second
-        return <uint64_t>region.number << OFFSET_BITS | (ptr - region.ptr) >> SECTOR_BITS
+    cdef inline uint64_t order_by_age(self, uint64_t ptr) noexcept nogil:
+        """A free asks up to three times, each time for a chunk of one region, and would search the map each time."""
+        cdef Region* recent = &self.recent[ptr >> REGION_BITS & (RECENT_REGIONS - 1)]
+        if ptr - recent.ptr >= recent.end - recent.ptr:
+            recent[0] = deref(self.regions.upper_bound(ptr)).second
+        return <uint64_t>recent.number << OFFSET_BITS | (ptr - recent.ptr) >> SECTOR_BITS
 
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil:
