@@ -28,6 +28,7 @@ def test_no_two_blocks_share_a_byte(name: str) -> None:
     assert getattr(soak_native, name)(1, 8000) > 4000
 
 
+@pytest.mark.long
 def test_pinned_blocks_share_no_byte_and_keep_their_contents() -> None:
     assert pinned(1) > 4000
 

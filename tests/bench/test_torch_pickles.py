@@ -33,6 +33,7 @@ def test_it_is_the_same_each_time():
     assert pickle.dumps(torch_pickles.snapshot(2000)) == pickle.dumps(torch_pickles.snapshot(2000))
 
 
+@pytest.mark.long
 def test_what_it_prints(capsys: pytest.CaptureFixture[str]):
     torch_pickles.main(["--megabytes", "1"])
     head, *lines = capsys.readouterr().out.splitlines()

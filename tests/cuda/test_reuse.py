@@ -116,6 +116,7 @@ def patience(machine) -> Iterator[None]:
         machine.clear()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
 @pytest.mark.parametrize("home", [0, 1, 3])

@@ -37,6 +37,7 @@ RUN = [
 ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("path", RUN)
 def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path) -> None:
     """In a process of its own. A page that needs CUDA loads the emulated driver itself, so that a

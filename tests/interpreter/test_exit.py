@@ -34,7 +34,7 @@ def run(script: str, says: str = "", times: int = 1) -> None:
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, says, "")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ALLOCATORS)
 def test_daemon_threads_may_use_an_allocator_as_the_interpreter_ends(policy: str) -> None:
     """One that asked for the GIL where nothing may be unwound aborted the process."""

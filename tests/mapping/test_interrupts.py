@@ -66,7 +66,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("user", "step"), STEPS)
 @pytest.mark.parametrize("trace_at", [signal_at, strike_at], ids=["interrupt", "exception"])
 def test_nothing_is_lost_wherever_a_source_is_interrupted(

@@ -440,6 +440,7 @@ def test_running_out_of_memory_collects_garbage_first(user: User) -> None:
             gc.enable()
 
 
+@pytest.mark.sampled(6)
 @EACH_USER
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collection_in_the_middle_of_a_call_frees_buffers(user: User, kind: str) -> None:

@@ -219,7 +219,7 @@ def test_what_undoes_it_fails_as_well(
     assert happened
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @BOTH
 @KEEP
 def test_all_that_undoes_it_fails(make: Make, keep: bool) -> None:
@@ -303,7 +303,7 @@ def goes_so_far(make: Make, trace: Callable[..., Any], op: str) -> bool:
     return raised
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @BOTH
 @pytest.mark.parametrize("op", ["sleep", "wake"])
 def test_a_ctrl_c_at_lines_of_a_source(make: Make, op: str) -> None:
@@ -445,7 +445,7 @@ def test_a_source_that_closes_its_allocator(make: Make, kind: str) -> None:
     assert source.live_bytes == 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @BOTH
 def test_threads_that_put_to_sleep_wake_and_allocate(make: Make) -> None:
     own_interpreter.run(

@@ -6,8 +6,10 @@ import subprocess
 from pathlib import Path
 
 import cpp
+import pytest
 
 
+@pytest.mark.long
 def test_layouts_searches_and_matches_of_random_instances(tmp_path: Path):
     program = cpp.built(Path(__file__).with_suffix(".cpp"), tmp_path)
     run = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=300)
