@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from bench.peers import tensorflow, torch
 from bench.peers.tensorflow import PeerUnavailable, TensorFlowBFC
 from bench.peers.torch import TorchPeer
 from bench.report import geometric_mean, machine, say, spread
+from bfc.pytorch.rules import NEWEST, VERSIONS
 
 LIMIT = 80 << 30
 MOST_PASSES, FEWEST_EVENTS = 400, 20_000
@@ -51,8 +53,8 @@ def tensorflows() -> Iterator[Replayer]:
 
 
 @contextmanager
-def pytorchs() -> Iterator[Replayer]:
-    with TorchPeer(capacity=LIMIT) as peer:
+def pytorchs(version: str) -> Iterator[Replayer]:
+    with TorchPeer(capacity=LIMIT, torch=version) as peer:
         # A trace numbers its streams; PyTorch wants handles, and those are even.
         yield lambda trace: peer.replay(
             trace.op, trace.id, trace.size, trace.stream.astype(np.uint64) * 2
@@ -63,13 +65,23 @@ def our_bfc() -> bfc.Allocator:
     return bfc.BFCAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True)
 
 
-def our_caching() -> bfc.Allocator:
-    return bfc.CachingAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True)
+def our_caching(version: str = NEWEST) -> bfc.Allocator:
+    return bfc.CachingAllocator(bfc.SimulatedSubAllocator(LIMIT), strict=True, torch=version)
+
+
+def beside_pytorch(version: str) -> Contest:
+    return Contest(
+        "caching",
+        f"PyTorch {version}",
+        partial(our_caching, version),
+        partial(torch.build, version=version),
+        partial(pytorchs, version),
+    )
 
 
 CONTESTS = (
     Contest("bfc", "TensorFlow 2.21", our_bfc, tensorflow.build, tensorflows),
-    Contest("caching", "PyTorch 2.15", our_caching, torch.build, pytorchs),
+    beside_pytorch(NEWEST),
 )
 
 
@@ -84,9 +96,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--passes", type=int, default=9, help="timed passes of each, 3 at least (default: 9)"
     )
+    parser.add_argument(
+        "--torch", choices=VERSIONS, default=NEWEST, help=f"PyTorch's version (default: {NEWEST})"
+    )
     parsed = parser.parse_args(arguments)
     say(machine())
     for contest in CONTESTS:
+        if contest.policy == "caching" and parsed.torch != NEWEST:
+            contest = beside_pytorch(parsed.torch)
         if contest.policy in (parsed.policy or policies):
             say()
             run(contest, max(TURNS, parsed.passes))
