@@ -439,7 +439,7 @@ class Reader:
         digits = given[:-1] if given[-1:] in ("G", "g") else given
         number = float(digits) if _DIGITS.fullmatch(digits) and len(digits) <= _MOST_DIGITS else 0.0
         if 0.0 < number < math.inf:
-            return min(int(number * GIB), WORD - 1) if given != digits else number
+            return int(min(number * GIB, WORD - 1)) if given != digits else number
         if not self.strict:
             raise self.fault(key, given, "is not a part of the device, or a size in GiB")
         warnings.warn(f"{key}: {_shown(given)} is wrong, and is ignored", stacklevel=2)

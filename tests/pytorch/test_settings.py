@@ -22,6 +22,7 @@ import bfc
 from bench.peers.torch import TorchPeer
 from bfc.errors import SettingsError
 from bfc.pytorch.pinned_settings import PinnedSettings
+from bfc.pytorch.rules import VERSIONS
 from bfc.pytorch.settings import VARIABLE, CachingSettings
 from bfc.pytorch.sizes import ENTRIES, MIB
 
@@ -706,7 +707,10 @@ def draw_value(dice: random.Random, key: str) -> str:
         return draw_list(dice) if dice.random() < 0.7 else dice.choice(("1", "2", "4", "8", "3"))
     if key in ("garbage_collection_threshold", "per_process_memory_fraction"):
         return dice.choice(("0.5", "0.9", "1e-3", ".5", "0", "1", "1.0"))
-    if key.startswith(("expandable", "release", "graph", "pinned_use")):
+    if key.startswith("expandable_segments_reserve"):
+        size = dice.choice(("0.5", "1", "2G", "1.5g", "0", "G", "-1", "1e300G"))
+        return f"[a:{size},>:2]" if key.endswith("by_class") else size
+    if key.startswith(("expandable", "release", "graph", "pinned_use", "throw", "pinned_free")):
         return dice.choice(("True", "False"))
     if key == "pinned_num_register_threads":
         return dice.choice(("1", "2", "128", "256", "3"))
@@ -733,6 +737,7 @@ texts = st.one_of(st.text(), st.randoms(use_true_random=False).map(draw_text))
 
 @pytest.mark.filterwarnings("ignore:expandable_segments_reserve")
 @given(texts, st.booleans())
+@example("expandable_segments_reserve:1e300G", True)
 @example("roundup_power2_divisions:[64:8]large_segment_size_mb", True)
 def test_no_text_does_anything_but_set_or_raise_a_settings_error(text: str, strict: bool):
     with contextlib.suppress(SettingsError):
@@ -791,17 +796,18 @@ def test_a_hostile_text_is_read_or_refused_at_once(start: str, repeated: str, st
 SIZES = (1200, 4097, 84 * MIB, *(n * MIB + 1 for n in (1, 2, 3, 5, 65, 129, 257, 33 << 10)))
 
 
-@pytest.fixture
-def fresh() -> Iterator[Callable[..., TorchPeer]]:
-    """Makes peers of 200 GiB, of PyTorch 2.11; each new one ends the one before."""
+@pytest.fixture(params=VERSIONS)
+def fresh(request: pytest.FixtureRequest) -> Iterator[Callable[..., TorchPeer]]:
+    """Makes peers of 200 GiB, of each version; each new one ends the one before."""
     peers: list[TorchPeer] = []
 
     def start(**options: object) -> TorchPeer:
         if peers:
             peers.pop().close()
-        peers.append(TorchPeer(torch="2.11", capacity=200 * GIB, **options))
+        peers.append(TorchPeer(torch=start.torch, capacity=200 * GIB, **options))
         return peers[-1]
 
+    start.torch = request.param
     yield start
     for peer in peers:
         peer.close()
@@ -835,14 +841,16 @@ def same_values(peer: TorchPeer, settings: CachingSettings) -> None:
 
 def check_against(fresh: Callable[..., TorchPeer], text: str) -> None:
     refused = fresh().set_settings(text)
-    assert accepts(text, strict=True, torch="2.11") == (refused is None), (text, refused)
+    assert accepts(text, strict=True, torch=fresh.torch) == (refused is None), (text, refused)
     if refused is None:
-        settings = DEFAULT.apply(text, strict=True, torch="2.11")
+        settings = DEFAULT.apply(text, strict=True, torch=fresh.torch)
         same_values(fresh(settings=text), settings)
-        if settings.per_process_memory_fraction == 1 and settings.large_segment_size < GIB:
+        all_fit = settings.per_process_memory_fraction == 1 and settings.large_segment_size < GIB
+        if all_fit and settings.expandable_segments_reserve is None:
             same_rounding(fresh(settings=text), settings)
 
 
+@pytest.mark.filterwarnings("ignore:expandable_segments_reserve")
 @pytest.mark.peers
 @pytest.mark.parametrize("seed", range(4))
 def test_strict_accepts_and_means_what_the_original_does(
@@ -854,6 +862,7 @@ def test_strict_accepts_and_means_what_the_original_does(
         check_against(fresh, text)
 
 
+@pytest.mark.filterwarnings("ignore:expandable_segments_reserve")
 @pytest.mark.peers
 @pytest.mark.parametrize(
     "text",
@@ -874,6 +883,8 @@ def test_strict_accepts_and_means_what_the_original_does(
         *(f"roundup_power2_divisions:{n}" for n in NUMBERS),
         *(f"pinned_num_register_threads:{n}" for n in NUMBERS),
         *(f"pinned_reserve_segment_size_mb:{n}" for n in NUMBERS),
+        *(f"expandable_segments_reserve:{n}{unit}" for n in NUMBERS for unit in ("", "G")),
+        *(f"expandable_segments_reserve_by_class:[a:{n}]" for n in NUMBERS),
         *(f"{key}:True" for key in (*STICKY, *ALIASES, "backend")),
         *(f"{key}:true" for key in (*KEYS, *ALIASES)),
         *(f"{key}:False" for key in (*KEYS, *ALIASES)),
