@@ -35,10 +35,44 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield torch.nn.Module, "_apply", _apply
     yield fake_tensor, "init_gpu_context", lambda device: None
     yield FakeTensorMode, "avoid_device_init", property(lambda self: True)
+    yield fake_tensor, "run_fallback_kernel", _without_the_device(fake_tensor.run_fallback_kernel)
+    yield FakeTensor, "__deepcopy__", _deepcopy
     dispatch = vars(FakeTensorMode)["__torch_dispatch__"]
     while hasattr(dispatch, "__wrapped__"):  # what keeps torch._dynamo out, and imports it
         dispatch = dispatch.__wrapped__
     yield FakeTensorMode, "__torch_dispatch__", dispatch
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """As of a tensor or a parameter; PyTorch's own would copy what a fake tensor is made of."""
+    if id(self) in memo:
+        return memo[id(self)]
+    if not self.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
+    with torch.no_grad():
+        new = self.detach().clone()
+    if isinstance(self, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, self.requires_grad)
+    else:
+        new.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            new.grad = _deepcopy(self.grad, memo)
+    memo[id(self)] = new
+    return new
+
+
+def _without_the_device(build: Any) -> Any:
+    """What runs an operator that has no fake form on zeros, as long as they are on the host: with a
+    build for CUDA it would touch a GPU."""
+
+    def run(mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Any) -> Any:
+        for one in flat_args:
+            device = one if isinstance(one, torch.device) else getattr(one, "fake_device", None)
+            if device is not None and device.type == "cuda":
+                raise error
+        return build(mode, func, flat_args, args_spec, error)
+
+    return run
 
 
 def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:

@@ -16,6 +16,7 @@ Three things are not as on a GPU, and are put right here:
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +36,7 @@ from bfc.predicting.rules.interface import (
     AMENDMENTS,
     ANSWERS,
     BEFORE,
+    COMPOSED,
     RULES,
     Call,
     Release,
@@ -80,7 +83,7 @@ class Operator:
         "amend",
         "answer",
         "before",
-        "composite",
+        "composed",
         "fills_zeros",
         "is_add",
         "mutates",
@@ -93,9 +96,7 @@ class Operator:
         self.name: str = schema.name
         names = (self.name, f"{self.name}.{schema.overload_name or 'default'}")
         self.mutates: bool = schema.is_mutable
-        self.composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), "CompositeImplicitAutograd"
-        )
+        self.composed = _composed_by(func)
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
         self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
@@ -103,6 +104,24 @@ class Operator:
         self.unknowable = unknowable(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS
+
+
+def _composed_by(func: Any) -> Callable[..., Any] | None:
+    """What computes an operator by others, or None."""
+
+    def has(key: DispatchKey) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+    if has(DispatchKey.CompositeImplicitAutograd):
+        return func.decompose  # type: ignore[no-any-return]
+    if func._schema.name in COMPOSED:
+        for key in (
+            DispatchKey.CompositeExplicitAutograd,
+            DispatchKey.CompositeExplicitAutogradNonFunctional,
+        ):
+            if has(key):
+                return functools.partial(func._op_dk, key)
+    return None
 
 
 class Watch(weakref.ref):  # type: ignore[type-arg]
@@ -173,11 +192,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             )
             self._track(result, known.name)  # what the answer has made itself
             return result
-        if known.composite:
+        if known.composed is not None:
             with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+                return known.composed(*args, **kwargs)
         return self._run(known, func, args, kwargs)
 
     def _run(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:

@@ -180,6 +180,67 @@ def test_a_recurrent_network_is_one_call_of_cudnn(kind: Any) -> None:
     assert max(sizes(run)) > 4 * 100 * 64 * 2 * 2 * 4  # the reserve
 
 
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_one_step_of_a_recurrent_network(kind: Any) -> None:
+    with bfc.predict("a100"):
+        cell = kind(32, 64).cuda()
+        found = cell(torch.randn(4, 32, device="cuda"))
+        state = found[0] if isinstance(found, tuple) else found
+        assert state.shape == (4, 64)
+        state.sum().backward()
+        assert all(one.grad.shape == one.shape for one in cell.parameters())
+
+
+def test_the_state_of_an_optimizer_is_copied_and_loaded() -> None:
+    """Copies of its host tensors were once made of memory that fake tensors do not have."""
+    with bfc.predict("a100"):
+        layer = nn.Linear(64, 64).cuda()
+        for options in ({}, {"fused": True}, {"capturable": True}):
+            optimizer = torch.optim.Adam(layer.parameters(), **options)
+            layer(torch.randn(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            before = torch.cuda.memory_allocated()
+            held = copy.deepcopy(optimizer.state_dict())
+            assert torch.cuda.memory_allocated() - before >= 2 * 64 * 64 * 4
+            optimizer.load_state_dict(held)
+            del held
+        twin = copy.deepcopy(layer)
+        assert isinstance(twin.weight, nn.Parameter)
+        assert twin.weight.grad is None  # as of parameters on a GPU
+        tied = nn.ParameterList([layer.weight, layer.weight])
+        copied = copy.deepcopy(tied)
+        assert copied[0] is copied[1]
+
+
+def test_scores_of_a_softmax_take_their_size_again_in_the_backward_pass() -> None:
+    with bfc.predict("a100") as run:
+        scores = torch.randn(64, 1024, device="cuda", requires_grad=True)
+        loss = scores.softmax(-1).pow(2).sum()
+        before = len(sizes(run))
+        loss.backward()
+    assert sizes(run)[before:].count(64 * 1024 * 4) >= 3  # two gradients, and their product
+
+
+def test_what_is_composed_of_other_operators_is_taken_apart() -> None:
+    with bfc.predict("a100") as run, torch.no_grad():
+        logits, target = (torch.rand(64, 1024, device="cuda") for _ in range(2))
+        before = len(sizes(run))
+        functional.binary_cross_entropy_with_logits(logits, target)
+        assert sizes(run)[before:].count(64 * 1024 * 4) >= 2
+        before = len(sizes(run))
+        logits.logsumexp(1)
+        assert 64 * 1024 * 4 in sizes(run)[before:]
+
+
+def test_a_binary_cross_entropy_keeps_the_memory_of_all_its_elements() -> None:
+    with bfc.predict("a100"):
+        given = torch.rand(64, 1024, device="cuda")
+        before = torch.cuda.memory_allocated()
+        loss = functional.binary_cross_entropy(given, given)
+        assert loss.shape == ()
+        assert torch.cuda.memory_allocated() - before == 64 * 1024 * 4
+
+
 def test_packed_sequences_are_as_long_as_the_longest() -> None:
     with bfc.predict("a100") as run:
         layer = nn.LSTM(32, 64).cuda()

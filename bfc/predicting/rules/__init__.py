@@ -7,6 +7,8 @@ cub.py                the temporary storage of CUB's algorithms
 gemm.py               cuBLAS and cublasLt
 reductions.py         partial results of sums, maxima and the like
 indexing.py           index, index_put and embeddings
+copies.py             what is copied, or computed, on the way
+losses.py             the losses of each element, before they are summed up
 normalization.py      the gradients of norms, batch norm
 foreach.py            operators on lists of tensors
 sorting.py            sorting, choosing and sampling
@@ -24,10 +26,12 @@ from bfc.predicting.rules import (
     attention,
     choices,
     convolution,
+    copies,
     distributed,
     foreach,
     gemm,
     indexing,
+    losses,
     normalization,
     recurrent,
     reductions,
@@ -47,10 +51,12 @@ __all__ = [
     "before",
     "choices",
     "convolution",
+    "copies",
     "distributed",
     "foreach",
     "gemm",
     "indexing",
+    "losses",
     "normalization",
     "recurrent",
     "reductions",

@@ -117,6 +117,15 @@ def scan(count: int, size: int, threads: int = 128, items: int = 15) -> int:
     return aliased(descriptors * 4, descriptors * size, descriptors * size)
 
 
+def scan_by_key(count: int, key: int, size: int) -> int:
+    """The temporary storage of a scan of rows, each of which has a key of its own.
+
+    A descriptor has a value and a flag, as two words of 8 bytes; the last key of each tile is kept.
+    """
+    number = tiles(count, 128, 6, size)
+    return aliased((number + 32) * 16, (number + 1) * key)
+
+
 def for_a_moment(size: int, what: str) -> Iterator[Workspace | Release]:
     """Temporary storage, which is given back as soon as the algorithm was started."""
     workspace = Workspace(size, what=what)

@@ -1,7 +1,8 @@
 """Products of matrices: cuBLAS and cuBLASLt.
 
 From PyTorch's ATen/cuda/CublasHandlePool.cpp (the size, and one workspace for each handle and
-stream, kept) and ATen/cuda/CUDABlas.cpp, ATen/native/cuda/Blas.cpp (when cuBLASLt is called).
+stream, kept) and ATen/cuda/CUDABlas.cpp, ATen/native/cuda/Blas.cpp (when cuBLASLt is called), and
+ATen/native/cuda/cuBlasCommonArgs.h (which matrices are copied).
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from bfc.predicting.rules.interface import Call, Release, Workspace, rule
-from bfc.predicting.rules.tensors import argument, is_contiguous
+from bfc.predicting.rules.tensors import argument, is_contiguous, nbytes, operator
 
 KIB = 1 << 10
 #: cuBLASLt's own workspace takes so much unless CUBLASLT_WORKSPACE_SIZE says otherwise.
@@ -75,7 +77,39 @@ def _lt(call: Call) -> Workspace:
 )
 def product(call: Call) -> Iterator[Workspace | Release]:
     """cuBLAS, whose workspace belongs to the handle: one for each thread and stream."""
+    yield from _matrices(call)
     yield _kept(call)
+
+
+#: The arguments that are matrices, or batches of them.
+MATRICES = {"mm": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmm": (1, 2)}
+
+
+def _matrices(call: Call) -> Iterator[Workspace | Release]:
+    """Copies of matrices of which neither rows nor columns lie without gaps between elements."""
+    for index in MATRICES.get(operator(call), ()):
+        tensor = call.args[index]
+        if not _read_as_it_is(tensor):
+            yield Workspace(nbytes(tensor), what="matrix in order")
+
+
+def _read_as_it_is(tensor: Any) -> bool:
+    rows, columns = map(int, tensor.shape[-2:])
+    down, along = map(int, tensor.stride()[-2:])
+    if len(tensor.shape) == 2 and (is_contiguous(tensor) or is_contiguous(_Turned(tensor))):
+        return True
+    return (down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))
+
+
+class _Turned:
+    """A matrix with its rows as columns."""
+
+    def __init__(self, matrix: Any) -> None:
+        self.shape, self._strides = matrix.shape[::-1], matrix.stride()[::-1]
+
+    def stride(self) -> tuple[int, ...]:
+        """Of the columns, and the rows."""
+        return tuple(self._strides)
 
 
 @rule("aten::_scaled_mm", "aten::_int_mm", "aten::_scaled_grouped_mm")
@@ -90,5 +124,6 @@ def addmm(call: Call) -> Iterator[Workspace | Release]:
     bias, left, right = call.args[:3]
     row = len(bias.shape) == 1 and bias.shape[0] == right.shape[1] and is_contiguous(bias)
     large = all(size > 1 for size in (*left.shape, *right.shape))
+    yield from _matrices(call)
     plain = argument(call, "beta", 1) == 1 and argument(call, "alpha", 1) == 1
     yield _lt(call) if row and large and plain else _kept(call)

@@ -2,8 +2,8 @@
 
 From PyTorch's ATen/native/cuda/Indexing.cu (computeLinearIndex, index_put_with_sort_kernel),
 ATen/native/TensorAdvancedIndexing.cpp (make_info: indices from the host), ATen/native/cuda/
-Embedding.cu and EmbeddingBackwardKernel.cu (the gradient of an embedding, and how rows that occur
-often are summed in segments).
+Embedding.cu, EmbeddingBag.cu and EmbeddingBackwardKernel.cu (the gradient of an embedding, and how
+rows that occur often are summed in segments).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import Call, Release, Workspace, before, rule
 from bfc.predicting.rules.tensors import (
     argument,
+    broadcast,
     is_contiguous,
     nbytes,
     numel,
@@ -27,13 +28,8 @@ from bfc.predicting.rules.tensors import (
 INDEX = 8
 #: Up to so many indices, one kernel adds up the gradient of an embedding without sorting them.
 UNSORTED_INDICES = 3072
-
-
-def _broadcast(shapes: Sequence[Sequence[int]]) -> int:
-    """How many elements these shapes have together."""
-    longest = max(map(len, shapes))
-    padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
-    return math.prod(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
+#: The modes of an embedding bag whose gradient is, or is not, that of a sum.
+SUM, MOST = 0, 2
 
 
 def bits(highest: int) -> int:
@@ -50,7 +46,7 @@ def index_put(call: Call) -> Iterator[Workspace | Release]:
     if not argument(call, "accumulate", False):
         yield from _from_host(given)
         return
-    count = _broadcast([index.shape for index in given])
+    count = math.prod(broadcast([index.shape for index in given]))
     if operator(call) == "index_put_" or argument(call, "unsafe", True) is False:
         yield from _highest_and_lowest(given)
     linear = yield from _linear_index(given, count * INDEX)
@@ -150,6 +146,33 @@ def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
     yield Release(numbers)
     if argument(call, "scale_grad_by_freq", False):
         yield Workspace(count * size, what="frequencies")
+
+
+@before("aten::_embedding_bag_dense_backward")
+def sorted_bags(call: Call) -> Iterator[Workspace | Release]:
+    """Of a sum or mean of each bag: all indices are sorted, by the bits that rows have."""
+    if argument(call, "mode", SUM) == MOST or not numel(call.args[1]):
+        return
+    indices = call.args[1]
+    count, size = numel(indices), int(indices.element_size())
+    yield Workspace(count * size, what="sorted indices")
+    yield Workspace(count * size, what="original indices")
+    numbers = Workspace(count * size, what="a range")
+    yield numbers
+    highest = bits(int(argument(call, "num_weights")))
+    temporary = cub.radix_sort(count, size, size, highest, call.gpu.cc)
+    yield from cub.for_a_moment(temporary, "radix sort")
+    yield Release(numbers)
+    if argument(call, "scale_grad_by_freq", False):
+        yield Workspace(count * size, what="frequencies")
+
+
+@rule("aten::_embedding_bag_dense_backward")
+def summed_bags(call: Call) -> Iterator[Workspace | Release]:
+    """The rows of each index are summed, as of an embedding."""
+    indices = call.args[1]
+    if argument(call, "mode", SUM) != MOST and numel(indices):
+        yield from _segments(call.args[0], numel(indices), int(indices.element_size()))
 
 
 @rule("aten::embedding_dense_backward")

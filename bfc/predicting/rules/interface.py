@@ -8,6 +8,8 @@
   result.
 - `amend`: the function is called with what the operator returned for fake tensors, and returns what
   it returns on a GPU, before any of it counts as allocated.
+- `composed`: operators that PyTorch computes by others, on every device. They are taken apart, so
+  that what they make in between is seen.
 - `around`: a context manager that is entered for the whole prediction, for what is replaced in
   torch itself. It is called with the recorder, `bfc.predicting.recorder.Recorder`.
 
@@ -100,6 +102,7 @@ RULES: dict[str, list[Rule]] = {}
 BEFORE: dict[str, list[Rule]] = {}
 ANSWERS: dict[str, Answer] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
+COMPOSED: set[str] = set()
 AROUND: list[Around] = []
 
 
@@ -143,6 +146,11 @@ def amend(*operators: str) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def composed(*operators: str) -> None:
+    """Registers operators that are taken apart, whose kernel is CompositeExplicitAutograd."""
+    COMPOSED.update(operators)
 
 
 def around(function: F) -> F:

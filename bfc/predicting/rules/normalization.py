@@ -1,8 +1,9 @@
 """Normalisation: the gradients of weights, and cuDNN's batch norm.
 
-From PyTorch's ATen/native/cuda/layer_norm_kernel.cu (LaunchGammaBetaBackwardCUDAKernel,
-GammaBetaBackward), group_norm_kernel.cu, Normalization.cu and Normalization.cuh, and
-ATen/native/cudnn/BatchNorm.cpp (the reserve, which a device sizes).
+From PyTorch's ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda and its backward,
+LaunchGammaBetaBackwardCUDAKernel, GammaBetaBackward), group_norm_kernel.cu
+(GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal), Normalization.cu and
+Normalization.cuh, and ATen/native/cudnn/BatchNorm.cpp (the reserve, which a device sizes).
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from bfc.predicting.rules.interface import Call, Release, Workspace, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, before, rule
 from bfc.predicting.rules.reductions import kernel_of, reduce
-from bfc.predicting.rules.tensors import argument, div_up, numel, operator, type_name
+from bfc.predicting.rules.tensors import (
+    Made,
+    argument,
+    contiguous_copy,
+    div_up,
+    numel,
+    operator,
+    type_name,
+)
 
 #: With more rows than that and few columns, the gradients of weights are summed in blocks.
 MANY_ROWS = 64 * 1024
@@ -22,9 +31,19 @@ ROWS = 32
 MOST_BLOCKS = 64 * 1024 // 2
 
 
+@before(
+    *("aten::native_layer_norm", "aten::native_layer_norm_backward"),
+    *("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"),
+)
+def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
+    """The kernels read row by row: images whose channels were moved to the end are copied."""
+    yield from contiguous_copy(argument(call, "input"), "input in order")
+
+
 @rule("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
 def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
     """Partial gradients of the weight and the bias, where there are many short rows."""
+    yield from contiguous_copy(call.args[0], "gradient in order")
     tensor = argument(call, "input")
     shape = argument(call, "normalized_shape")
     columns = math.prod(shape)
@@ -39,25 +58,9 @@ def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
         size = blocks * columns * int(result.element_size())
         yield Workspace(size, what="partial gradients")
     for result in results:
-        partial = _Rows(result, blocks, columns)
+        partial = Made(result, (blocks, columns))
         kernel = kernel_of("sum", partial, False)
         yield from reduce(call, partial, [0], kernel, int(result.element_size()))
-
-
-class _Rows:
-    """A contiguous matrix with the elements of another tensor."""
-
-    def __init__(self, like: Any, rows: int, columns: int) -> None:
-        self.shape, self.dtype, self.device = (rows, columns), like.dtype, like.device
-        self._size = int(like.element_size())
-
-    def stride(self) -> tuple[int, int]:
-        """Row by row."""
-        return self.shape[1], 1
-
-    def element_size(self) -> int:
-        """The bytes of an element."""
-        return self._size
 
 
 @rule("aten::native_group_norm", "aten::native_group_norm_backward")

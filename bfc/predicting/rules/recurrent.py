@@ -1,8 +1,8 @@
 """Recurrent networks, which cuDNN computes in one call.
 
-From PyTorch's ATen/native/RNN.cpp (cuDNN where it can) and ATen/native/cudnn/RNN.cpp (the results,
-and a buffer for weights that do not lie side by side). A build without CUDA would compute step by
-step, and keep the gates of each.
+From PyTorch's ATen/native/RNN.cpp (cuDNN where it can), ATen/native/cudnn/RNN.cpp (the results, and
+a buffer for weights that do not lie side by side) and ATen/native/cuda/RNN.cu (single steps). A
+build without CUDA would compute step by step, and keep the gates of each.
 
 How large cuDNN's reserve is, only a device knows: it is estimated as what a backward pass needs.
 """
@@ -228,3 +228,49 @@ def backward(call: Call, run: Callable[..., Any]) -> Any:
         gradients.append(together[begin : begin + numel(weight)].view(weight.shape))
         begin += numel(weight)
     return inputs, *states, gradients
+
+
+# -- one step, for which PyTorch has kernels of its own ------------------------------------------
+
+#: What the kernels of cells keep for the backward pass, in sizes of the state (RNN.cu).
+LSTM_KEEPS, GRU_KEEPS = 4, 5
+
+
+@answer("aten::_thnn_fused_lstm_cell")
+def lstm_cell(call: Call, run: Callable[..., Any]) -> Any:
+    """The two states, and the gates."""
+    cell = call.args[2]
+    rows, size = cell.shape
+    return cell.new_empty(cell.shape), cell.new_empty(cell.shape), _kept(cell, rows, size)
+
+
+def _kept(state: Any, rows: int, size: int, times: int = LSTM_KEEPS) -> Any:
+    return state.new_empty((rows, size * times))
+
+
+@answer("aten::_thnn_fused_lstm_cell_backward_impl")
+def lstm_cell_backward(call: Call, run: Callable[..., Any]) -> Any:
+    """The gradients of the gates, of the cell, and of the bias."""
+    cell, kept = argument(call, "cx"), argument(call, "workspace")
+    bias = kept.new_empty(kept.shape[1:]) if argument(call, "has_bias") else None
+    return kept.new_empty(kept.shape), cell.new_empty(cell.shape), bias
+
+
+@answer("aten::_thnn_fused_gru_cell")
+def gru_cell(call: Call, run: Callable[..., Any]) -> Any:
+    """The state, and what its gradient needs."""
+    state = call.args[2]
+    rows, size = state.shape
+    return state.new_empty(state.shape), _kept(state, rows, size, GRU_KEEPS)
+
+
+@answer("aten::_thnn_fused_gru_cell_backward")
+def gru_cell_backward(call: Call, run: Callable[..., Any]) -> Any:
+    """The gradients of the gates of input and state, of the state, and of both biases."""
+    gradient = call.args[0]
+    rows, size = gradient.shape
+    biases = [
+        gradient.new_empty(3 * size) if argument(call, "has_bias") else None for _ in range(2)
+    ]
+    gates = [gradient.new_empty((rows, 3 * size)) for _ in range(2)]
+    return *gates, gradient.new_empty(gradient.shape), *biases

@@ -1,7 +1,8 @@
 """Sorting, choosing and sampling.
 
-From PyTorch's ATen/native/cuda/Sort.cpp and SortStable.cu (which sort is taken), TensorTopK.cu,
-ScanKernels.cpp and ScanUtils.cuh, ATen/native/Distributions.cpp (multinomial).
+From PyTorch's ATen/native/cuda/Sort.cpp, Sort.h and SortStable.cu (which sort is taken),
+TensorTopK.cu and TensorTopK.cpp (several blocks for a row, and the sort of what was chosen),
+ScanKernels.cpp and ScanUtils.cuh, ATen/native/Distributions.cpp and cuda/MultinomialKernel.cu.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Any
 
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import Call, Release, Workspace, before, rule
-from bfc.predicting.rules.tensors import argument, is_contiguous, nbytes, numel, operator
+from bfc.predicting.rules.reductions import kernel_of, reduce
+from bfc.predicting.rules.tensors import (
+    argument,
+    contiguous_copy,
+    div_up,
+    is_contiguous,
+    nbytes,
+    numel,
+    operator,
+)
 
 INDEX = 8
 #: Up to so many elements are sorted in place, within a block.
@@ -27,13 +37,14 @@ def _dimension(call: Call, tensor: Any) -> int:
 
 @rule("aten::sort", "aten::argsort", "aten::msort")
 def sort(call: Call) -> Iterator[Workspace | Release]:
-    """CUB's radix sort for rows of more than 4096 elements."""
+    """Rows of up to 4096 elements within a block, longer ones by CUB's radix sort."""
     tensor = call.args[0]
     if not tensor.shape or not numel(tensor):
         return
     dim = _dimension(call, tensor)
     count = int(tensor.shape[dim])
     if count <= IN_A_BLOCK:
+        yield Workspace(count * INDEX, what="a range")
         return
     if tensor.stride()[dim] != 1:
         for size in (nbytes(tensor), nbytes(tensor), numel(tensor) * INDEX):
@@ -64,12 +75,68 @@ def _stable(tensor: Any, count: int, cc: tuple[int, int]) -> Iterator[Workspace 
         yield from cub.for_a_moment(size, "segmented sort")
 
 
-@before("aten::topk", "aten::kthvalue", "aten::mode")
-def topk(call: Call) -> Iterator[Workspace | Release]:
+@before("aten::kthvalue", "aten::mode")
+def kth(call: Call) -> Iterator[Workspace | Release]:
     """A copy of what is not contiguous."""
-    tensor = call.args[0]
-    if not is_contiguous(tensor):
-        yield Workspace(nbytes(tensor), what="copy in order")
+    yield from contiguous_copy(call.args[0], "copy in order")
+
+
+@rule("aten::topk")
+def topk(call: Call) -> Iterator[Workspace | Release]:
+    """A copy of what is not contiguous; where rows are long, the counts of several blocks."""
+    tensor, chosen = call.args[0], call.result[0]
+    if not tensor.shape or not numel(chosen):
+        return
+    copies = contiguous_copy(tensor, "copy in order")
+    yield from copies
+    count = int(tensor.shape[_dimension(call, tensor)])
+    rows = numel(tensor) // count
+    if _several_blocks(rows, count):
+        yield from _by_several_blocks(tensor, rows, count, call.gpu.sms)
+    yield from map(Release, copies)
+    most = int(chosen.shape[_dimension(call, tensor)])
+    if most > IN_A_BLOCK and argument(call, "sorted", True):
+        yield Workspace(numel(chosen) * INDEX, what="sorted indices")
+        yield Workspace(nbytes(chosen), what="sorted values")
+        yield from _stable(chosen, most, call.gpu.cc)
+        yield Workspace(numel(chosen) * INDEX, what="indices in their order")
+
+
+#: With so many rows, up to the first number, rows of so many elements are given several blocks.
+LONG_ROWS = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
+LONG_OF_MANY = 400
+
+
+def _several_blocks(rows: int, count: int) -> bool:
+    return count >= next((long for most, long in LONG_ROWS if rows <= most), LONG_OF_MANY)
+
+
+#: Threads of a block, the digits they count, registers of a multiprocessor and of a thread.
+TOPK_THREADS, DIGITS, REGISTERS, OF_A_THREAD = 256, 256, 65536, 40
+LEAST_ITEMS, MOST_ITEMS = 4, 64
+
+
+def _by_several_blocks(
+    tensor: Any, rows: int, count: int, sms: int
+) -> Iterator[Workspace | Release]:
+    resident = REGISTERS // (OF_A_THREAD * TOPK_THREADS)
+    items = div_up(rows * count, sms * resident * TOPK_THREADS)
+    items = max(LEAST_ITEMS, min(items, MOST_ITEMS))
+    blocks = rows * div_up(count, items * TOPK_THREADS)
+    size = int(tensor.element_size())
+    held = [
+        Workspace(rows * size, what="kth values"),
+        Workspace(rows * 4, what="semaphores"),
+        Workspace(2 * rows * 4, what="numbers to find"),
+        Workspace(2 * rows * max(size, 4), what="digits to find"),
+        Workspace(blocks * DIGITS * 2, what="counts of digits"),
+        Workspace(blocks * 4, what="larger ones"),
+        Workspace(blocks * 4, what="equal ones"),
+    ]
+    yield from held
+    for _ in range(2):
+        yield from cub.for_a_moment(cub.scan_by_key(blocks, 4, 4), "scan of each row")
+    yield from map(Release, reversed(held))
 
 
 @rule("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::cumsum_", "aten::cumprod_")
@@ -86,19 +153,42 @@ def scan(call: Call) -> Iterator[Workspace | Release]:
         yield from cub.for_a_moment(size, "scan")
 
 
-@before("aten::multinomial")
+@rule("aten::multinomial")
 def multinomial(call: Call) -> Iterator[Workspace | Release]:
-    """Whether the probabilities are right is read from the device; then a race of waiting times."""
+    """A race of waiting times, or a search in the sums of what may be drawn again."""
     tensor = call.args[0]
+    drawn = int(argument(call, "num_samples"))
+    if drawn > 1 and argument(call, "replacement", False):
+        for what in ("probabilities", "normalised probabilities", "sums of probabilities"):
+            yield Workspace(nbytes(tensor), what=what)
+        return
+    yield from _checks(call, tensor)
+    yield Workspace(nbytes(tensor), what="waiting times")
+    if drawn > 1:
+        yield Workspace(numel(call.result) * int(tensor.element_size()), what="values drawn")
+        rows = numel(tensor) // int(tensor.shape[-1])
+        if _several_blocks(rows, int(tensor.shape[-1])):
+            yield from _by_several_blocks(tensor, rows, int(tensor.shape[-1]), call.gpu.sms)
+
+
+def _checks(call: Call, tensor: Any) -> Iterator[Workspace | Release]:
+    """Whether the probabilities are right, which is read from the device."""
     size = int(tensor.element_size())
-    for each in (size, size, 1, 1, 1):
-        yield from cub.for_a_moment(each, "check of probabilities")
-    alone = int(argument(call, "num_samples")) == 1
-    if alone or not argument(call, "replacement", False):
-        yield Workspace(nbytes(tensor), what="waiting times")
-    else:
-        yield Workspace(nbytes(tensor), what="normalised probabilities")
-        yield Workspace(nbytes(tensor), what="sums of probabilities")
+    held: list[Workspace] = []
+    for name in ("max", "min"):
+        held += Workspace(size, what=f"{name} of all"), Workspace(1, what="whether it is right")
+        yield held[-2]
+        yield from reduce(
+            call, tensor, range(len(tensor.shape)), kernel_of(name, tensor, False), size
+        )
+        yield held[-1]
+    held.append(Workspace(1, what="whether both are right"))
+    yield held[-1]
+    yield from map(Release, reversed(held))
+    rows = numel(tensor) // int(tensor.shape[-1])
+    sums = Workspace(rows * size, what="sums of rows"), Workspace(rows, what="which are 0")
+    yield from sums
+    yield from map(Release, reversed(sums))
 
 
 @before("aten::nonzero", "aten::masked_select")

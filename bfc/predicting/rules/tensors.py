@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from bfc.predicting.rules.interface import Call, Workspace
@@ -28,6 +29,13 @@ def operator(call: Call) -> str:
 def numel(tensor: Any) -> int:
     """How many elements a tensor has."""
     return math.prod(tensor.shape)
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that these have together."""
+    longest = max(map(len, shapes))
+    padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
 
 
 def nbytes(tensor: Any) -> int:
@@ -58,6 +66,22 @@ def on_host(tensor: Any) -> bool:
 def div_up(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
+
+
+class Made:
+    """A contiguous tensor that a kernel makes for itself, with the elements of another."""
+
+    def __init__(self, like: Any, shape: tuple[int, ...]) -> None:
+        self.shape, self.dtype, self.device = shape, like.dtype, like.device
+        self._size = int(like.element_size())
+
+    def stride(self) -> tuple[int, ...]:
+        """Row by row."""
+        return tuple(math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
+
+    def element_size(self) -> int:
+        """The bytes of an element."""
+        return self._size
 
 
 def contiguous_copy(tensor: Any, what: str) -> list[Workspace]:

@@ -46,6 +46,17 @@ def test_each_thread_and_stream_keeps_one() -> None:
     assert len(keys) == 3
 
 
+def test_matrices_with_gaps_between_their_elements_are_copied() -> None:
+    apart = Shape((64, 32), strides=(64, 2))
+    assert of(call("mm(self, mat2)", apart, B)) == [0, 64 * 32 * 4, 8519680]
+    column = Shape((64, 32), strides=(1, 64))
+    part = Shape((64, 32), strides=(100, 1))
+    for one in (column, part):
+        assert of(call("mm(self, mat2)", one, B)) == [0, 8519680]
+    heads = Shape((8, 64, 32), strides=(32, 256, 1))
+    assert of(call("bmm(self, mat2)", heads, Shape((8, 32, 16)))) == [0, 8519680]
+
+
 ADDMM = "addmm(self, mat1, mat2, beta=1, alpha=1)"
 
 

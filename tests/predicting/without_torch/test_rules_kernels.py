@@ -5,6 +5,7 @@ from __future__ import annotations
 from rule_calls import Shape, call, of, shapes
 
 from bfc.predicting.rules import cub
+from bfc.predicting.rules.tensors import div_up
 
 LAYER_NORM = (
     "native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias)"
@@ -73,7 +74,8 @@ SORT = "sort(self, dim=-1, descending=False)"
 
 
 def test_short_rows_are_sorted_in_place() -> None:
-    assert of(call(SORT, Shape((1000, 4096)), -1)) == [0]
+    """The indices of each row are copied from those of one."""
+    assert of(call(SORT, Shape((1000, 4096)), -1)) == [0, 4096 * 8]
 
 
 def test_one_long_row_is_sorted_by_cub() -> None:
@@ -107,12 +109,93 @@ def test_a_scan_of_one_row_is_cub_s() -> None:
     assert of(call("cumsum(self, dim)", row, 0, result=row)) == [0, size, -size]
 
 
+DRAW = "multinomial(self, num_samples, replacement)"
+
+
 def test_sampling_one_is_a_race() -> None:
-    found = of(call("multinomial(self, num_samples, replacement)", Shape((8, 1000)), 1, False))
-    assert found[-2:] == [32_000, 0]
+    rows = Shape((8, 1000))
+    found = of(call(DRAW, rows, 1, False, result=Shape((8, 1), "int64")))
+    assert found == [0, 4, 1, 4, 1, 1, -1, -1, -4, -1, -4, 32, 8, -8, -32, 32_000]
+    assert of(call(DRAW, rows, 1, True, result=Shape((8, 1), "int64"))) == found
+    several = of(call(DRAW, rows, 5, False, result=Shape((8, 5), "int64")))
+    assert several == [*found, 8 * 5 * 4]
+
+
+def test_sampling_with_replacement_searches_in_sums() -> None:
+    found = of(call(DRAW, Shape((8, 1000)), 5, True, result=Shape((8, 5), "int64")))
+    assert found == [0, 32_000, 32_000, 32_000]
+
+
+TOPK = "topk(self, k, dim)"
+
+
+def chosen(*shape: int) -> tuple[Shape, Shape]:
+    return Shape(shape), Shape(shape, "int64")
 
 
 def test_topk_copies_what_is_not_in_order() -> None:
-    assert of(call("topk(self, k, dim)", Shape((8, 1000)), 5, -1)) == [0]
+    assert of(call(TOPK, Shape((8, 1000)), 5, -1, result=chosen(8, 5))) == [0]
     turned = Shape((1000, 8), strides=(1, 1000))
-    assert of(call("topk(self, k, dim)", turned, 5, 0)) == [32_000, 0]
+    assert of(call(TOPK, turned, 5, 0, result=chosen(5, 8))) == [0, 32_000, -32_000]
+
+
+def test_long_rows_are_given_several_blocks() -> None:
+    assert of(call(TOPK, Shape((20, 19999)), 5, -1, result=chosen(20, 5))) == [0]
+    found = of(call(TOPK, Shape((20, 50_000)), 5, -1, result=chosen(20, 5)))
+    items = div_up(20 * 50_000, 108 * 6 * 256)
+    blocks = 20 * div_up(50_000, items * 256)
+    assert found[1:8] == [80, 80, 160, 160, blocks * 512, blocks * 4, blocks * 4]
+    assert sum(found) == 0
+
+
+SOFTMAX_BACKWARD = "_softmax_backward_data(grad_output, output, dim, input_dtype)"
+
+
+def test_the_gradient_of_a_softmax_is_multiplied_first() -> None:
+    scores, spread = Shape((4, 64, 64)), Shape((4, 64, 64), strides=(0, 0, 0))
+    assert of(call(SOFTMAX_BACKWARD, scores, scores, -1, "float32")) == [0, 65536]
+    logs = SOFTMAX_BACKWARD.replace("_softmax", "_log_softmax")
+    assert of(call(logs, scores, scores, -1, "float32")) == [0]
+    assert of(call(logs, spread, scores, -1, "float32")) == [0, 65536]
+
+
+def test_a_loss_has_one_for_each_element_first() -> None:
+    given, one = Shape((1000, 1000)), Shape(())
+    name = "mse_loss(self, target, reduction=1)"
+    found = of(call(name, given, Shape((1, 1000)), 1, result=one))
+    assert found[:2] == [0, 4_000_000]
+    assert found[2:4] == [-found[5], -found[4]]  # the partial results of its mean
+    assert of(call(name, given, given, 0, result=given)) == [0]
+    huber = of(call(name.replace("mse", "huber"), given, given, 1, result=one))
+    assert huber[:2] == [4_000_000, 0]
+
+
+def test_two_dimensions_are_rolled_one_after_the_other() -> None:
+    name = "roll(self, shifts, dims=None)"
+    image = Shape((2, 8, 8, 3))
+    assert of(call(name, image, [1], [1])) == [0]
+    assert of(call(name, image, [1, 1], [1, 2])) == [1536, 0]
+    turned = Shape((2, 3, 8, 8), strides=(192, 1, 24, 3))
+    assert of(call(name, turned, [1, 1], [2, 3])) == [1536, 1536, -1536, 0]
+
+
+def test_what_the_host_gets_is_converted_on_the_device() -> None:
+    half, host = Shape((64, 64), "bfloat16"), Shape((64, 64), place="cpu")
+    name = "_to_copy(self)"
+    assert of(call(name, half, result=host)) == [0, 64 * 64 * 4]
+    assert of(call(name, Shape((64, 64)), result=host)) == [0]
+    turned = Shape((64, 64), strides=(1, 64))
+    assert of(call(name, turned, result=host)) == [0, 64 * 64 * 4]
+    assert of(call(name, turned, result=Shape((64, 64), "float32", (1, 64), "cpu"))) == [0]
+    assert of(call(name, host, result=half)) == [0]
+    assert of(call("copy_(self, src)", host, half)) == [0, 64 * 64 * 4]
+
+
+def test_rows_that_lie_apart_are_copied_before_they_are_normalised() -> None:
+    moved = Shape((2, 8, 8, 64), strides=(64 * 64, 8, 1, 64))
+    name = "native_layer_norm(input, normalized_shape, weight, bias, eps)"
+    assert of(call(name, moved, [64], None, None, 1e-5)) == [2 * 64 * 64 * 4, 0]
+    weight = Shape((64,))
+    arguments = (moved, moved, [64], None, None, weight, weight)
+    result = (Shape((2, 8, 8, 64)), weight, weight)
+    assert of(call(LAYER_NORM, *arguments, result=result)) == [2 * 64 * 64 * 4, 0, 2 * 64 * 64 * 4]

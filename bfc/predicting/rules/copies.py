@@ -1,0 +1,111 @@
+"""What is copied on the way, or computed beside the result, because a kernel wants it in order.
+
+From PyTorch's ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out multiplies first),
+TensorTransformations.cu and ATen/native/TensorTransformations.h (roll), ATen/native/cuda/Copy.cu
+(copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp (masked_scatter_), and
+ATen/native/ReduceOps.cpp, SoftMax.cpp, TensorCompare.cpp for what is composed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bfc.predicting.rules import cub
+from bfc.predicting.rules.interface import Call, Release, Workspace, before, composed, rule
+from bfc.predicting.rules.tensors import (
+    argument,
+    contiguous_copy,
+    is_contiguous,
+    nbytes,
+    numel,
+    on_host,
+    operator,
+)
+
+INDEX = 8
+
+composed(
+    *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
+    *("aten::masked_scatter", "aten::ldexp", "aten::_euclidean_dist"),
+)
+
+
+@rule("aten::_softmax", "aten::_log_softmax")
+def softmax(call: Call) -> Iterator[Workspace | Release]:
+    """A copy of what is not in order."""
+    yield from contiguous_copy(call.args[0], "input in order")
+
+
+@rule("aten::_softmax_backward_data")
+def softmax_backward(call: Call) -> Iterator[Workspace | Release]:
+    """The product of gradient and output, as large as the result."""
+    output = call.args[1]
+    yield Workspace(nbytes(output), what="gradient times output")
+    yield from contiguous_copy(output, "output in order")
+
+
+@rule("aten::_log_softmax_backward_data")
+def log_softmax_backward(call: Call) -> Iterator[Workspace | Release]:
+    """Copies of what is not in order: the gradient of a sum is one number, spread out."""
+    yield from contiguous_copy(call.args[0], "gradient in order")
+    yield from contiguous_copy(call.args[1], "output in order")
+
+
+@before("aten::roll")
+def roll(call: Call) -> Iterator[Workspace | Release]:
+    """One dimension after the other, each into memory of its own."""
+    tensor = call.args[0]
+    copies = contiguous_copy(tensor, "input in order")
+    yield from copies
+    for _ in list(argument(call, "dims") or ())[1:]:
+        yield Workspace(nbytes(tensor), what="rolled along one dimension")
+        yield from map(Release, copies)
+        copies = []
+
+
+@rule("aten::masked_scatter_")
+def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
+    """The place of each element in the source: a sum over the mask."""
+    count = numel(call.args[0])
+    if count:
+        yield Workspace(count * INDEX, what="places in the source")
+        yield from cub.for_a_moment(cub.scan(count, INDEX), "scan")
+
+
+@rule("aten::_to_copy", "aten::copy_")
+def between_host_and_device(call: Call) -> Iterator[Workspace | Release]:
+    """Between host and device only bytes in a row are copied: the device converts first."""
+    target, source = call.args[0], call.args[0]
+    if operator(call) == "copy_":
+        source = call.args[1]
+    else:
+        target = call.result
+    if on_host(target) == on_host(source) or _alike(target, source):
+        return
+    if on_host(target):
+        if target.dtype != source.dtype or not is_contiguous(source):
+            size = numel(target) * int(target.element_size())
+            yield Workspace(size, what="copy for the host")
+    else:
+        yield from contiguous_copy(target, "copy from the host")
+
+
+def _alike(target: Any, source: Any) -> bool:
+    """Whether both have the same type and the same dense layout."""
+    if target.dtype != source.dtype or tuple(target.shape) != tuple(source.shape):
+        return False
+    strides = tuple(target.stride())
+    dense = is_contiguous(target) or sorted(strides, reverse=True) == _dense(target)
+    return strides == tuple(source.stride()) and dense
+
+
+def _dense(tensor: Any) -> list[int]:
+    """The strides, the largest first, of a tensor without gaps in the order of its strides."""
+    order = sorted(range(len(tensor.shape)), key=lambda dim: -int(tensor.stride()[dim]))
+    found: list[int] = []
+    step = 1
+    for dim in reversed(order):
+        found.insert(0, step)
+        step *= int(tensor.shape[dim])
+    return found
