@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from bfc.errors import SettingsError
+from bfc.errors import SettingsError, SubAllocatorError
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST, VERSIONS, rules_of
 from bfc.pytorch.settings import CachingSettings
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Below these there is nothing that a device hands out of itself.
 BEYOND = 1 << 62
 CAPACITY = 1 << 50
+UNTOLD = "the newest: the run does not say which version it had"
 
 
 def decided(trace: Trace, torch: str | None = None) -> Trace:
@@ -58,7 +59,7 @@ def decided(trace: Trace, torch: str | None = None) -> Trace:
     >>> import bfc
     >>> run = decided(bfc.Trace([0], [0], [512]))
     >>> run.torch, run.meta["torch_version_sign"]
-    ('2.15', 'the newest: the trace has no recorded addresses that could tell')
+    ('2.15', 'the newest: the run does not say which version it had')
     >>> decided(run, "2.11").torch
     '2.11'
     """
@@ -83,17 +84,20 @@ def _by_replay(trace: Trace) -> tuple[str, str]:
     """The version under whose rules the fewest blocks lie elsewhere than recorded."""
     placed = _placed(trace)
     if placed is None:
-        return NEWEST, "the newest: the trace has no recorded addresses that could tell"
+        return NEWEST, UNTOLD
     addresses, first, segments, text = placed
     elsewhere: dict[str, int] = {}
     for version in VERSIONS:
         found = _elsewhere(trace, version, addresses, first, segments, text)
         if found is not None:
             elsewhere[version] = found
-    least = min(elsewhere.values(), default=0)
+    if not elsewhere:
+        return NEWEST, UNTOLD
+    least = min(elsewhere.values())
     best = [version for version, count in elsewhere.items() if count == least]
     if len(best) != 1:
-        return NEWEST, "the newest: a replay does not tell the versions apart"
+        others = " and ".join(version for version in best if version != NEWEST)
+        return NEWEST, f"the newest: {others} would place it alike"
     counts = "; ".join(f"{count} under {version}" for version, count in elsewhere.items())
     blocks = int((trace.op[first:] == 0).sum())
     return best[0], f"a replay has the fewest of {blocks} blocks elsewhere than recorded ({counts})"
@@ -102,7 +106,8 @@ def _by_replay(trace: Trace) -> tuple[str, str]:
 def _placed(trace: Trace) -> tuple[NDArray[np.uint64], int, list[tuple[int, int]], str] | None:
     """Where the recorded blocks and segments lay: the address of each event, the first event that
     was recorded, (address, bytes) of the segments in their order, and the text of the settings.
-    None if that is not known, or if memory was mapped, which replays elsewhere."""
+    None if that is not known, or if memory was mapped, which replays elsewhere: an expandable
+    segment takes more addresses than those of it that were recorded."""
     import numpy as np
 
     meta = trace.meta if isinstance(trace.meta, dict) else {}
@@ -118,7 +123,17 @@ def _placed(trace: Trace) -> tuple[NDArray[np.uint64], int, list[tuple[int, int]
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError):
         return None
     is_whole = len(addresses) == len(trace) and segments and isinstance(text, str)
-    return (addresses, first, segments, text) if is_whole else None
+    are_given = all(0 < address and 0 < size <= BEYOND - address for address, size in segments)
+    if not is_whole or not are_given or _expands(text):
+        return None
+    return addresses, first, segments, text
+
+
+def _expands(text: str) -> bool:
+    try:
+        return CachingSettings().apply(text, torch=NEWEST).expandable_segments
+    except SettingsError:
+        return False
 
 
 def _elsewhere(
@@ -130,14 +145,17 @@ def _elsewhere(
     text: str,
 ) -> int | None:
     """How many recorded blocks lie elsewhere under a version's rules; None if it does not have the
-    settings of the recording."""
+    settings of the recording, or cannot use its segments."""
     try:
         settings = CachingSettings().apply(text, strict=True, torch=version)
     except SettingsError:
         return None
     source = _Recorded(segments)
-    with CachingAllocator(source, settings=settings, strict=True, torch=version) as allocator:
-        found = trace.replay(allocator).addresses
+    try:
+        with CachingAllocator(source, settings=settings, strict=True, torch=version) as allocator:
+            found = trace.replay(allocator).addresses
+    except SubAllocatorError:  # an address of a segment that no device gives
+        return None
     return int(((found != addresses) & (trace.op == 0))[first:].sum())
 
 
