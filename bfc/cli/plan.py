@@ -28,7 +28,7 @@ same sizes in the same order are looked for; if there are none, the whole run is
 were never to repeat. Record two iterations of each kind or more, better four.
 
 parts: slots is how many blocks have a place; agree, how many of the recorded iterations ask for the
-same.
+same, but for one request in twenty.
 
 examples:
   bfc plan run.npz
@@ -129,6 +129,11 @@ def _text(plan: bfc.Plan, output: Path | None) -> str:
         f"span             {format_bytes(plan.span)}: base {format_bytes(plan.base)}, body "
         f"{format_bytes(plan.body)}; {plan.span / plan.peak:.4f} of the most that was live"
     )
+    if plan.span < plan.peak:
+        lines.append(
+            f"{format_bytes(plan.peak - plan.span)} of the most that was live have no place in it: "
+            f"the marked iterations do not hold them"
+        )
     saved = "saves" if plan.budget >= 0 else "would take, beyond that,"
     lines.append(
         f"{plan.fallback} reserved {format_bytes(plan.online)}: the plan {saved} "

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FOREVER = (1 << 32) - 1
 #: The most slots of a plan.
 MOST_SLOTS = 1 << 24
+#: The most kinds of iterations: what each leaves live meets each of the others.
+MOST_KINDS = 64
 #: What is before the iterations; what repeats; what the first iteration allocates for good.
 HEAD, BODY, LATE = "head", "body", "late"
 #: The kind of iterations whose marks name none.

@@ -20,6 +20,7 @@ from bfc.plans.parts import (
     FOREVER,
     HEAD,
     LATE,
+    MOST_KINDS,
     MOST_SLOTS,
     Part,
     Requests,
@@ -197,6 +198,7 @@ class Plan:
         requests = Requests.of(trace, _rounded(trace.size, fallback, rules))
         if not len(requests.size):
             raise PlanError("the run asks for no memory: there is nothing to plan")
+        is_guess = isinstance(marks, str)
         if isinstance(marks, str):
             if marks != "auto":
                 raise ValueError(f"marks are numbers of events, or 'auto', not {marks!r}")
@@ -205,12 +207,15 @@ class Plan:
         parts = _parts(requests, stretches(requests, marked, len(trace)))
         facts = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
         whole = requests.part(HEAD, "", 0, len(requests.size), len(requests.size))
+        peak = lives_of([whole]).most(whole.size.astype("int64"))
+        if is_guess and facts["base"] + facts["body"] < peak:  # the peak is in none of them
+            facts = _laid_out([whole], UNITS[fallback], apart=fallback == "caching")
         return cls._of(
             facts.pop("parts"),
             **facts,
             fallback=fallback,
             settings=text or "",
-            peak=lives_of([whole]).most(whole.size.astype("int64")),
+            peak=peak,
             online=_reserved(trace, fallback, text or "", version, whole),
         )
 
@@ -223,9 +228,10 @@ class Plan:
     def budget(self) -> int:
         """The bytes that it saves where the run repeats: `online` - `span`.
 
-        Negative where the fallback policy reserved less.
+        Negative where the fallback policy reserved less. Of a plan that leaves out blocks of the
+        peak the `peak` counts, and not the `span`: they need memory beside it.
         """
-        return self.online - self.span
+        return self.online - max(self.span, self.peak)
 
     def __repr__(self) -> str:
         slots = sum(map(len, self.parts))
@@ -365,7 +371,13 @@ def _parts(requests: Requests, found: list[Stretch]) -> list[Part]:
     if not found:
         return [requests.part(HEAD, "", 0, total, total)]
     parts = [requests.part(HEAD, "", 0, found[0].begin, found[0].end)]
-    for kind in dict.fromkeys(stretch.kind for stretch in found):
+    kinds = dict.fromkeys(stretch.kind for stretch in found)
+    if len(kinds) > MOST_KINDS:
+        raise PlanError(
+            f"the marks name {len(kinds)} kinds of iterations, and a plan has at most "
+            f"{MOST_KINDS}: iterations that ask for the same are of one kind"
+        )
+    for kind in kinds:
         parts += _body_of(requests, [stretch for stretch in found if stretch.kind == kind])
     return parts
 
@@ -460,6 +472,10 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
     right = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
     if not right or said.get("fallback") not in UNITS or type(said.get("settings")) is not str:
         raise PlanError("its description lacks the parts, the fallback or the settings")
+    if len(said["parts"]) > 2 * MOST_KINDS + 1:
+        raise PlanError(
+            f"it has {len(said['parts'])} parts, and a plan has at most {MOST_KINDS} kinds"
+        )
     numbers = [said.get(name) for name in FIGURES]
     for part in said["parts"]:
         numbers += [part.get(name) for name in ("slots", "recorded", "agreeing", "left_out")]
@@ -467,6 +483,8 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
             raise PlanError("a part of it lacks its kind or its agreement")
     if not all(type(number) is int and 0 <= number < 1 << 60 for number in numbers):
         raise PlanError("its description holds numbers that are not whole, or not below 2**60")
+    if said["peak"] == 0:
+        raise PlanError("its description says that nothing was ever live")
     return said
 
 

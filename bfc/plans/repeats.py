@@ -76,7 +76,9 @@ def _distances(size: NDArray[np.uint64]) -> list[int]:
     order = np.argsort(hashed, kind="stable")
     apart = np.diff(order)[hashed[order][1:] == hashed[order][:-1]]
     distance, times = np.unique(apart, return_counts=True)
-    return [int(one) for one in distance[np.argsort(-times, kind="stable")][:CANDIDATES]]
+    often = distance[np.argsort(-times, kind="stable")]
+    # One size asked for again and again is a loop, and no iteration
+    return [int(one) for one in often[often >= WINDOW][:CANDIDATES]]
 
 
 def _live_before(requests: Requests) -> NDArray[np.int64]:

@@ -123,7 +123,7 @@ def _placed(trace: Trace) -> tuple[NDArray[np.uint64], int, list[tuple[int, int]
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError):
         return None
     is_whole = len(addresses) == len(trace) and segments and isinstance(text, str)
-    are_given = all(0 < address and 0 < size <= BEYOND - address for address, size in segments)
+    are_given = all(address > 0 and 0 < size <= BEYOND - address for address, size in segments)
     if not is_whole or not are_given or _expands(text):
         return None
     return addresses, first, segments, text

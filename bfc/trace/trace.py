@@ -530,6 +530,9 @@ class Trace:
             )
             text, addresses = arrays.pop("meta", None), arrays.pop(ADDRESSES, None)
             placed = {name: arrays.pop(name, None) for name in PLACED}
+            # Before they become lists, which take five times as much
+            of_events = {ADDRESSES: addresses, "address": placed["address"]}
+            _check_extra(of_events, len(arrays["op"]), {})
             meta = _joined(None if text is None else _json("meta", text), addresses)
             if isinstance(meta, dict) and all(column is not None for column in placed.values()):
                 meta["placed"] = _placed(placed)

@@ -43,6 +43,33 @@ def training(iterations: int = 4, *, sizes: tuple[int, ...] = (8, 2, 4)) -> Run:
     return trace_of(blocks, borders)
 
 
+@pytest.mark.parametrize(
+    "name", ["rec_bcrafton_snapshot", "rec_silmont2000_memory_forward_bf16_128"]
+)
+def test_iterations_that_are_guessed_hold_the_peak(name: str):
+    """One size asked for again and again at the end of a run is no iteration, and what repeats
+    after the peak is none that a plan could be made of."""
+    plan = bfc.Plan.from_trace(bfc.Trace.load(RECORDING.with_name(f"{name}.npz")), marks="auto")
+    assert plan.peak <= plan.span < 1.02 * plan.peak
+
+
+def test_what_marked_iterations_leave_out_of_the_peak_is_not_saved():
+    trace = bfc.Trace([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2], [MIB, 0, 9 * MIB, 0, MIB, 0])
+    plan = bfc.Plan.from_trace(trace, marks=[(0, "train"), (2, ""), (4, "train")])
+    assert (plan.span, plan.peak) == (MIB, 9 * MIB)
+    assert plan.budget == plan.online - plan.peak
+
+
+def test_a_plan_has_at_most_64_kinds():
+    trace = bfc.Trace([0, 1] * 65, [0, 0] * 65, [MIB, 0] * 65)
+    marks = [(2 * i, f"step {i}") for i in range(65)]
+    with pytest.raises(
+        bfc.errors.PlanError, match="65 kinds of iterations, and a plan has at most 64"
+    ):
+        bfc.Plan.from_trace(trace, marks=marks)
+    assert len(bfc.Plan.from_trace(trace, marks=marks[:64]).kinds) == 64
+
+
 def test_a_plan_says_what_a_run_needs():
     run = training()
     plan = bfc.Plan.from_trace(run.trace, marks=run.marks)
@@ -287,6 +314,8 @@ def test_a_file_that_exists_is_replaced_as_a_whole(tmp_path: Path):
         ({"plan": described(version=2)}, "version 2, and this bfc reads version 1"),
         ({"plan": described(fallback="none")}, "lacks the parts, the fallback or the settings"),
         ({"plan": described(parts=7)}, "lacks the parts"),
+        ({"plan": described(parts=[{}] * 130)}, "130 parts, and a plan has at most 64 kinds"),
+        ({"plan": described(peak=0)}, "nothing was ever live"),
         ({"plan": described(parts=[])}, "numbers of type|not a head"),
         ({"plan": described(base=-1)}, "not whole, or not below"),
         ({"plan": described(base=1 << 60)}, "not whole, or not below"),

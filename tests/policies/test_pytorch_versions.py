@@ -392,13 +392,29 @@ def test_v_5_a_range_that_is_too_small_is_given_back_at_once(start):
 @of_2_15
 @pytest.mark.parametrize(
     ("text", "large", "small"),
-    [("0.5", 62914560, 52428800), ("1G", 125829120, 119537664)],
+    [
+        ("0.5", 62914560, 52428800),
+        ("1G", 125829120, 119537664),
+        ("1e300", 125829120, 119537664),
+        ("1e300G", 125829120, 119537664),
+    ],
 )
 def test_v_10_how_much_is_reserved(start, text, large, small):
     subject = start(capacity=100 * MIB, settings=f"{ON},expandable_segments_reserve:{text}")
     take(subject, 4 * MIB)
     take(subject, 512)
     assert sizes_of(subject, "reserve") == [large, small]
+
+
+def test_a_reserve_of_nothing_refuses_and_asks_no_driver_for_it():
+    """The compiled original asks for 0 bytes of addresses, which no driver gives."""
+    device = bfc.SimulatedSubAllocator(100 * MIB)
+    text = f"{ON},expandable_segments_reserve:1e-30"
+    for strict in (False, True):
+        allocator = bfc.CachingAllocator(device, settings=text, strict=strict)
+        with pytest.raises(bfc.OutOfMemoryError):
+            allocator.allocate_raw(MIB)
+    assert device.live == {}
 
 
 @of_2_15

@@ -143,6 +143,8 @@ def saved(path: Path, **other: Any) -> Path:
         ({"stacks": np.array([[0, 0], [5, 0]])}, "parent must stand before it"),
         ({"owner": np.array([9, 0, 0, 0])}, "owner holds 9"),
         ({"time_us": np.array([9])}, "time_us has 1 numbers"),
+        ({"address": np.zeros(9, np.uint64)}, "address has 9 numbers for 4 events"),
+        ({"torch_addresses": np.zeros(9, np.uint64)}, "torch_addresses has 9 numbers for 4"),
         ({"stacks": np.array([["a", "b"]])}, "rows of two integers"),
     ],
 )

@@ -220,7 +220,7 @@ cdef class ExpandableSegments(AddressRanges):
         range.bin_set = growing.bin_set
         range.holes.reserve(2)
         if self.checks_range and range.nbytes < growing.size:
-            if self.strict:
+            if self.strict and range.nbytes:    # PyTorch reserves nothing, too: no driver takes that
                 self.reserve_in_vain(range)
             return False
         self.reserve(range)
@@ -234,7 +234,7 @@ cdef class ExpandableSegments(AddressRanges):
         if self.wanted_reserve is None:
             return most
         wanted = self.wanted_reserve
-        return min(int(wanted * total) if isinstance(wanted, float) else wanted, most)
+        return int(min(wanted * total if isinstance(wanted, float) else wanted, most))
 
     cdef int reserve_in_vain(self, AddressRange range) except -1:
         """Reserves a range and gives it back, as PyTorch does where it is too small. It never gets into the pool."""
