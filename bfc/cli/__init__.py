@@ -18,8 +18,10 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
+import bfc
 from bfc import __version__
 from bfc.cli import advise, anonymise, demo, devices, diff, plan, predict, replay, report
 
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused or a
     peak has grown, 2 a wrong call or file, 130 interrupted. Without a command it lists them."""
     _print_in_any_encoding()
+    warnings.formatwarning = _in_a_line
     parser, _ = commands()
     parsed = parser.parse_args(arguments)
     if "run" not in parsed:
@@ -95,6 +98,23 @@ def _print_in_any_encoding() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _in_a_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning of bfc's own without the line of bfc that gave it. A script that is predicted has
+    its warnings as ever."""
+    if filename.startswith(os.path.dirname(bfc.__file__) + os.sep):
+        return f"bfc: {message}\n"
+    return _format_warning(message, category, filename, lineno, line)
+
+
+_format_warning = warnings.formatwarning
 
 
 def _in_words(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import bfc
 from bfc.cli.replay import whole
-from bfc.cli.runs import read_trace
+from bfc.cli.runs import add_torch, read_trace
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.errors import PlanError
 from bfc.files import open_regular
@@ -65,6 +65,7 @@ def add_to(subparsers: Any) -> None:
         metavar="N",
         help="the device whose history to take, if a snapshot has those of several",
     )
+    add_torch(add)
     add_formats(parser)
     parser.set_defaults(run=run)
 
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> bool:
     """Makes the plan, writes it where that was asked for, and prints its figures."""
     source: Path = arguments.source
     marks = None if arguments.marks is None else _marks(arguments.marks)
-    trace = read_trace(source, arguments.snapshot_device, frames=False)
+    trace = read_trace(source, arguments.snapshot_device, arguments.torch, frames=False)
     if marks is None and not (isinstance(trace.meta, dict) and "marks" in trace.meta):
         marks = "auto"
     try:
@@ -84,8 +85,10 @@ def run(arguments: argparse.Namespace) -> bool:
         plan.save(arguments.output)
     show(
         arguments,
-        text=lambda: _text(plan, arguments.output),
-        as_json=lambda: json.dumps({**_figures(plan), "parts": _parts(plan)}, indent=2),
+        text=lambda: _text(plan, trace, arguments.output),
+        as_json=lambda: json.dumps(
+            {**_figures(plan), "torch": trace.torch, "parts": _parts(plan)}, indent=2
+        ),
         rows=lambda: _parts(plan),
     )
     return True
@@ -115,7 +118,7 @@ def _parts(plan: bfc.Plan) -> list[Cells]:
     ]
 
 
-def _text(plan: bfc.Plan, output: Path | None) -> str:
+def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
     lines = [f"{output}: {plan!r}"] if output is not None else []
     for part in plan.parts:
         name = " ".join(filter(None, (part.kind, part.role)))
@@ -135,8 +138,9 @@ def _text(plan: bfc.Plan, output: Path | None) -> str:
             f"the marked iterations do not hold them"
         )
     saved = "saves" if plan.budget >= 0 else "would take, beyond that,"
+    version = f" (PyTorch {trace.torch})" if plan.fallback == "caching" else ""
     lines.append(
-        f"{plan.fallback} reserved {format_bytes(plan.online)}: the plan {saved} "
+        f"{plan.fallback}{version} reserved {format_bytes(plan.online)}: the plan {saved} "
         f"{format_bytes(abs(plan.budget))}"
     )
     if len(plan.parts) == 1:

@@ -80,8 +80,8 @@ def version_of(content: Mapping[str, Any], has_internal_metadata: bool) -> Versi
     if unknown and all(key in content for key in HOST):
         named = ", ".join(ascii(key[:40]) for key in sorted(unknown)[:SHOWN])
         sign = (
-            f"it has keys that PyTorch {NEWEST} does not write ({named}), so a newer version may "
-            f"have written it; it is read as one of {NEWEST}"
+            f"it has keys that PyTorch {NEWEST} does not write ({named}): a newer version may "
+            "have written it"
         )
         warnings.warn(f"the snapshot is read as one of PyTorch {NEWEST}: {sign}", stacklevel=2)
         return Version(NEWEST, sign)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,20 @@ def test_where_nothing_can_be_printed_there_is_no_traceback(out, code):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert done.stderr in ("", "bfc: [Errno 28] No space left on device\n")
+
+
+def test_a_warning_is_a_line_without_a_place_in_the_program(tmp_path):
+    """A recording with a key that no PyTorch known today writes."""
+    path = tmp_path / "newer.pickle"
+    keys = ("segments", "device_traces", "host_segments", "host_traces", "new_thing")
+    settings = {"pinned_max_cached_size": 1, "pinned_max_round_threshold": 1}
+    content = {key: [] for key in keys} | {"allocator_settings": settings}
+    content["device_traces"] = [[{"action": "alloc", "addr": 4096, "size": 512, "stream": 0}]]
+    path.write_bytes(pickle.dumps(content))
+    words = [sys.executable, "-m", "bfc", "replay", str(path), "--no-picture"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("bfc: the snapshot is read as one of PyTorch 2.15: it has keys")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_command_that_is_not_there_is_answered_with_those_that_are(capsys):

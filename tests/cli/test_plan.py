@@ -27,7 +27,7 @@ def test_a_run_that_repeats_is_planned(tmp_path: Path, capsys):
     assert lines[2].startswith("train body")
     assert "2 of 2 recorded agree" in lines[2]
     assert "1.0000 of the most that was live" in lines[-2]
-    assert lines[-1].startswith("caching reserved ")
+    assert lines[-1].startswith("caching (PyTorch 2.15) reserved ")
     assert ": the plan saves " in lines[-1]
     plan = bfc.Plan.load(target)
     assert plan.kinds == ("train",)
@@ -39,6 +39,11 @@ def test_a_run_that_does_not_repeat_is_laid_out_once(capsys):
     out = capsys.readouterr().out
     assert "no iterations are marked, and none was found" in out
     assert "bfc reserved" in out
+
+
+def test_a_version_can_be_chosen(capsys):
+    assert main(["plan", DOES_NOT, "--torch", "2.11"]) == 0
+    assert "caching (PyTorch 2.11) reserved " in capsys.readouterr().out
 
 
 def test_marks_may_be_in_a_file(tmp_path: Path, capsys):
