@@ -23,8 +23,9 @@ The script runs as `python SCRIPT ARGUMENTS` would run it, on tensors that are o
 no GPU, and computes nothing on one. Everything else happens: it reads and writes files, and uses
 the network, with your rights. What it prints goes to standard error.
 
-Options of bfc may stand before the script, or among its arguments. What stands after -- is the
-script's alone: bfc predict train.py --device h100 -- --device cuda.
+Options of bfc may stand before the script, or among its arguments. An option that the script's own
+text has, too, is left to the script there, and so is --device cuda. What stands after -- is the
+script's alone: bfc predict train.py --device h100 -- --steps 1000.
 
 It is stopped after {STEPS} steps of the optimizer, since the state of optimizers appears in the
 first, and what is kept for the next step in the second; or, if its files call _dump_snapshot, once
@@ -130,7 +131,7 @@ def run_command(arguments: argparse.Namespace) -> bool:
             f"{script} allocated nothing on the GPU: bfc predicts what a program does on the "
             'device "cuda". Does it ask for another device?'
         )
-    fits = found.fits() and not (arguments.oom and _ran_out(ran))
+    fits = found.fits()
     advice = None
     if not fits and not arguments.no_advice:
         print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
@@ -149,7 +150,10 @@ def run_command(arguments: argparse.Namespace) -> bool:
 
 
 def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
-    """The script, or module, and its arguments; options of ours among these are taken out."""
+    """The script, or module, and its arguments; options of ours among these are taken out.
+
+    An option that the script's own text has is left to it.
+    """
     command = list(arguments.command)
     if arguments.module is None:
         if command[:1] == ["--"]:
@@ -161,20 +165,61 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
         script = arguments.module
     end = command.index("--") if "--" in command else len(command)
     mixed, own = command[:end], command[end + 1 :]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=None)
+    text = _text_of(script) if arguments.module is None else ""
+    left: list[str] = []
+    hidden = [_hide(word, mixed[at + 1 :], text, left) for at, word in enumerate(mixed)]
+    parser = argparse.ArgumentParser(
+        prog="bfc predict", add_help=False, allow_abbrev=False, argument_default=None
+    )
     _add_options(parser, argparse.SUPPRESS)
-    kept: list[str] = []
-    for at, word in enumerate(mixed):  # --device cuda is the script's
-        if word == "--device" and SCRIPTS_DEVICES.fullmatch("".join(mixed[at + 1 : at + 2])):
-            kept += mixed[at : at + 2]
-            mixed[at : at + 2] = ["\0kept", "\0kept"]
-        elif word.startswith("--device=") and SCRIPTS_DEVICES.fullmatch(word[9:]):
-            kept.append(word)
-            mixed[at] = "\0kept"
-    ours, rest = parser.parse_known_args(mixed)
+    ours, rest = parser.parse_known_args(hidden)
     vars(arguments).update(vars(ours))
-    back = iter(kept)
-    return script, [next(back) if word == "\0kept" else word for word in rest] + own
+    _tell(script, sorted(vars(ours)), left)
+    return script, [word.removeprefix(HIDDEN) for word in rest] + own
+
+
+#: Before a word that is the script's, so that our parser leaves it where it is.
+HIDDEN = "\0"
+#: Our options that may stand behind the script.
+OPTIONS = re.compile(
+    r"--(device|cc|sms|steps|settings|oom|save|by|no-advice|json)(=.*)?", re.DOTALL
+)
+
+
+def _hide(word: str, following: list[str], text: str, left: list[str]) -> str:
+    """The word, marked if it is an option of the script that is called as one of ours."""
+    found = OPTIONS.fullmatch(word)
+    if found is None:
+        return word
+    name = f"--{found[1]}"
+    value = found[2][1:] if found[2] else "".join(following[:1])
+    if name == "--device":  # --device cuda is the script's, --device h100 is not
+        is_the_scripts = SCRIPTS_DEVICES.fullmatch(value) is not None
+    else:
+        is_the_scripts = re.search(rf"[\"']{re.escape(name)}[\"']", text) is not None
+        if is_the_scripts:
+            left.append(name)
+    return HIDDEN + word if is_the_scripts else word
+
+
+def _text_of(script: str) -> str:
+    try:
+        return Path(script).read_text(errors="replace")
+    except OSError:
+        return ""  # which is said when it is run
+
+
+def _tell(script: str, ours: list[str], left: list[str]) -> None:
+    """Says on standard error whose the options behind the script were."""
+    if left:
+        print(
+            f"bfc: {', '.join(left)} left to {script}, which has the same; bfc's own stands before "
+            "the script",
+            file=sys.stderr,
+        )
+    if ours:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in ours)
+        print(f"bfc: {named} taken as bfc's own; behind -- all is {script}'s", file=sys.stderr)
 
 
 def _failed(script: str, ran: Ran) -> Exception | None:
@@ -188,7 +233,8 @@ def _failed(script: str, ran: Ran) -> Exception | None:
         return RuntimeError(
             f"{script} exited with {error.code!r}; the figures are those until then"
         )
-    hint = _HINTS.get(type(error).__name__, "")
+    names = [one.__name__ for one in type(error).__mro__]
+    hint = next((_HINTS[name] for name in names if name in _HINTS), "")
     return RuntimeError(
         f"{script} raised {type(error).__name__} (its traceback is above); the figures are those "
         f"until then{hint}"
@@ -197,7 +243,10 @@ def _failed(script: str, ran: Ran) -> Exception | None:
 
 _HINTS = {
     "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
-    "ConnectionError": ". It needs the network here, too: bfc runs the whole script",
+    **dict.fromkeys(
+        ("ConnectionError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
+        ". It needs the network here, too: bfc runs the whole script",
+    ),
     "UnsupportedOperatorException": (
         ". The operator has no fake form: register one with torch.library.register_fake"
     ),
@@ -235,7 +284,12 @@ def _json(ran: Ran, fits: bool, advice: Advice | None) -> str:
 
     figures = ran.prediction.to_dict()
     error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
-    figures |= {"fits": fits, "steps": ran.steps, "stopped": ran.stopped, "error": error}
+    figures |= {
+        "fits": fits if error is None or not fits else None,
+        "steps": ran.steps,
+        "stopped": ran.stopped,
+        "error": error,
+    }
     figures["advice"] = None if advice is None else json.loads(advice.to_json())
     return json.dumps(figures, indent=1, default=str)
 
@@ -345,8 +399,14 @@ def _assumed(ran: Ran) -> Iterator[str]:
         f"{gpu.threads_per_sm} threads"
     )
     if ran.stopped:
-        yield f"it was stopped after {ran.steps} steps of the optimizer: later steps need no more"
+        yield (
+            f"what follows needs no more: it was stopped after {ran.steps} steps of the optimizer; "
+            "--steps 0 runs all of it"
+        )
     for one in found.assumptions:
         place = one["where"].rsplit("/", 1)[-1]
         times = "" if one["times"] == 1 else f", {one['times']} times"
-        yield f"{one['what']} at {place} was answered {one['value']}{times}"
+        if one["what"].startswith("."):
+            yield f"{one['what']} at {place} is {one['value']}{times}"
+        else:
+            yield f"{one['what']} ({one['value']}) at {place}{times}"

@@ -7,7 +7,7 @@ import contextlib
 import pickle
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -19,17 +19,32 @@ from bfc.predicting.recorder import Recorder, no_such_device
 CUDA_VERSION, CUDNN_VERSION = "12.8", 91002
 
 
+#: PyTorch has so many streams for each priority, and hands them out in turn (CUDAStream.cpp).
+STREAMS = 32
+
+
 class Stream:
     """A stream of the device. Work is done as soon as it is asked for."""
 
-    _next = 1
+    #: How many were asked for, by whether their priority is high.
+    _given: ClassVar[dict[bool, int]] = {False: 0, True: 0}
 
-    def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None) -> None:
+    def __init__(
+        self, device: Any = None, priority: int = 0, stream_id: int | None = None, **others: Any
+    ) -> None:
         self.device = torch.device("cuda", 0)
+        self.device_index, self.device_type = 0, 1
         self.priority = priority
         if stream_id is None:
-            stream_id, Stream._next = Stream._next, Stream._next + 1
+            high = priority < 0
+            stream_id = 1 + high * STREAMS + self._given[high] % STREAMS
+            self._given[high] += 1
         self.stream_id = self.cuda_stream = stream_id
+
+    @classmethod
+    def begin(cls) -> None:
+        """Hands out the first stream again."""
+        cls._given.update(dict.fromkeys(cls._given, 0))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id
@@ -129,6 +144,7 @@ class CudaModule:
         self.recorder, self.memory, self.guard = recorder, recorder.memory, guard
         self.places: Places = recorder.places
         self.seed = 0
+        Stream.begin()
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -158,6 +174,8 @@ class CudaModule:
         self.memory.allocator.reset_accumulated_stats()
 
     def set_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        _ordinal(device)
+        self.memory.fraction = float(fraction)
         if self.memory.limited:
             self.memory.allocator.set_memory_fraction(fraction)
 
@@ -299,9 +317,8 @@ class CudaModule:
             "reset_max_memory_cached": self.reset_peak_memory_stats,
             "reset_accumulated_memory_stats": self.reset_accumulated_memory_stats,
             "set_per_process_memory_fraction": self.set_memory_fraction,
-            "get_per_process_memory_fraction": lambda device=None: (
-                self.memory.allocator.memory_fraction
-            ),
+            "get_per_process_memory_fraction": lambda device=None: self.memory.fraction,
+            "_set_allocator_settings": self.memory.set_settings,
             "memory_summary": self.memory_summary,
             "memory_snapshot": lambda *args, **kwargs: self.memory.snapshot()["segments"],
             "caching_allocator_alloc": self.caching_allocator_alloc,
@@ -372,6 +389,9 @@ class CudaModule:
         yield torch.backends.cudnn, "is_available", lambda: True
         yield torch.backends.cudnn, "version", lambda: CUDNN_VERSION
         yield torch.backends.cuda, "is_built", lambda: True
+        if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+            settings = self.memory.set_settings
+            yield torch._C, "_accelerator_setAllocatorSettings", settings
         if torch.version.cuda is None:
             yield torch.version, "cuda", CUDA_VERSION
 

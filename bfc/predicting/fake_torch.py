@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
-def make_mode() -> Any:
-    """The mode under which every tensor is fake."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+class Mode(FakeTensorMode):  # type: ignore[misc]
+    """The mode under which every tensor is fake. Several threads may be in it: whether one of them
+    is inside a kernel concerns no other."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        super().__init__(allow_non_fake_inputs=True)
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """Whether this thread runs a kernel for shapes."""
+        return getattr(self._local, "inside", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, inside: bool) -> None:
+        self._local.inside = inside
+
+
+#: The fake parameters of those that have values.
+_MADE = WeakTensorKeyDictionary()
 
 
 def forget() -> None:
-    """Drops what the mode keeps for all its uses."""
+    """Drops what is kept for all predictions."""
     FakeTensorMode.cache_clear()
+    _MADE.clear()
 
 
 def try_backward(mode: Any, too_late: str) -> None:
@@ -28,6 +49,34 @@ def try_backward(mode: Any, too_late: str) -> None:
             (x * x).backward()
         except RuntimeError as error:
             raise RuntimeError(too_late) from error
+
+
+@contextlib.contextmanager
+def in_threads(*modes: Any) -> Iterator[None]:
+    """The threads that the program starts are under these modes, too, the last one innermost."""
+    start = threading.Thread.start
+
+    def followed(self: Any) -> None:
+        run = self.run
+
+        def under() -> None:
+            del self.run
+            for mode in modes:
+                torch._C._push_on_torch_dispatch_stack(mode)
+            try:
+                run()
+            finally:
+                for mode in reversed(modes):
+                    torch._C._pop_torch_dispatch_stack(getattr(mode, "_mode_key", None))
+
+        self.run = under
+        start(self)
+
+    threading.Thread.start = followed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -91,14 +140,16 @@ def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
 
 
 def _moved(parameter: Any, fn: Any) -> Any:
+    if not isinstance(parameter, FakeTensor):  # made of an array, or before the prediction began
+        if parameter not in _MADE:  # by the same one for all modules that share it
+            with torch.no_grad():
+                _MADE[parameter] = torch.nn.Parameter(fn(parameter), parameter.requires_grad)
+        return _MADE[parameter]
     with torch.no_grad():
         new = fn(parameter)
         gradient = None if parameter.grad is None else fn(parameter.grad)
-    if not isinstance(parameter, FakeTensor):  # made before the prediction began
-        made = torch.nn.Parameter(new, parameter.requires_grad)
-        if gradient is not None:
-            made.grad = gradient
-        return made
+    if parameter.fake_device.type == "meta":  # whose memory cannot become that of another device
+        return torch.nn.Parameter(new, parameter.requires_grad)
     if new is not parameter:
         parameter.data = new
         parameter.fake_device = new.fake_device

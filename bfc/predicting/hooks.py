@@ -79,7 +79,9 @@ class Follower:
         for name, one in module.named_modules():
             if one not in self._named:
                 self._named.add(one)
-                owner = self.places.names[one] = self.places.owner(name or type(one).__name__)
+                if not name or name[0].isdigit():  # of a list of layers at the top
+                    name = ".".join(filter(None, (type(module).__name__, name)))
+                owner = self.places.names[one] = self.places.owner(name)
                 for parameter in one._parameters.values():
                     if parameter is not None:
                         self._know(parameter, owner)
@@ -98,13 +100,14 @@ class Follower:
         @functools.wraps(function)
         def followed(*args: Any, **kwargs: Any) -> Any:
             places = self.places
-            before, outer = places.phase, places.backward_stack
+            before, outer = places.phase, (places.backward_stack, places.backward_of)
             places.phase, places.backward_stack = BACKWARD, places.stack()
+            places.backward_of = threading.get_ident()
             try:
                 return function(*args, **kwargs)
             finally:
                 places.phase = before if phase_after is None or before == BACKWARD else phase_after
-                places.backward_stack = outer
+                places.backward_stack, places.backward_of = outer
                 self.mark_gradients()
 
         return followed
@@ -124,6 +127,13 @@ class Follower:
 
     def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.places.phase = OPTIMIZER
+        if all(
+            map(_is_left_behind, (one for of in optimizer.param_groups for one in of["params"]))
+        ):
+            raise RuntimeError(
+                "the optimizer holds parameters that were made before the prediction began: make "
+                "model and optimizer inside of the block, the optimizer after model.cuda()"
+            )
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._parameters:
@@ -147,7 +157,8 @@ class Follower:
         that is what it was taken to be for."""
         if isinstance(value, torch.Tensor):
             device = getattr(value, "fake_device", None)
-            if device is not None and device.type == "cuda":
+            strided = value.layout is torch.strided
+            if device is not None and device.type == "cuda" and strided:
                 made = self.recorder.live.get(value.untyped_storage()._cdata)
                 kinds = self.recorder.memory.kinds
                 if made is not None and (only is None or kinds[made.number] == only):
@@ -158,6 +169,11 @@ class Follower:
         autograd = torch.autograd
         yield autograd, "backward", self.backward(autograd.backward, NONE)
         yield autograd, "grad", self.backward(autograd.grad, None)
+
+
+def _is_left_behind(parameter: Any) -> bool:
+    """Whether a parameter has values and no gradient: the model has a fake one in its place."""
+    return type(parameter) is torch.nn.Parameter and parameter.grad is None
 
 
 @contextlib.contextmanager

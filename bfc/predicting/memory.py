@@ -56,8 +56,9 @@ class Memory:
     ----------
     nbytes : int
         What the device has.
-    settings : str
-        As in PYTORCH_CUDA_ALLOC_CONF.
+    settings : str or None
+        As in PYTORCH_CUDA_ALLOC_CONF. None is what that variable has when the program allocates
+        first.
     limited : bool
         Whether the device runs out of it; otherwise it only says how much it has.
     places : Places
@@ -67,8 +68,15 @@ class Memory:
     """
 
     def __init__(
-        self, nbytes: int, settings: str, limited: bool, places: Places, rules: str = "2.15"
+        self,
+        nbytes: int,
+        settings: str | None,
+        limited: bool,
+        places: Places,
+        rules: str = "2.15",
     ) -> None:
+        self.from_environment = settings is None
+        settings = settings_in_force(settings)
         self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
         self.rules = rules
         source = SimulatedSubAllocator(nbytes if limited else ENOUGH)
@@ -83,12 +91,18 @@ class Memory:
         self.requested = self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.dumped: list[str] = []
         self.recording = False
+        #: Of the memory, what the program allows itself; whether it ended because there was none.
+        self.fraction, self.ran_out = 1.0, False
+        #: Set once: PyTorch reads its variable when it allocates first.
+        self.begun = False
         self.lock = threading.RLock()
         self.began = time.time()
 
     def allocate(self, nbytes: int, operator: str, kind: int = OTHER) -> Allocation:
         """Allocates; raises torch.OutOfMemoryError where the device has too little."""
         places = self.places
+        if not self.begun:
+            self._begin()
         with self.lock:
             stream = places.stream()
             try:
@@ -104,6 +118,19 @@ class Memory:
             self.made_for.append(line)
             self._event(ALLOCATE, made.number, nbytes, stream, owner, stack, phase)
             return made
+
+    def _begin(self) -> None:
+        """Takes the settings that the program itself has put into the variable until now."""
+        self.begun = True
+        if self.from_environment:
+            text = settings_in_force(None)
+            if text != self.settings:
+                self.set_settings(text)
+
+    def set_settings(self, text: str) -> None:
+        """As `torch.cuda.memory._set_allocator_settings`."""
+        self.allocator.set_settings(text)
+        self.settings, self.from_environment = text, False
 
     def free(self, made: Allocation) -> None:
         """Frees; does nothing if it was freed."""

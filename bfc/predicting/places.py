@@ -42,14 +42,16 @@ class Places:
 
     def __init__(self) -> None:
         self.owners: dict[str, int] = {"": 0}
-        self.frames: dict[tuple[str, int, str], int] = {}
+        #: The first is of no stack: (0, 0) is the empty one.
+        self.frames: dict[tuple[str, int, str], int] = {("", 0, ""): 0}
         self.stacks: dict[tuple[int, int], int] = {(0, 0): 0}
         self.phase = NONE
         self.modules: dict[int, list[int]] = {}
         self.names: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        #: By the number of an operator of the forward pass: its owner and its stack.
-        self.forward: dict[int, tuple[int, int]] = {}
-        self.backward_stack = 0
+        #: By thread and number of an operator of the forward pass: its owner and its stack. Each
+        #: thread counts for itself, and checkpoints compute again in that of the backward pass.
+        self.forward: dict[tuple[int, int], tuple[int, int]] = {}
+        self.backward_stack, self.backward_of = 0, 0
         self.reads_streams = False
         self.get_stream: Callable[[], int] = int
         self._shown: dict[int, bool] = {}
@@ -78,7 +80,7 @@ class Places:
         if node is None:
             stack = self.stack()
             return 0, self._operator(stack, operator), self.phase, stack
-        owner, line = self.forward.get(node._sequence_nr(), (0, 0))
+        owner, line = self.forward.get((self.backward_of, node._sequence_nr()), (0, 0))
         number = self.frames.setdefault(
             ("??", 0, f"torch::autograd::generated::{node.name()}::apply"), len(self.frames)
         )
@@ -87,8 +89,9 @@ class Places:
 
     def remember(self, number: int) -> None:
         """Notes where the operator of the forward pass with this number is."""
-        modules = self.modules.get(threading.get_ident())
-        self.forward[number] = (modules[-1] if modules else 0, self.stack())
+        thread = threading.get_ident()
+        modules = self.modules.get(thread)
+        self.forward[thread, number] = (modules[-1] if modules else 0, self.stack())
 
     # -- stacks ---------------------------------------------------------------------------------
 

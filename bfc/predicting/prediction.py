@@ -166,7 +166,11 @@ class Prediction:
         if self._trace is None or len(self._trace) != len(self._memory.op):
             self._peak = None
             self._trace = self._memory.trace(
-                {"predicted": {"gpu": self.gpu.name, "torch": self.torch_version}}
+                {
+                    "predicted": {"gpu": self.gpu.name, "torch": self.torch_version},
+                    "torch_version": self._memory.rules,
+                    "torch_version_sign": f"whose rules torch {self.torch_version} has",
+                }
             )
         return self._trace
 
@@ -220,10 +224,26 @@ class Prediction:
         Returns
         -------
         bool
-            Whether PyTorch serves every request there.
+            Whether PyTorch serves every request there. False if the program has ended because it
+            ran out of memory (`oom=True`).
         """
+        if self._memory.ran_out:
+            return False
         nbytes = self.gpu.usable if device is None else parse_bytes(device)
+        if device is None and self._memory.fraction < 1:
+            nbytes = min(nbytes, int(self._memory.fraction * self.gpu.memory))
         return self.peak_reserved <= nbytes or self._replay(nbytes, self.settings).failed == 0
+
+    def ended_by(self, error: BaseException) -> None:
+        """Notes that an error ended the program: without memory for it, it does not fit.
+
+        Parameters
+        ----------
+        error : BaseException
+            What the program raised.
+        """
+        if type(error).__name__ == "OutOfMemoryError":
+            self._memory.ran_out = True
 
     def advise(self, device: SupportsIndex | str | None = None) -> Advice:
         """Find the settings that make it fit.

@@ -37,6 +37,7 @@ from bfc.predicting.rules.interface import (
     ANSWERS,
     BEFORE,
     COMPOSED,
+    COMPOSITIONS,
     RULES,
     Call,
     Release,
@@ -114,6 +115,8 @@ def _composed_by(func: Any) -> Callable[..., Any] | None:
 
     if has(DispatchKey.CompositeImplicitAutograd):
         return func.decompose  # type: ignore[no-any-return]
+    if func._schema.name in COMPOSITIONS:
+        return COMPOSITIONS[func._schema.name]
     if func._schema.name in COMPOSED:
         for key in (
             DispatchKey.CompositeExplicitAutograd,
@@ -294,6 +297,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if device.type == "cuda":
                 if device.index:
                     raise no_such_device(device.index)
+                if value.layout is not torch.strided:
+                    self.unknown.setdefault(name, "a sparse tensor: its memory is not counted")
+                    return
                 self.track_storage(value.untyped_storage(), name)
         elif type(value) in (tuple, list):
             for one in value:

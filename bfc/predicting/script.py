@@ -6,6 +6,7 @@ import contextlib
 import os
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from bfc.predicting.prediction import Prediction
 from bfc.predicting.session import predict
+from bfc.pytorch.owners import is_the_users
 
 #: The steps after which a program is stopped that says nothing else.
 STEPS = 2
@@ -77,7 +79,7 @@ def run(
     tell = None if progress is None else lambda found: progress(found, ran.steps if ran else 0)
     with predict(after_step=after_step, progress=tell, **device) as found:
         ran = Ran(found)
-        with _as_main(script, arguments, folder):
+        with _as_main(script, arguments, folder), _threads_count(ran):
             try:
                 if module:
                     runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -90,6 +92,7 @@ def run(
                     ran.error = error
             except BaseException as error:
                 ran.error = error
+                found.ended_by(error)
                 _show(error)
                 _let_go(error)
     return ran
@@ -99,13 +102,33 @@ def dumps_snapshot(folder: str) -> bool:
     """Whether a file of the program, the script or a module beside it, calls `_dump_snapshot`."""
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if not isinstance(name, str) or not name.endswith(".py"):
+        if not isinstance(name, str) or not is_the_users(name):
             continue
-        if os.path.abspath(name).startswith(folder):
+        if os.path.abspath(name).startswith(os.path.join(folder, "")):
             with contextlib.suppress(OSError, UnicodeError):
                 if "_dump_snapshot" in Path(name).read_text():
                     return True
     return False
+
+
+@contextlib.contextmanager
+def _threads_count(ran: Ran) -> Iterator[None]:
+    """What a thread of the program raises is a failure of the program."""
+    tell = threading.excepthook
+
+    def failed(args: Any) -> None:
+        if isinstance(args.exc_value, Stopped):
+            return
+        if ran.error is None:
+            ran.error = args.exc_value
+        tell(args)
+        _let_go(args.exc_value)
+
+    threading.excepthook = failed
+    try:
+        yield
+    finally:
+        threading.excepthook = tell
 
 
 @contextlib.contextmanager

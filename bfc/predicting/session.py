@@ -88,7 +88,7 @@ def predict(
     """
     gpu = devices.find(device, cc, sms)
     torch = guard.supported_torch()
-    text = settings_in_force(settings)
+    settings_in_force(settings)  # before anything is compiled
     module = guard.load()
 
     from bfc.predicting import fake_torch, hooks, rules
@@ -98,7 +98,7 @@ def predict(
 
     version = torch_version(torch)
     places = Places()
-    memory = Memory(gpu.usable, text, oom, places, "2.15" if version >= (2, 12) else "2.11")
+    memory = Memory(gpu.usable, settings, oom, places, "2.15" if version >= (2, 12) else "2.11")
     recorder = Recorder(gpu, memory, version)
     follower = hooks.Follower(recorder)
     places.get_stream = module.stream
@@ -108,7 +108,7 @@ def predict(
     if progress is not None:
         recorder.progress = lambda: progress(found)
     with contextlib.ExitStack() as stack:
-        mode = fake_torch.make_mode()  # which imports torch._dynamo: before torch is changed
+        mode = fake_torch.Mode()  # which imports torch._dynamo: before torch is changed
         module.install()
         stack.callback(module.remove)
         stack.callback(fake_torch.forget)
@@ -124,4 +124,9 @@ def predict(
         stack.callback(follower.mark_gradients)
         stack.enter_context(mode)
         stack.enter_context(recorder)
-        yield found
+        stack.enter_context(fake_torch.in_threads(mode, recorder))
+        try:
+            yield found
+        except BaseException as error:
+            found.ended_by(error)
+            raise

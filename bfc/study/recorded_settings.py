@@ -64,6 +64,8 @@ class Recorded:
     def __str__(self) -> str:
         """The line that says whether the replay is to be trusted."""
         if self.peak_reserved is None or self.replayed is None:
+            if self.obstacle == PREDICTED:
+                return "the run was predicted: there is no recording to compare it with"
             return f"not compared with the recorded run: {self.obstacle}"
         named = shown(self.settings) if self.settings else "PyTorch's defaults"
         unsaid = "" if self.settings is not None else " (the file does not say which it had)"
@@ -75,6 +77,10 @@ class Recorded:
         return "; ".join(
             (f"{line}, but {self.peak_reserved} were recorded ({off:+.2%})", *self.remarks)
         )
+
+
+#: Why a run of `bfc.predict` is not compared.
+PREDICTED = "the run was predicted"
 
 
 def shown(text: str) -> str:
@@ -101,6 +107,8 @@ def read(trace: Trace) -> Recorded:
     meta = trace.meta if isinstance(trace.meta, dict) else {}
     sign = meta.get("torch_version_sign")
     found = _read(meta.get("torch"), trace.torch or NEWEST)
+    if "predicted" in meta:
+        found = Recorded(None, None, obstacle=PREDICTED)
     sign = shown(sign) if isinstance(sign, str) else ""
     return with_(found, torch=trace.torch or NEWEST, torch_sign=sign)
 

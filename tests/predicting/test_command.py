@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,125 @@ def test_a_device_of_the_scripts_is_left_to_it(script, capsys) -> None:
     assert (found["fits"], found["steps"], found["stopped"]) == (True, 1, True)
     assert found["peak_reserved"] >= found["peak_allocated"] >= found["peak_requested"]
     assert found["device"]["name"] == "NVIDIA H100 80GB HBM3"
+
+
+OWN = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("words", nargs="*")
+arguments = parser.parse_args()
+print("steps", arguments.steps, arguments.words)
+torch.ones(arguments.steps or 1, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "note"),
+    [
+        ([], ["--steps", "7"], "steps 7 []", "--steps left to train.py"),
+        ([], ["--steps=7"], "steps 7 []", "--steps left to train.py"),
+        (["--steps", "3"], ["--steps", "7", "a"], "steps 7 ['a']", "--steps left to train.py"),
+        (
+            [],
+            ["--device", "a100", "--json"],
+            "steps None []",
+            "--device, --json taken as bfc's own",
+        ),
+        (["--json"], ["--", "--steps", "7", "--", "x"], "steps 7 ['x']", ""),
+        ([], ["--by=op", "a"], "steps None ['a']", "--by taken as bfc's own"),
+    ],
+)
+def test_an_option_that_the_script_has_is_left_to_it(
+    script, capsys, before, after, said, note
+) -> None:
+    assert main(["predict", *before, script(OWN), *after]) == 0
+    err = capsys.readouterr().err
+    assert said in err
+    assert note in err
+    assert ("bfc: " in err) == bool(note)
+
+
+def test_a_module_is_run_as_python_runs_it(script, capsys, tmp_path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import sys, torch\nfrom . import other\nprint(sys.argv[1:], __package__)\n"
+    )
+    (package / "other.py").write_text("import torch\ntorch.ones(3, device='cuda')\n")
+    assert main(["predict", "-m", "pack", "--json", "one"]) == 0
+    assert "['one'] pack" in capsys.readouterr().err
+
+
+def test_a_snapshot_that_a_library_could_write_is_not_waited_for(script, capsys, tmp_path) -> None:
+    library = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    library.mkdir(parents=True)
+    (library / "some_library.py").write_text("# torch.cuda.memory._dump_snapshot\n")
+    text = f"import sys\nsys.path.insert(0, {str(library)!r})\nimport some_library\n{TRAIN}"
+    assert main(["predict", script(text), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
+def test_a_thread_that_raises_is_a_failure(script, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # not that of pytest
+    text = (
+        "import threading, torch\nkept = torch.ones(3, device='cuda')\n"
+        "thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()\n"
+    )
+    assert main(["predict", script(text), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"] is None
+    assert "raised ZeroDivisionError" in err
+
+
+def test_how_far_it_is_is_told(script, capsys, monkeypatch) -> None:
+    from bfc.cli import predict
+
+    monkeypatch.setattr(predict, "EVERY", 0.0)
+    text = "import torch\nx = torch.ones(3, device='cuda')\nfor _ in range(3000): x = x + 1\n"
+    assert main(["predict", script(text), "--json"]) == 0
+    assert "0 optimizer steps, 1.50 KiB live" in capsys.readouterr().err.replace("24 B", "1.50 KiB")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("open('nothing.bin')", "needs that file here, too"),
+        ("raise ConnectionError('no route')", "needs the network here, too"),
+        ("import urllib.request as u; u.urlopen('http://127.0.0.1:9')", "the network here, too"),
+        ("torch.ones(1, device='cuda:3')", "there is no cuda:3"),
+        ("torch.ops.bfc_no_fake.run(x)", "torch.library.register_fake('bfc_no_fake::run')"),
+    ],
+)
+def test_what_is_not_there_is_named(script, capsys, line, said) -> None:
+    text = "import torch\nx = torch.ones(1 << 20, device='cuda')\n"
+    if "no_fake" in line:
+        text += (
+            "library = torch.library.Library('bfc_no_fake', 'FRAGMENT')\n"
+            "library.define('run(Tensor x) -> Tensor')\n"
+        )
+    assert main(["predict", script(f"{text}{line}\n")]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("Until it failed: It fits")
+    assert said in err
+
+
+def test_settings_that_are_wrong_are_told(script, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:potatoes")
+    assert main(["predict", script("import torch\n")]) == 2
+    assert "PYTORCH_CUDA_ALLOC_CONF" in capsys.readouterr().err
+
+
+def test_operators_whose_memory_only_a_gpu_knows_are_printed_once(script, capsys) -> None:
+    text = (
+        "import torch\nlayer = torch.nn.Conv2d(3, 8, 3).cuda()\n"
+        "for _ in range(3): layer(torch.ones(1, 3, 8, 8, device='cuda'))\n"
+    )
+    assert main(["predict", script(text)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("aten::convolution: cuDNN's workspace") == 1
+    assert "cuDNN's workspaces: " in out
 
 
 def test_what_does_not_fit_is_refused(script, capsys) -> None:

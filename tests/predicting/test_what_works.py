@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -18,6 +19,7 @@ import bfc
 from bfc.predicting import recorder as recorders
 
 MIB = 1 << 20
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def sizes(run: Any) -> list[int]:
@@ -39,7 +41,8 @@ def heads(dtype: torch.dtype = torch.bfloat16, length: int = 128) -> torch.Tenso
     ("device", "dtype", "name"),
     [
         ("a100", torch.bfloat16, "Flash"),
-        ("h100", torch.bfloat16, "Cudnn"),
+        # since the release whose cuDNN is new enough
+        ("h100", torch.bfloat16, "Cudnn" if TORCH >= (2, 11) else "Flash"),
         ("a100", torch.float32, "Efficient"),
         ("t4", torch.float16, "Efficient"),
     ],
@@ -307,6 +310,7 @@ def test_generators_and_copies_and_files(tmp_path: Path) -> None:
     assert "torch.save" in assumed(run)
 
 
+@pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor:DeprecationWarning")
 def test_a_loader_loads_here() -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -329,6 +333,112 @@ def test_what_is_compiled_runs_as_it_is_written() -> None:
 
         assert double(torch.ones(3, device="cuda")).shape == (3,)
     assert any(what.startswith("torch.compile") for what in assumed(run))
+
+
+def test_threads_of_the_program_are_recorded() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def make(number: int) -> torch.Tensor:
+        made = torch.ones(256, 1024, device="cuda")
+        for _ in range(50):
+            made = torch.relu(made @ torch.ones(1024, 1024, device="cuda")) + number
+        return made
+
+    with bfc.predict("a100"):
+        with ThreadPoolExecutor(4) as pool:
+            kept = list(pool.map(make, range(8)))
+        assert {one.device.type for one in kept} == {"cuda"}
+        assert torch.cuda.memory_allocated() == 8 * MIB + 4 * 8519680  # a workspace each
+
+
+def test_a_layer_in_inference_takes_what_its_one_operator_takes() -> None:
+    with bfc.predict("a100") as run:
+        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).cuda().eval()
+        attention = nn.MultiheadAttention(64, 4, batch_first=True).cuda().eval()
+        tokens = torch.randn(2, 128, 64, device="cuda")
+        with torch.inference_mode():
+            before = len(sizes(run))
+            assert layer(tokens).shape == tokens.shape
+            made = sizes(run)[before:]
+            assert 2 * 128 * 3 * 64 * 4 in made  # queries, keys and values
+            assert made.count(2 * 128 * 256 * 4) == 1  # within the network of two layers
+            before = len(sizes(run))
+            _, weights = attention(tokens, tokens, tokens, average_attn_weights=False)
+            assert weights.shape == (2, 4, 128, 128)
+            assert sizes(run)[before:].count(2 * 4 * 128 * 128 * 4) == 2  # scores, and weights
+
+
+def test_a_checkpoint_s_memory_is_that_of_its_modules() -> None:
+    """They run again in the thread of the backward pass, which counts operators for itself."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+            for layer in (self.first, self.second):
+                x = checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    for reentrant in (False, True):
+        with bfc.predict("a100") as run:
+            net = Net().cuda()
+            x = torch.randn(4, 64, device="cuda", requires_grad=True)
+            net(x, reentrant).sum().backward()
+        trace = run.trace
+        of_weights = {
+            trace.owners[trace.owner[event]]
+            for event in range(len(trace))
+            if trace.op[event] == 0 and trace.size[event] == 64 * 64 * 4
+        }
+        assert of_weights == {"first", "second"}
+
+
+def test_gradients_that_are_sparse_are_named() -> None:
+    with bfc.predict("a100") as run:
+        table = nn.Embedding(1000, 16, sparse=True).cuda()
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        table(torch.zeros(8, dtype=torch.int64, device="cuda")).sum().backward()
+        optimizer.step()
+    assert any("sparse" in why for why in run.unknown.values())
+
+
+def test_weights_that_are_shared_stay_so() -> None:
+    made_before = nn.Linear(8, 8)
+    tied = nn.Sequential(made_before, nn.Linear(8, 8))
+    tied[1].weight = made_before.weight
+    optimizer = torch.optim.SGD(tied.parameters(), lr=0.1)
+    with bfc.predict("a100"):
+        tied.cuda()
+        assert tied[0].weight is tied[1].weight
+        tied(torch.randn(2, 8, device="cuda")).sum().backward()
+        with pytest.raises(RuntimeError, match="made before the prediction"):
+            optimizer.step()
+
+
+def test_models_without_memory_become_models_on_the_device() -> None:
+    with bfc.predict("a100"):
+        with torch.device("meta"):
+            layer = nn.Linear(64, 64)
+        layer.to_empty(device="cuda")
+        assert layer.weight.is_cuda
+        assert torch.cuda.memory_allocated() == 64 * 64 * 4 + 512
+
+
+def test_what_is_taken_for_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bfc.predict("a100") as run:
+        logits = torch.randn(32, 4, device="cuda", requires_grad=True)
+        torch.distributions.Categorical(logits=logits).entropy().mean().backward()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            logits.detach().record_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits.detach() * 2
+        graph.replay()
+    assert any(what.startswith("a CUDA graph") for what in assumed(run))
 
 
 def run_checkpointed(reentrant: bool) -> None:
@@ -395,6 +505,15 @@ def test_one_of_four_processes_has_buckets_of_gradients(group: Callable[[], None
         layer(torch.randn(2, 1024, device="cuda")).sum().backward()
         assert torch.cuda.memory_allocated() >= 3 * 4 * MIB  # weights, gradients, buckets
     assert "a process group of 4 that sends nothing" in assumed(run)
+
+
+def test_a_process_may_keep_its_gradients_for_a_while(group: Callable[[], None]) -> None:
+    with bfc.predict("a100"):
+        group()
+        layer = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
+        for number in range(3):
+            with layer.no_sync() if number == 0 else contextlib.nullcontext():
+                layer(torch.randn(2, 64, device="cuda")).sum().backward()
 
 
 def test_one_of_four_shards_holds_a_fourth(group: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ sorting.py            sorting, choosing and sampling
 attention.py          the kernels of scaled_dot_product_attention
 sdpa_choice.py        which of them a GPU takes
 sdpa.py               attention as the GPU would run it
+encoder.py            layers of a transformer in inference, which are one operator
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is
@@ -28,6 +29,7 @@ from bfc.predicting.rules import (
     convolution,
     copies,
     distributed,
+    encoder,
     foreach,
     gemm,
     indexing,
@@ -53,6 +55,7 @@ __all__ = [
     "convolution",
     "copies",
     "distributed",
+    "encoder",
     "foreach",
     "gemm",
     "indexing",

@@ -51,36 +51,93 @@ def finite_gradients(recorder: Any) -> Iterator[None]:
 
 @around
 @contextmanager
-def finite_numbers(recorder: Any) -> Iterator[None]:
-    """A number that is asked for is finite: `if not torch.isfinite(loss)` is not taken."""
+def valid_numbers(recorder: Any) -> Iterator[None]:
+    """A number that is asked for is finite, and what a distribution is given is valid: `if not
+    torch.isfinite(loss)` is not taken."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    build = torch.isfinite
+    def true(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def ask(tensor: Any) -> Any:
+            found = build(tensor)
+            if isinstance(found, FakeTensor) and found.numel() == 1 and found.constant is None:
+                with torch.utils._python_dispatch._disable_current_modes():
+                    found.constant = torch.ones(tuple(found.shape), dtype=torch.bool)
+                found.fake_mode.fake_tensor_converter.add_constant_storage_mapping(found)
+            return found
 
-    def isfinite(tensor: Any) -> Any:
-        found = build(tensor)
-        if isinstance(found, FakeTensor) and found.numel() == 1 and found.constant is None:
-            with torch.utils._python_dispatch._disable_current_modes():
-                found.constant = torch.ones(tuple(found.shape), dtype=torch.bool)
-            found.fake_mode.fake_tensor_converter.add_constant_storage_mapping(found)
-        return found
+        return ask
 
+    isfinite = true(torch.isfinite)
     with (
         patch.object(torch, "isfinite", isfinite),
         patch.object(torch.Tensor, "isfinite", isfinite),
+        patch.object(torch, "_is_all_true", true(torch._is_all_true)),
     ):
         yield
 
 
 @around
 @contextmanager
+def streams_of_tensors(recorder: Any) -> Iterator[None]:
+    """Work is done at once: no stream still uses a tensor that is freed."""
+    import torch
+
+    with patch.object(torch.Tensor, "record_stream", lambda self, stream: None):
+        yield
+
+
+@around
+@contextmanager
+def no_graphs(recorder: Any) -> Iterator[None]:
+    """A CUDA graph runs at once, in the memory of all: what its own pool would keep is not
+    counted."""
+    import torch
+
+    class Graph:
+        """Stands in for `torch.cuda.CUDAGraph`."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            recorder.assume("a CUDA graph: its memory is not kept apart", "run at once")
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args, **kwargs: None
+
+    @contextmanager
+    def graph(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    def callables(functions: Any, *args: Any, **kwargs: Any) -> Any:
+        Graph()
+        return functions
+
+    @contextmanager
+    def pool(*args: Any, **kwargs: Any) -> Iterator[None]:
+        recorder.assume("a MemPool: its memory is not kept apart", "the memory of all")
+        yield
+
+    with contextlib.ExitStack() as stack:
+        for name, what in (
+            ("CUDAGraph", Graph),
+            ("graph", graph),
+            ("make_graphed_callables", callables),
+            ("graph_pool_handle", lambda: (0, 0)),
+            ("MemPool", lambda *args, **kwargs: None),
+            ("use_mem_pool", pool),
+        ):
+            if hasattr(torch.cuda, name):
+                stack.enter_context(patch.object(torch.cuda, name, what))
+        yield
+
+
+@around
+@contextmanager
 def not_compiled(recorder: Any) -> Iterator[None]:
-    """`torch.compile` returns what it is given: memory without fusion is an upper bound."""
+    """`torch.compile` returns what it is given: more memory than fused code, without its pools."""
     import torch
 
     def note() -> None:
-        recorder.assume("torch.compile: run as it is written, an upper bound", "eager")
+        recorder.assume("torch.compile: run as it is written, which needs more", "eager")
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:

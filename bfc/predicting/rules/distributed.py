@@ -28,7 +28,11 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         yield
         return
     import torch.distributed.device_mesh as meshes
+    import torch.nn.parallel.comm as comm
     import torch.nn.parallel.distributed as parallel
+
+    if recorder.version < (2, 11):
+        import torch.distributed._tools.fake_collectives  # noqa: F401  # collectives of fakes
 
     with ExitStack() as stack:
         replace = functools.partial(_replace, stack)
@@ -44,6 +48,9 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
         # its clock is events of the device, where the build knows them
         replace(distributed.Reducer, "prepare_for_forward", lambda self: None)
+        # it would send which gradients come first: the buckets stay as they were made
+        replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
+        replace(comm, "scatter", _scattered)
         replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
         replace(distributed, "init_process_group", _group(distributed.init_process_group, recorder))
         yield
@@ -104,6 +111,11 @@ def _returned(state: Any, bucket: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+def _scattered(tensor: Any, *args: Any, **kwargs: Any) -> tuple[Any]:
+    """The parts of a tensor on one device, for `DataParallel`."""
+    return (tensor.to("cuda"),)
 
 
 def _group(function: Callable[..., Any], recorder: Any) -> Callable[..., Any]:

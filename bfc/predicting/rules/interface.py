@@ -10,6 +10,7 @@
   it returns on a GPU, before any of it counts as allocated.
 - `composed`: operators that PyTorch computes by others, on every device. They are taken apart, so
   that what they make in between is seen.
+- `composition`: the same of operators whose kernel for CUDA calls others: the function does so.
 - `around`: a context manager that is entered for the whole prediction, for what is replaced in
   torch itself. It is called with the recorder, `bfc.predicting.recorder.Recorder`.
 
@@ -103,6 +104,7 @@ BEFORE: dict[str, list[Rule]] = {}
 ANSWERS: dict[str, Answer] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
 COMPOSED: set[str] = set()
+COMPOSITIONS: dict[str, Callable[..., Any]] = {}
 AROUND: list[Around] = []
 
 
@@ -151,6 +153,16 @@ def amend(*operators: str) -> Callable[[F], F]:
 def composed(*operators: str) -> None:
     """Registers operators that are taken apart, whose kernel is CompositeExplicitAutograd."""
     COMPOSED.update(operators)
+
+
+def composition(operator: str) -> Callable[[F], F]:
+    """Registers a function that computes an operator by others, as its kernel for CUDA does."""
+
+    def register(function: F) -> F:
+        COMPOSITIONS[operator] = function
+        return function
+
+    return register
 
 
 def around(function: F) -> F:

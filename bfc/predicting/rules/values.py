@@ -28,6 +28,12 @@ def equal(call: Call, run: Callable[[], Any]) -> bool:
     return True
 
 
+@answer("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")
+def ctc_loss(call: Call, run: Callable[..., Any]) -> bool:
+    """PyTorch's own kernel: cuDNN's is for lengths and targets on the host."""
+    return False
+
+
 @answer("aten::_nested_tensor_from_mask_left_aligned")
 def left_aligned(call: Call, run: Callable[..., Any]) -> bool:
     """Padding is not taken out of a mask's batch: as much memory as without the mask."""
