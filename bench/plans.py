@@ -8,6 +8,11 @@ Then MiniMalloc's eleven public instances, if there is a folder of them: for eac
 and the time until it fits 1 MiB, next to MiniMalloc itself. Clone google/minimalloc from GitHub
 with its submodules, build it with `cmake -B build -DCMAKE_BUILD_TYPE=Release` and `cmake --build
 build`, and name the folder: `python -m bench.plans --minimalloc ../minimalloc`.
+
+`--served` serves plans instead: of each trace the iteration with the highest peak is repeated six
+times, as it was and disturbed, with a plan made of four iterations that are disturbed in the same
+way with other random numbers. What each policy reserves, with and without the plan, is divided by
+the most that is live. Then the processor time of a replay, for each event, of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -24,6 +29,16 @@ from pathlib import Path
 import numpy as np
 
 import bfc
+from bench.repeated import (
+    DISTURBED,
+    RECORDED,
+    ROUNDS,
+    Repeated,
+    disturbed,
+    history,
+    most_live,
+    repeated,
+)
 from bench.report import geometric_mean, machine, say
 from bfc.plans import lay_out
 from bfc.plans.layout import Layout, planned
@@ -43,9 +58,14 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minimalloc", type=Path, metavar="FOLDER", help="a built clone")
+    parser.add_argument("--served", action="store_true", help="serve plans of repeated runs")
+    parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
     chosen = parser.parse_args(arguments)
     say(machine())
+    if chosen.served:
+        show_served(chosen.folder or HERE / "traces", chosen.traces)
+        return
     show_runs(chosen.traces)
     if chosen.minimalloc is not None:
         show_instances(chosen.minimalloc)
@@ -109,6 +129,64 @@ def timed(call: Callable[[], Layout]) -> tuple[Layout, list[float]]:
 def spread3(seconds: list[float]) -> str:
     low, middle, high = sorted(seconds)[0], sorted(seconds)[len(seconds) // 2], max(seconds)
     return f"{low:7.3f} /{middle:7.3f} /{high:7.3f}"
+
+
+def show_served(folder: Path, names: list[str] | None) -> None:
+    """What is reserved with and without plans, and how long an event takes."""
+    runs = {}
+    for path in sorted(folder.glob("*.npz")):
+        found = repeated(bfc.Trace.load(path)) if names is None or path.stem in names else None
+        if found is not None:
+            runs[path.stem] = found
+    say("reserved / most live; hits of 100 requests with PyTorch's policy beside the plan")
+    columns = ("caching", "+ plan", "hits", "BFC", "+ plan")
+    say(f"{'':40}" + "".join(f"{name:>9}" for name in columns))
+    for label, parts in DISTURBED.items():
+        rows = []
+        for name, run in runs.items():
+            rows.append(served(run, parts))
+            say(f"{label:16}{name:24}" + "".join(f"{value:9.3f}" for value in rows[-1]))
+        if rows:
+            means = (geometric_mean(column) for column in zip(*rows, strict=True))
+            say(f"{label:16}{'geometric mean':24}" + "".join(f"{mean:9.3f}" for mean in means))
+    say("\nnanoseconds an event, min / median / max of five turns")
+    for name, run in runs.items():
+        say(f"{name:24}" + "  ".join(times_served(run)))
+
+
+def served(run: Repeated, parts: dict[str, float]) -> list[float]:
+    dice = np.random.default_rng(100)
+    recording = history(run, [disturbed(run, dice, **parts) for _ in range(RECORDED)])
+    dice = np.random.default_rng(200)
+    trace = history(run, [disturbed(run, dice, **parts) for _ in range(ROUNDS)])
+    most, row = most_live(trace), []
+    for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
+        plan = bfc.Plan.from_trace(recording, fallback=fallback)
+        row.append(reserved(trace, make) / most)
+        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+            allocator.use_plan(plan)
+            row.append(trace.replay(allocator).peak_bytes_reserved / most)
+            if fallback == "caching":
+                row.append(100 * allocator.plan_stats()["agreement"])
+    return row
+
+
+def times_served(run: Repeated) -> Iterator[str]:
+    """The time of an event, by the policy without and with a plan, all in turn."""
+    trace = history(run, [run.iteration] * ROUNDS)
+    kinds: dict[str, tuple[Callable[[bfc.SubAllocator], bfc.Allocator], bfc.Plan | None]] = {}
+    for fallback, policy in (("bfc", growing_bfc), ("caching", caching)):
+        kinds[fallback] = policy, None
+        kinds[f"{fallback} + plan"] = policy, bfc.Plan.from_trace(trace, fallback=fallback)
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(5):
+        for kind, (make, plan) in kinds.items():
+            with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+                allocator.use_plan(plan)
+                taken[kind].append(trace.replay(allocator).seconds * 1e9 / len(trace))
+    for kind, nanoseconds in taken.items():
+        low, middle, high = (sorted(nanoseconds)[i] for i in (0, 2, 4))
+        yield f"{kind} {low:.1f} / {middle:.1f} / {high:.1f}"
 
 
 def show_instances(folder: Path) -> None:

@@ -29,6 +29,8 @@ cdef enum ChunkState:
     WAITING                         # freed by its owner, while another stream may still use it
     UNMAPPED                        # reserved addresses without memory; in no bin, and not merged with free chunks
     LEAVING                         # free memory of a range that is being unmapped, or that could not be; in no bin
+    DIVIDED                         # the region of a plan: the blocks in it have records that are no neighbours
+    PLACE                           # the record of a place in a plan that no block has; in no bin and in no region
     MAPPED_ELSEWHERE                # its pages are in use at other addresses; in no bin, and not merged with anything
 
 cdef struct Chunk:                  # 64 bytes, one cache line
@@ -49,6 +51,7 @@ cdef enum:
     INDEXED = 0x200                 # its address is in the table of starts
     EXPORTED = 0x400                # another object holds a view of its memory
     COUNTED = 0x800                 # set and cleared while the lock is held, to detect a chunk that is listed twice
+    PLANNED = 0x1000                # it lies in the region of a plan, and has no neighbours
     TRACED = 0x2000                 # Python's tracemalloc knows of it
     OWNER_SHIFT = 16                # from this bit up: its owner's number while it is in use or WAITING; 0: nobody
     MARKS = 0xFFFF2000              # TRACED and the owner: the bits that are cleared when the chunk goes out of use
@@ -259,6 +262,66 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void note_chunk(size_t slot, uint32_t chunk)
         size_t bytes()
 
+cdef extern from "forward.hpp" namespace "bfc" nogil:
+    cdef struct PlanGuest "bfc::PlanServer::Guest":
+        uint64_t offset
+        uint64_t size
+        uint32_t handle
+
+    cdef struct PlanArea "bfc::PlanServer::Area":
+        uint64_t begin
+        uint64_t end
+        uint32_t stream
+
+    cdef struct PlanCounts "bfc::PlanServer::Counts":
+        uint64_t hits
+        uint64_t hit_bytes
+        uint64_t guests
+        uint64_t guest_bytes
+        uint64_t side
+        uint64_t side_bytes
+        uint64_t moved
+
+    const uint32_t NO_STREAM "bfc::PlanServer::kNoStream"
+
+    cdef cppclass PlanServer:
+        PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
+                   const vector[uint64_t]& streams, uint64_t home) except +
+        uint32_t first_record
+        uint64_t address[2]
+        cbool present[2]
+        PlanCounts counts
+        uint64_t departures
+        vector[uint32_t] bin_sets
+        size_t alive
+        void add_area(PlanArea area) except +
+        size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) except +
+        size_t places()
+        uint64_t region_size(int region)
+        int region_of(uint64_t offset)
+        uint64_t address_of(uint64_t offset)
+        cbool contains(uint64_t ptr)
+        cbool is_place(uint32_t handle)
+        uint64_t offset_of(int64_t place)
+        uint64_t size_of(int64_t place)
+        uint32_t stream_of(uint64_t handle)
+        uint32_t bind_stream(uint64_t handle)
+        void set_region(int region, cbool is_present, uint64_t at)
+        cbool is_empty(int region)
+        void end()
+        void begin(size_t sequence)
+        int64_t take(uint32_t stream, uint64_t size)
+        int64_t take_late(uint32_t stream, uint64_t size)
+        void release(int64_t place)
+        cbool reserve_guest()
+        int64_t find_room(uint32_t stream, uint64_t size)
+        int64_t any_room(uint32_t stream, uint64_t size)
+        void add_guest(uint64_t offset, uint64_t size, uint32_t handle)
+        void remove_guest(uint32_t handle)
+        const vector[PlanGuest]& guests()
+        cbool is_sound(const vector[uint32_t]& live)
+        size_t bytes()
+
 cdef extern from "parts.hpp" namespace "bfc" nogil:
     cdef cppclass TorchSizes:
         uint64_t large_segment
@@ -276,6 +339,7 @@ cdef enum:
     LARGE = 1
     NO_LANE = 0xFFFFFFFF
     IN_RANGES = 0xFFFFFFFF          # a value of Lane.thread: the chunks of a lane that lie in ranges
+    IN_PLANS = 0xFFFFFFFE           # another: those that lie in the regions of a plan
 
 cdef extern from *:
     """
@@ -314,7 +378,7 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     uint64_t mapped_bytes           # in the ranges
     PageBitmap* bitmap                  # the slots of a range whose pages may have further addresses; else NULL
     uint64_t asleep                 # 1: its ranges have no memory now, and are not counted as reserved
-    uint64_t unused                 # 128 bytes in all: finding one by its index is a shift
+    uint64_t is_plan                # 1: its regions are those of plans. 128 bytes in all: an index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs
@@ -396,6 +460,8 @@ cdef class Pool:
     cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
     cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
     cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
+    cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
+    cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
     cdef TellPages small_page_is_free    # its function to call when a whole page of a range of small chunks is free
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
@@ -421,6 +487,27 @@ cdef class Pool:
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
     cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
                               cbool is_plain) noexcept nogil
+    cdef ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                cbool indexed) noexcept nogil
+    cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
+    cdef ChunkHandle hand_out_place(self, ChunkHandle handle, uint32_t index, uint64_t rounded, uint64_t requested,
+                                    uint64_t stream, cbool indexed) noexcept nogil
+    cdef ChunkHandle ask_plan(self, uint64_t rounded, uint64_t requested, uint64_t stream,
+                              cbool indexed) noexcept nogil
+    cdef ChunkHandle hand_out_room(self, uint32_t index, int64_t offset, uint64_t rounded, uint64_t requested,
+                                   uint64_t stream, cbool indexed) noexcept nogil
+    cdef cbool free_place(self, ChunkHandle handle) noexcept nogil
+    cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil
+    cdef cbool add_plan(self, PlanServer* plan) noexcept nogil
+    cdef uint32_t open_plan_set(self, size_t number) noexcept nogil
+    cdef void close_plan_sets(self, PlanServer* plan) noexcept nogil
+    cdef uint32_t bind_stream(self, uint64_t stream) noexcept nogil
+    cdef void divide(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil
+    cdef void drop_plan(self, PlanServer* plan) noexcept nogil
+    cdef void forget_blocks(self, Region* region) noexcept nogil
+    cdef void end_use(self, ChunkHandle handle) noexcept nogil
+    cdef cbool list_places(self, PlanServer* plan, int region, vector[uint32_t]& out) noexcept nogil
+    cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
     cdef void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,

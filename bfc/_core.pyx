@@ -17,6 +17,7 @@ cdef extern from *:
     #include "usage.hpp"
     #include "pool_usage.hpp"
     #include "page_bitmap.hpp"
+    #include "plan_server.hpp"
 
     static inline int64_t bfc_count_up(int64_t* value) { return __atomic_add_fetch(value, 1, __ATOMIC_RELAXED); }
 
@@ -153,6 +154,9 @@ cdef class Pool:
         del self.usage
         del self.pool_usage
         del self.history
+        cdef PlanServer* plan
+        for plan in self.plans:
+            del plan
         free(self.chunk_block)
 
     # -- sets of bins -------------------------------------------------------------------------------------------------
@@ -425,6 +429,8 @@ cdef class Pool:
         """`is_plain`: the chunk's state is exactly IN_USE, with no other bits, so it has no owner either."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
+        if not is_plain and chunk.state & PLANNED:
+            return self.free_place(handle)
         if paged and owner.is_range and owner.bitmap == NULL:
             return self.free_view(self.pages, handle)
         if not owner.bins.reserve():
@@ -526,7 +532,7 @@ cdef class Pool:
         is not free."""
         cdef Chunk* chunk = &self.chunks[handle]
         self.unindex_chunk(handle)
-        chunk.state = WAITING | (chunk.state & MARKS)
+        chunk.state = WAITING | (chunk.state & (MARKS | PLANNED))
         if self.usage != NULL:
             self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
@@ -539,7 +545,7 @@ cdef class Pool:
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         """Undoes stop_using."""
         cdef Chunk* chunk = &self.chunks[handle]
-        chunk.state = IN_USE | USED_ELSEWHERE | (chunk.state & MARKS)
+        chunk.state = IN_USE | USED_ELSEWHERE | (chunk.state & (MARKS | PLANNED))
         if self.starts.reserve_at_all_costs():
             self.starts.insert(chunk.ptr, handle)
             chunk.state |= INDEXED
@@ -559,7 +565,10 @@ cdef class Pool:
         cdef uint64_t rounded = self.sizes.round(requested)
         cdef uint64_t clock = self.clock
         cdef ChunkHandle handle = NO_CHUNK
-        cdef uint32_t bin_set = self.find_lane(lane)
+        cdef uint32_t bin_set
+        if self.plan != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
+            return self.take_planned(rounded, requested, lane.stream)
+        bin_set = self.find_lane(lane)
         if bin_set != NO_LANE:
             bin_set += is_large(rounded)
             if not self.has_options and self.pages == NULL:
@@ -589,7 +598,7 @@ cdef class Pool:
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
         """Frees a chunk that only one stream has used and nobody views. Else returns False, and nothing has changed."""
         cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
-        if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>MARKS != IN_USE | INDEXED:
+        if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
             return False
         self.prefetch_neighbours(handle)
         return self.free_chunk(handle)
@@ -606,6 +615,261 @@ cdef class Pool:
                 largest = max(largest, bin_set.bins.largest())
         return largest
 
+    # -- the places of plans ------------------------------------------------------------------------------------------
+
+    cdef inline ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                       cbool indexed) noexcept nogil:
+        """The place of a request that comes as planned; `index` is its stream in the plan. Else NO_CHUNK, or
+        NO_HOST_MEMORY, and nothing has changed."""
+        if indexed and not self.starts.reserve():
+            return NO_HOST_MEMORY
+        cdef int64_t place = self.plan.take(index, rounded)
+        if place < 0:
+            return NO_CHUNK
+        return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested, stream,
+                                   indexed)
+
+    cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil:
+        """What a hit does where there is a plan: a request that is not as planned takes the slow path."""
+        cdef uint32_t index = self.plan.stream_of(stream)
+        if index == NO_STREAM:
+            return NO_CHUNK
+        cdef ChunkHandle handle = self.take_place(index, rounded, requested, stream, True)
+        return handle if handle < NO_HOST_MEMORY else NO_CHUNK
+
+    cdef inline ChunkHandle hand_out_place(self, ChunkHandle handle, uint32_t index, uint64_t rounded,
+                                           uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil:
+        """Hands out a place, or a guest's room, which the plan has noted as taken."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        chunk.size = rounded
+        chunk.requested_size = requested
+        chunk.stream = stream
+        chunk.allocation_id = self.next_allocation_id
+        self.next_allocation_id += 1
+        chunk.bin_set = self.plan.bin_sets[index] + (self.usage != NULL and is_large(rounded))
+        chunk.state = IN_USE | PLANNED
+        if indexed:
+            chunk.state = IN_USE | PLANNED | INDEXED
+            self.starts.insert(chunk.ptr, handle)
+        self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, rounded)
+        if self.usage == NULL:
+            self.counters.num_allocs += 1
+            self.counters.bytes_in_use += rounded
+            self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
+            return handle
+        self.usage.handed_out(is_large(rounded), rounded, requested, 0, False, True)
+        if self.history != NULL:
+            self.note(HISTORY_ALLOC, chunk, requested)
+        return handle
+
+    cdef ChunkHandle ask_plan(self, uint64_t rounded, uint64_t requested, uint64_t stream,
+                              cbool indexed) noexcept nogil:
+        """The place of a request, or a guest's room. NO_CHUNK: the policy serves it."""
+        cdef uint32_t index = self.plan.stream_of(stream)
+        cdef ChunkHandle handle = NO_CHUNK
+        cdef int64_t place
+        if index == NO_STREAM:
+            index = self.bind_stream(stream)
+        if index != NO_STREAM:
+            handle = self.take_place(index, rounded, requested, stream, indexed)
+            if handle != NO_CHUNK:
+                return handle
+            place = self.plan.take_late(index, rounded)
+            if place >= 0:
+                return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
+                                           stream, indexed)
+            if is_large(rounded):
+                handle = self.hand_out_room(index, self.plan.find_room(index, rounded), rounded, requested, stream,
+                                            indexed)
+        if handle == NO_CHUNK:
+            self.plan.counts.side += 1
+            self.plan.counts.side_bytes += rounded
+        return handle
+
+    cdef ChunkHandle hand_out_room(self, uint32_t index, int64_t offset, uint64_t rounded, uint64_t requested,
+                                   uint64_t stream, cbool indexed) noexcept nogil:
+        """Makes a guest of a request. NO_CHUNK: the offset is none. NO_HOST_MEMORY: nothing has changed."""
+        if offset < 0:
+            return NO_CHUNK
+        if (indexed and not self.starts.reserve()) or not self.plan.reserve_guest():
+            return NO_HOST_MEMORY
+        if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
+            return NO_HOST_MEMORY
+        cdef ChunkHandle handle = self.take_slot()
+        self.plan.add_guest(<uint64_t>offset, rounded, handle)
+        self.fill_in(handle, self.plan.address_of(<uint64_t>offset), rounded, self.plan.bin_sets[index], PLACE)
+        return self.hand_out_place(handle, index, rounded, requested, stream, indexed)
+
+    cdef cbool free_place(self, ChunkHandle handle) noexcept nogil:
+        """Frees a block that lies in the region of a plan."""
+        cdef PlanServer* plan = self.plan
+        if plan == NULL or not plan.is_place(handle):
+            plan = self.plan_of(handle)
+        self.end_use(handle)
+        if plan.is_place(handle):
+            plan.release(handle - plan.first_record)
+            return True
+        plan.remove_guest(handle)
+        self.delete_chunk(handle)
+        return True
+
+    cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil:
+        """The plan in whose region a block lies."""
+        cdef PlanServer* plan
+        for plan in self.plans:
+            if plan.contains(self.chunks[handle].ptr):
+                return plan
+        return NULL
+
+    cdef inline void end_use(self, ChunkHandle handle) noexcept nogil:
+        """Counts that a block of a plan is not in use any more."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef cbool was_waiting = chunk.state & STATE == WAITING
+        if self.history != NULL:
+            self.note_free(chunk)
+        self.owned.take_back(chunk)
+        self.unindex_chunk(handle)
+        if was_waiting:
+            self.counters.bytes_waiting -= chunk.size
+        if self.usage == NULL:
+            self.counters.bytes_in_use -= chunk.size
+        else:
+            self.usage.came_back(self.bin_sets[chunk.bin_set].kind, chunk.size, chunk.requested_size, 0, chunk.size,
+                                 False, was_waiting, True)
+        chunk.allocation_id = -1
+        chunk.state = PLACE
+
+    cdef uint32_t bind_stream(self, uint64_t stream) noexcept nogil:
+        """Lets a stream stand for one of the plan's, of which none stands for it yet. NO_STREAM: none is left."""
+        cdef uint32_t index = self.plan.bind_stream(stream), kind
+        if index != NO_STREAM and self.usage != NULL:
+            for kind in range(2):
+                self.bin_sets[self.plan.bin_sets[index] + kind].lane.stream = stream
+        return index
+
+    cdef uint32_t open_plan_set(self, size_t number) noexcept nogil:
+        """Opens a set of bins for one stream of a plan; with lanes two. NO_LANE: the host is out of memory."""
+        cdef uint32_t kind
+        cdef Lane lane = Lane([0, 0], number, IN_PLANS)
+        cdef uint32_t opened = 1
+        cdef BinSet bin_set
+        if self.usage != NULL:
+            opened = self.open_lane(&lane)
+        else:
+            while opened < self.bin_sets.size() and self.bin_sets[opened].regions:
+                opened += 1
+            if opened == self.bin_sets.size():
+                bin_set = bin_set_of(new_bins(), LARGE)
+                if bin_set.bins == NULL or not try_push_back(self.bin_sets, bin_set):
+                    del bin_set.bins
+                    return NO_LANE
+        if opened == NO_LANE:
+            return NO_LANE
+        for kind in range(2 if self.usage != NULL else 1):
+            self.bin_sets[opened + kind].split_remainder = UNLIMITED
+            self.bin_sets[opened + kind].oversize = self.bin_sets[opened + kind].cuts_below = UNLIMITED
+            self.bin_sets[opened + kind].looks_in_ranges = False
+            self.bin_sets[opened + kind].counts_pieces = True
+            self.bin_sets[opened + kind].ticks = 0
+            self.bin_sets[opened + kind].is_plan = True
+        self.bin_sets[opened].regions += 1      # so that no other lane gets it meanwhile
+        return opened
+
+    cdef void close_plan_sets(self, PlanServer* plan) noexcept nogil:
+        cdef uint32_t opened, kind
+        for opened in plan.bin_sets:
+            if opened == NO_LANE:
+                break
+            self.bin_sets[opened].regions -= 1
+            for kind in range(2 if self.usage != NULL else 1):
+                self.bin_sets[opened + kind].is_plan = False
+
+    cdef cbool add_plan(self, PlanServer* plan) noexcept nogil:
+        """Opens sets of bins for a plan, and makes a record for each place, one behind the other. False: the host is
+        out of memory."""
+        cdef size_t i
+        for i in range(plan.bin_sets.size()):
+            plan.bin_sets[i] = NO_LANE
+        for i in range(plan.bin_sets.size()):
+            plan.bin_sets[i] = self.open_plan_set(i)
+            if plan.bin_sets[i] == NO_LANE:
+                self.close_plan_sets(plan)
+                return False
+        cdef cbool has_room = try_reserve(self.plans, self.plans.size() + 1)
+        while has_room and self.chunk_capacity - self.chunk_count < plan.places():
+            has_room = self.grow_chunks()
+        if not has_room:
+            self.close_plan_sets(plan)
+            return False
+        plan.first_record = <uint32_t>self.chunk_count
+        self.chunk_count += plan.places()
+        for i in range(plan.places()):
+            self.fill_in(plan.first_record + <ChunkHandle>i, 0, 0, plan.bin_sets[0], PLACE)
+        self.plans.push_back(plan)
+        return True
+
+    cdef void divide(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil:
+        """Gives a region to a plan; the pool has it as one free chunk of a set of bins for plans."""
+        cdef ChunkHandle handle = deref(self.regions.upper_bound(ptr)).second.first
+        cdef size_t i
+        self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
+        self.chunks[handle].state = DIVIDED
+        plan.set_region(region, True, ptr)
+        for i in range(plan.places()):
+            if plan.region_of(plan.offset_of(<int64_t>i)) == region:
+                self.chunks[plan.first_record + i].ptr = plan.address_of(plan.offset_of(<int64_t>i))
+
+    cdef void forget_blocks(self, Region* region) noexcept nogil:
+        """Ends all blocks in the region of a plan, which is removed."""
+        cdef PlanServer* plan
+        cdef ChunkHandle handle
+        cdef size_t i
+        cdef int which
+        for plan in self.plans:
+            for which in range(2):
+                if not plan.present[which] or plan.address[which] != region.ptr:
+                    continue
+                for i in range(plan.places()):
+                    handle = plan.first_record + <ChunkHandle>i
+                    if self.chunks[handle].state != PLACE and plan.region_of(plan.offset_of(<int64_t>i)) == which:
+                        self.free_place(handle)
+                i = plan.guests().size()
+                while i > 0:
+                    i -= 1
+                    if plan.region_of(plan.guests()[i].offset) == which:
+                        self.free_place(plan.guests()[i].handle)
+                plan.set_region(which, False, 0)
+
+    cdef void drop_plan(self, PlanServer* plan) noexcept nogil:
+        """Forgets a plan that has no region any more."""
+        cdef size_t i
+        for i in range(self.plans.size()):
+            if self.plans[i] == plan:
+                self.plans[i] = self.plans.back()
+                self.plans.pop_back()
+                break
+        self.close_plan_sets(plan)
+        for i in range(plan.places()):
+            self.delete_chunk(plan.first_record + <ChunkHandle>i)
+        if self.plan == plan:
+            self.plan = NULL
+        del plan
+
+    cdef cbool list_places(self, PlanServer* plan, int region, vector[uint32_t]& out) noexcept nogil:
+        """The blocks in a region of a plan, in no order. False: the host is out of memory."""
+        cdef size_t i
+        cdef ChunkHandle handle
+        for i in range(plan.places()):
+            handle = plan.first_record + <ChunkHandle>i
+            if self.chunks[handle].state != PLACE and plan.region_of(plan.offset_of(<int64_t>i)) == region:
+                if not try_push_back(out, <uint32_t>handle):
+                    return False
+        for i in range(plan.guests().size()):
+            if plan.region_of(plan.guests()[i].offset) == region:
+                if not try_push_back(out, plan.guests()[i].handle):
+                    return False
+        return True
+
     # -- replay -------------------------------------------------------------------------------------------------------
 
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
@@ -617,6 +881,8 @@ cdef class Pool:
         """
         if self.notes_frees and self.usage == NULL:
             return start
+        if self.plan != NULL:
+            return self.play_planned(events, start, end, tally)
         if events.timeline != NULL or events.owner != NULL:
             return self.play_loop(events, start, end, tally, self.usage != NULL, self.has_options, self.pages != NULL,
                                   True)
@@ -707,6 +973,53 @@ cdef class Pool:
         tally.peak_live = peak
         return i
 
+    cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+        """Like play_loop, where there is a plan: serves what comes as planned, and small requests between steps."""
+        cdef Lane lane = events.lane
+        cdef cbool lanes = self.usage != NULL
+        cdef cbool plain = not lane.thread and not lane.pool[0] | lane.pool[1]
+        cdef uint64_t size, rounded
+        cdef uint32_t index = NO_STREAM, known = 0
+        cdef ChunkHandle handle
+        cdef Chunk* chunk
+        cdef size_t i = start
+        while i < end and plain:
+            if events.timeline != NULL and i > start:
+                self.watch(events.timeline, i - 1, tally.live, events.op[i] == ALLOCATE)
+            if events.op[i] == ALLOCATE:
+                size = events.size[i]
+                if size == 0 or size >= TOO_LARGE:
+                    break
+                if index == NO_STREAM or known != events.stream[i]:
+                    known = events.stream[i]
+                    lane.stream = known if events.by_stream or not lanes else lane.stream
+                    index = self.plan.stream_of(lane.stream)
+                rounded = self.sizes.round(size) if lanes else round_up(size, self.granularity)
+                if index == NO_STREAM:
+                    break
+                handle = self.take_place(index, rounded, size, known, False)
+                if handle >= NO_HOST_MEMORY:
+                    break
+                if events.owner != NULL:
+                    self.set_owner(handle, events.owner[i])
+                events.handles[events.number[i]] = handle
+                events.addresses[i] = self.chunks[handle].ptr
+                tally.live += size
+                tally.peak_live = max(tally.peak_live, tally.live)
+            else:
+                handle = events.handles[events.number[i]]
+                if handle != NO_CHUNK:
+                    chunk = &self.chunks[handle]
+                    if chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE:
+                        break
+                    size = chunk.requested_size
+                    if not self.free_chunk(handle):
+                        break
+                    tally.live -= size
+                    events.handles[events.number[i]] = NO_CHUNK
+            i += 1
+        return i
+
     # -- regions ------------------------------------------------------------------------------------------------------
 
     cdef cbool list_free(self, uint32_t bin_set, vector[ChunkHandle]& out) noexcept nogil:
@@ -734,7 +1047,8 @@ cdef class Pool:
         cdef cmap[uint64_t, Region].iterator before = self.regions.find(ptr)
         cdef ChunkHandle last = NO_CHUNK
         cdef Region region = Region(ptr, ptr + size, NO_CHUNK, 0)
-        if join and before != self.regions.end():
+        join = join and before != self.regions.end() and not self.bin_sets[bin_set].is_plan
+        if join and self.chunks[deref(before).second.first].state != DIVIDED:
             region = deref(before).second
             region.end = ptr + size
             last = self.chunk_at_end(&deref(before).second)
@@ -855,9 +1169,14 @@ cdef class Pool:
             self.pool_usage.went(owner.lane.pool, owner.kind, size)
         if self.history != NULL:
             self.note(HISTORY_SEGMENT_FREE, chunk, size)
+        if chunk.state == DIVIDED:
+            self.forget_blocks(&region)
         while handle != NO_CHUNK:
             chunk = &self.chunks[handle]
             following = chunk.next
+            if chunk.state == DIVIDED:
+                self.delete_chunk(handle)
+                break
             if self.usage != NULL:
                 self.count_removed(owner, chunk, is_cut)
             if chunk.state == FREE:

@@ -13,6 +13,7 @@ from bfc.allocators._recorder cimport Recorder
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._frees cimport Frees
 from bfc.allocators._tags cimport Tags
+from bfc.allocators._plans cimport Planned
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
 from bfc.allocators.mapping._stitching cimport Stitching
 
@@ -32,6 +33,7 @@ cdef struct Request:
     uint64_t taken              # then, the bytes that were reserved
     Lane lane                   # where it may take free chunks from, if a policy keeps them apart
     uint64_t tag                # the tag that it belongs to; 0: none
+    cbool asked_plan            # whether it has been asked whether a plan has a place for it
     uint64_t captured[2]        # the pool of the graph that captures its stream; (0, 0): none
     cbool in_capture            # whether its stream captures, and the capture is marked
     uint32_t owner              # the number of its owner in the pool; 0: none
@@ -89,6 +91,7 @@ cdef class Allocator(Owner):
     cdef AddressRanges mapped           # memory that is mapped to addresses; None: all of it comes in regions
     cdef Stitching stitching            # the same, where pages are mapped one by one; else None
     cdef bint stitches                  # whether they are
+    cdef Planned planned                # a plan and its steps; None: there was never one
     cdef object __weakref__
 
     # What a policy overrides: the request that it makes of so many bytes (`set_request`); where that may be placed,
@@ -105,6 +108,7 @@ cdef class Allocator(Owner):
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
+    cdef int plan_changed(self) except -1   # a plan came into use, or is not in use any more
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
     cdef int check_alignment(self, uint64_t alignment) except -1
@@ -134,6 +138,9 @@ cdef class Allocator(Owner):
     cdef void trace_allocation(self, Placement* placed) noexcept
     cdef bint keeps_history(self) noexcept
 
+    cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
+    cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1
+    cdef Planned planned_part(self)
     cdef int attempt(self, Request* request, Placement* placed) except -1
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
     cdef int after_miss(self, Request* request, Placement* placed) except -1

@@ -1,13 +1,15 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bfc.allocators._plans import Step
 from bfc.allocators._tags import Way
 from bfc.buffers._buffer import Buffer, Owner
+from bfc.plans.plan import Plan
 from bfc.snapshots.asleep import SleepReport
 from bfc.snapshots.leaks import Leaks
 from bfc.snapshots.snapshot import HistoryEntry, Snapshot, Stats
@@ -53,6 +55,12 @@ class Allocator(Owner):
     def _swap_noter(
         self, noter: Callable[[int], object] | None
     ) -> Callable[[int], object] | None: ...
+    def use_plan(self, plan: Plan | None, *, strict: bool = False) -> None: ...
+    def step(self, kind: str = "train") -> AbstractContextManager[Step]: ...
+    def _watch_steps(
+        self, watcher: Callable[[str], object] | None
+    ) -> Callable[[str], object] | None: ...
+    def plan_stats(self) -> dict[str, Any]: ...
     def release_free_regions(self) -> int: ...
     def empty_cache(self) -> int: ...
     def close(self) -> None: ...

@@ -24,8 +24,8 @@ from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport (
     COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
-    NO_HOST_MEMORY, NO_LANE, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane,
-    Pool, Region, Tracing,
+    NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History,
+    HistoryRecord, Lane, Pool, Region, Tracing,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
@@ -48,6 +48,7 @@ from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, QUERY, RECORD, WAIT, Frees, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
+from bfc.allocators._plans cimport Planned, new_step
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
 from bfc.allocators.mapping._sleep cimport put_to_sleep, wake_up
 
@@ -73,6 +74,8 @@ cdef extern from "owners.hpp":
 cdef extern from "usage.hpp":
     pass
 cdef extern from "pool_usage.hpp":
+    pass
+cdef extern from "plan_server.hpp":
     pass
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
@@ -265,6 +268,9 @@ cdef class Allocator(Owner):
 
     cdef void regions_released(self) noexcept nogil:
         pass
+
+    cdef int plan_changed(self) except -1:
+        return 0
 
     cdef object against_pieces(self):
         """The policy's remedies against fragmentation that are not in use, for the advice in an OutOfMemoryError."""
@@ -678,6 +684,170 @@ cdef class Allocator(Owner):
         self.reasons.put(HAS_NOTER, self.noter is not None)
         return noter
 
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    cdef Planned planned_part(self):
+        self.require_set_up()
+        if self.planned is None:
+            planned = Planned()
+            planned.attach(&self.lock, self.pool, self.source, self.fences, &self.limit, &self.is_closed,
+                           self.home_stream)
+            self.planned = planned
+        return self.planned
+
+    def use_plan(self, plan, *, bint strict=False):
+        """Serve a plan from now on, or none.
+
+        The plan's regions are taken at once. Requests that come as planned have their places there; the policy serves
+        all others.
+
+        Parameters
+        ----------
+        plan : Plan or None
+            A plan for this policy. None ends the plan in use: its regions go back once nothing lives in
+            them.
+        strict : bool, optional
+            Raise an error if there is no room for the plan. By default there is a warning, and no plan is
+            served.
+
+        Raises
+        ------
+        PlanError
+            If the plan is for the other policy, or for a device whose addresses are less aligned, and
+            with `strict` if it needs more than the limit or the device leaves.
+        TypeError
+            If it is not a plan.
+        ValueError
+            If the allocator is `strict`, maps memory page by page, or has a timing counter.
+        RuntimeError
+            If a step is open.
+        SubAllocatorError
+            If the device failed, with something other than "out of memory". No plan is served then.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        An allocator in which nothing lives serves the plan from its head on. In one that has memory in use, what the
+        head allocates counts as allocated already, and the region of what is never freed is not taken.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> trace = bfc.Trace([0, 0, 1, 1] * 3, [0, 1, 0, 1] * 3, [3 << 20, 1 << 20, 0, 0] * 3)
+        >>> plan = bfc.Plan.from_trace(trace, marks=[0, 4, 8])
+        >>> pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> pool.use_plan(plan)
+        >>> with pool.step("train"):
+        ...     one, other = pool.allocate("3 MiB"), pool.allocate("1 MiB")
+        >>> pool.stats().pool_bytes >> 20, pool.plan_stats()["hits"]
+        (4, 2)
+        """
+        cdef Planned planned = self.planned_part()
+        if self.is_closed:
+            raise closed()
+        if plan is None:
+            planned.use(None, None, strict)
+            self.plan_changed()
+            return
+        if not hasattr(plan, "_served"):
+            raise TypeError(f"a plan is a bfc.Plan or None, not {type(plan).__name__}")
+        if self.strict:
+            raise ValueError("an allocator with strict=True places as the original does, and the original has no plans")
+        if self.stitches:
+            raise ValueError("a plan lies in ordinary memory, and this allocator maps memory page by page")
+        if self.pool.timing != NULL:
+            raise ValueError("a plan does not know when memory may be used again by the timing counter")
+        served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment)
+        try:
+            planned.use(plan, served, strict)
+        finally:
+            self.plan_changed()
+
+    def step(self, str kind not None="train"):
+        """One iteration of a program, as a context manager: requests inside come as the plan in use expects them.
+
+        Parameters
+        ----------
+        kind : str, optional
+            The kind of iteration, as in the plan. A kind that the plan does not have is served by the
+            policy, which also uses what the plan leaves idle.
+
+        Returns
+        -------
+        Step
+            The context manager. Without a plan it does nothing.
+
+        Raises
+        ------
+        RuntimeError
+            If a step is open already when this one is entered.
+        SubAllocatorError
+            If the device fails, when the step is entered, to take back what the one before took beside the
+            plan.
+
+        Notes
+        -----
+        What a step leaves alive stays alive; requests whose places it takes get others. A forked child has a plan of
+        its own, at the same point.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        >>> with pool.step("train"):
+        ...     buffer = pool.allocate("1 MiB")
+        """
+        return new_step(self.planned_part(), kind)
+
+    def plan_stats(self):
+        """How well the plan in use fits the program.
+
+        Returns
+        -------
+        dict
+            `state` is "none", "declined" (`why` says why), "between steps" or "in step". With a plan in
+            use there are also, counted since then: `hits`, `guests` and `side`, the requests that got a
+            place, room that the plan leaves idle, or memory of the policy, and the bytes of each
+            (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of requests that
+            got a place; `steps` and `departed_steps`, those in which not all did; `first_departure`, the
+            kind and number of the first such step, or None; `span`, the bytes of the plan;
+            `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the plan still saves
+            beside what the policy alone reserved for the recording.
+        """
+        return self.planned_part().stats()
+
+    def _watch_steps(self, watcher):
+        """From now on `watcher(kind)` is called when a step has begun. None ends that. Returns the previous one."""
+        cdef Planned planned = self.planned_part()
+        watcher, planned.watcher = planned.watcher, watcher
+        return watcher
+
+    @cython.final
+    cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil:
+        """The place that the plan in use has for a request, or a guest's room. Asks once for each request: a plan
+        counts what it is asked."""
+        if self.pool.plan == NULL or request.asked_plan:
+            return NO_CHUNK
+        request.asked_plan = True
+        return self.pool.ask_plan(request.rounded, request.nbytes,
+                                  request.stream if self.pool.usage == NULL else request.lane.stream, request.indexed)
+
+    cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1:
+        """Where nothing else fits: uses any gap of the plan, or gives back the region of its bodies."""
+        cdef uint32_t index
+        self.acquire()
+        if not self.is_closed and self.pool.plan != NULL and request.asked_plan:
+            index = self.pool.plan.stream_of(request.stream if self.pool.usage == NULL else request.lane.stream)
+            if index != NO_STREAM:
+                self.fill(self.pool.hand_out_room(index, self.pool.plan.any_room(index, request.rounded),
+                                                  request.rounded, request.nbytes, request.stream, request.indexed),
+                          request, placed)
+        self.lock.release()
+        if placed.handle == NO_CHUNK and self.planned.give_back_idle():
+            self.place_after_miss(request, placed)
+        return 0
+
     # -- where a hit is not enough ------------------------------------------------------------------------------------
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
@@ -803,6 +973,8 @@ cdef class Allocator(Owner):
             if not self.is_closed:
                 self.fill(self.place(request), request, placed)
             self.lock.release()
+        if placed.handle == NO_CHUNK and self.planned is not None and not request.refused:
+            self.make_room_in_plan(request, placed)
         if placed.handle == NO_CHUNK and not request.refused:
             self.place_where_refused(request, placed)
         if placed.handle == NO_HOST_MEMORY:
@@ -1134,7 +1306,7 @@ cdef class Allocator(Owner):
         while i < addresses.size():
             if handles[i] != NO_CHUNK:
                 chunk = &self.pool.chunks[handles[i]]
-                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>MARKS != IN_USE | INDEXED:
+                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
                     break
                 if not self.pool.free_chunk(handles[i]):
                     break
@@ -1333,6 +1505,8 @@ cdef class Allocator(Owner):
             self.source.give_back(regions, False)
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
                 self.check_books()
+            if self.planned is not None:
+                self.planned.give_back_empty()
             return released + self.release_mapped()
         finally:
             self.pool.release_id = 0

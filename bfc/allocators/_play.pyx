@@ -71,6 +71,7 @@ cdef class Run:
     cdef Timeline timeline
     cdef bint keeps_timeline
     cdef uint64_t calls_before
+    cdef list marks                         # (event, kind): where the steps of a plan begin
     cdef readonly Py_ssize_t failed
     cdef readonly double seconds
     cdef readonly uint64_t peak_bytes_in_use
@@ -128,6 +129,10 @@ cdef class Run:
         self.events.owner = self.owners.data() if count else NULL
         return 0
 
+    def set_marks(self, marks):
+        """The events at which steps of the allocator's plan begin, and their kinds. Before the first there is none."""
+        self.marks = sorted(marks)
+
     @property
     def peak_bytes_live(self):
         return self.tally.peak_live
@@ -164,7 +169,7 @@ cdef class Run:
                 self.take_back()
                 return False
             self.begin_figures(rebuilt)
-            self.play_range(rebuilt, self.events.count, progress)
+            self.play_steps(rebuilt, progress)
             self.hand_over()
         except BaseException:
             self.take_back()
@@ -187,6 +192,26 @@ cdef class Run:
                 self.note_locked(rebuilt - 1)
                 self.allocator.lock.release()
         return 0
+
+    cdef int play_steps(self, size_t start, progress) except -1:
+        """Plays the rest, with the steps of a plan if there is one."""
+        cdef size_t at
+        if self.allocator.planned is None or not self.marks:
+            return self.play_range(start, self.events.count, progress)
+        step = None
+        try:
+            for event, kind in self.marks:
+                at = min(max(<size_t>event, start), self.events.count)
+                self.play_range(start, at, progress)
+                start = at
+                if step is not None:
+                    step, _ended = None, step.__exit__()
+                entered = self.allocator.step(kind)
+                step = entered.__enter__()
+            return self.play_range(start, self.events.count, progress)
+        finally:
+            if step is not None:
+                step.__exit__()
 
     cdef int play_range(self, size_t start, size_t last, progress) except -1:
         cdef size_t end

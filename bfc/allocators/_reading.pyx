@@ -15,9 +15,9 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    BOTH_KINDS, DELETED, FREE, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK, NO_PAGE,
-    OWNER_SHIFT, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters, FreeChunk, HistoryRecord,
-    PageBitmap, Pool, Region, round_up,
+    BOTH_KINDS, DELETED, DIVIDED, FREE, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK,
+    NO_PAGE, OWNER_SHIFT, PLACE, PLANNED, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters,
+    FreeChunk, HistoryRecord, PageBitmap, PlanServer, Pool, Region, round_up,
 )
 from bfc.buffers._scopes cimport name_of_owner
 from bfc.allocators._changes cimport IS_GROWING
@@ -33,6 +33,22 @@ cdef extern from "history.hpp":
     pass
 cdef extern from "page_bitmap.hpp":
     pass
+cdef extern from "plan_server.hpp":
+    pass
+
+cdef extern from *:
+    """
+    #include <algorithm>
+    #include <cstdint>
+    #include <vector>
+
+    template <class Chunk>
+    static inline void bfc_sort_by_address(std::vector<uint32_t>& handles, const Chunk* chunks) {
+        const auto before = [=](uint32_t a, uint32_t b) { return chunks[a].ptr < chunks[b].ptr; };
+        std::sort(handles.begin(), handles.end(), before);
+    }
+    """
+    void sort_by_address "bfc_sort_by_address"(vector[uint32_t]& handles, const Chunk* chunks) noexcept nogil
 
 
 cdef cbool copy_columns(Pool pool, vector[RegionRow]& regions, vector[ChunkRow]& chunks,
@@ -73,7 +89,10 @@ cdef cbool add_runs(Pool pool, Region* region, vector[uint32_t]& slots, vector[R
         row.ptr = end = pool.chunks[handle].ptr
         while handle != NO_CHUNK and pool.chunks[handle].state not in (UNMAPPED, MAPPED_ELSEWHERE):
             end = pool.chunks[handle].ptr + pool.chunks[handle].size
-            if not add_chunk(pool, &pool.chunks[handle], chunks):
+            if pool.chunks[handle].state == DIVIDED:
+                if not add_blocks(pool, handle, chunks):
+                    return False
+            elif not add_chunk(pool, &pool.chunks[handle], chunks):
                 return False
             handle = pool.chunks[handle].next
         if end > row.ptr:
@@ -87,6 +106,39 @@ cdef cbool add_runs(Pool pool, Region* region, vector[uint32_t]& slots, vector[R
         if handle != NO_CHUNK:
             handle = pool.chunks[handle].next
     return True
+
+
+cdef cbool list_blocks(Pool pool, ChunkHandle divided, vector[uint32_t]& blocks) noexcept nogil:
+    """The blocks in the region of a plan, by address. False: the host is out of memory."""
+    cdef PlanServer* plan
+    cdef int which
+    for plan in pool.plans:
+        for which in range(2):
+            if plan.present[which] and plan.address[which] == pool.chunks[divided].ptr:
+                if not pool.list_places(plan, which, blocks):
+                    return False
+    sort_by_address(blocks, pool.chunks)
+    return True
+
+
+cdef cbool add_blocks(Pool pool, ChunkHandle divided, vector[ChunkRow]& chunks) noexcept nogil:
+    """Adds the blocks in the region of a plan, and what is free between them."""
+    cdef vector[uint32_t] blocks
+    cdef uint32_t block
+    cdef uint64_t end = pool.chunks[divided].ptr + pool.chunks[divided].size
+    cdef Chunk gap = pool.chunks[divided]
+    gap.state = FREE
+    if not list_blocks(pool, divided, blocks):
+        return False
+    for block in blocks:
+        gap.size = pool.chunks[block].ptr - gap.ptr
+        if gap.size and not add_chunk(pool, &gap, chunks):
+            return False
+        if not add_chunk(pool, &pool.chunks[block], chunks):
+            return False
+        gap.ptr = pool.chunks[block].ptr + pool.chunks[block].size
+    gap.size = end - gap.ptr
+    return gap.size == 0 or add_chunk(pool, &gap, chunks)
 
 
 cdef inline cbool add_chunk(Pool pool, Chunk* chunk, vector[ChunkRow]& chunks) noexcept nogil:
@@ -270,6 +322,9 @@ cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil:
     cdef BinSet bin_set
     for bin_set in pool.bin_sets:
         total += bin_set.bins.bytes() + (bin_set.bitmap.bytes() if bin_set.bitmap != NULL else 0)
+    cdef PlanServer* plan
+    for plan in pool.plans:
+        total += plan.bytes()
     return total
 
 
@@ -282,6 +337,12 @@ cdef ChunkHandle chunk_around(Pool pool, uint64_t ptr) noexcept nogil:
     cdef ChunkHandle handle = deref(found).second.first
     while ptr >= pool.chunks[handle].ptr + pool.chunks[handle].size:
         handle = pool.chunks[handle].next
+    cdef vector[uint32_t] blocks
+    cdef uint32_t block
+    if pool.chunks[handle].state == DIVIDED and list_blocks(pool, handle, blocks):
+        for block in blocks:
+            if pool.chunks[block].ptr <= ptr < pool.chunks[block].ptr + pool.chunks[block].size:
+                return block
     return handle
 
 
@@ -382,6 +443,8 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
     recount.pool_bytes = 0
     recount.bytes_waiting = 0
     cdef const char* found = fault_in_regions(pool, &recount, &reached)
+    if found == NULL:
+        found = fault_in_plans(pool, &recount, &reached)
     if found != NULL:
         return found
     while handle != NO_CHUNK and slots <= pool.chunk_count:
@@ -440,6 +503,41 @@ cdef const char* fault_in_regions(Pool pool, Counters* recount, size_t* reached)
     return fault_in_bins(pool, free_chunks)
 
 
+cdef const char* fault_in_plans(Pool pool, Counters* recount, size_t* reached) noexcept nogil:
+    """What is wrong with the places of plans and their guests, or NULL."""
+    cdef PlanServer* plan
+    cdef vector[uint32_t] live
+    cdef ChunkHandle handle
+    cdef size_t i
+    cdef const char* found = NULL
+    for plan in pool.plans:
+        live.clear()
+        for i in range(plan.places() + plan.guests().size()):
+            handle = plan.first_record + <ChunkHandle>i
+            if i >= plan.places():
+                handle = plan.guests()[i - plan.places()].handle
+                if pool.chunks[handle].ptr != plan.address_of(plan.guests()[i - plan.places()].offset):
+                    return b"I16: a guest in the region of a plan lies elsewhere"
+            elif pool.chunks[handle].state == PLACE:
+                reached[0] += 1
+                if pool.chunks[handle].allocation_id != -1:
+                    return b"I5: a place that is not taken has an allocation id"
+                continue
+            elif not try_push_back(live, <uint32_t>i):
+                return NULL
+            reached[0] += 1
+            if not pool.chunks[handle].state & PLANNED or not plan.contains(pool.chunks[handle].ptr):
+                return b"I16: a block of a plan does not lie in its regions"
+            found = fault_in_chunk(pool, handle, NO_CHUNK, pool.chunks[handle].ptr, recount)
+            if found != NULL:
+                return found
+            if i < plan.places() and pool.chunks[handle].size > plan.size_of(<int64_t>i):
+                return b"I16: a block is larger than its place"
+        if not plan.is_sound(live):
+            return b"I16: the places that are taken differ from those noted, or blocks in a plan overlap"
+    return NULL
+
+
 cdef inline cbool has_memory(Pool pool, ChunkHandle handle) noexcept nogil:
     cdef Chunk* chunk = &pool.chunks[handle]
     return chunk.state not in (UNMAPPED, MAPPED_ELSEWHERE) and not pool.bin_sets[chunk.bin_set].asleep
@@ -461,6 +559,9 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
             return b"I3: two neighbours are free"
         return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
+    if state == DIVIDED:
+        return unless(pool.bin_sets[chunk.bin_set].is_plan and chunk.next == NO_CHUNK,
+                      b"I16: a plan's region has neighbours, or stands among others")
     if state in (UNMAPPED, LEAVING, MAPPED_ELSEWHERE):
         return fault_without_memory(pool, &chunk)
     recount.bytes_in_use += chunk.size
@@ -586,9 +687,11 @@ cdef Recount recount_usage(Pool pool, uint32_t kind) noexcept nogil:
     cdef Chunk chunk
     for i in range(pool.chunk_count):
         chunk = pool.chunks[i]
-        if chunk.state in (DELETED, UNMAPPED, MAPPED_ELSEWHERE) or pool.bin_sets[chunk.bin_set].kind != kind:
+        if chunk.state in (DELETED, PLACE, UNMAPPED, MAPPED_ELSEWHERE) or pool.bin_sets[chunk.bin_set].kind != kind:
             continue
-        recount.reserved += chunk.size if has_memory(pool, <ChunkHandle>i) else 0
+        recount.reserved += chunk.size if has_memory(pool, <ChunkHandle>i) and not chunk.state & PLANNED else 0
+        if chunk.state == DIVIDED:
+            continue
         if chunk.state != FREE and chunk.state != LEAVING:
             recount.chunks += 1
             recount.bytes += chunk.size

@@ -18,8 +18,8 @@ from bfc.units import format_bytes
 EPILOG = """\
 A plan knows the whole run, and so can lay its blocks where they leave no gaps: span is what it
 takes, in one region for what is never freed (base) and one for everything else (body). reserved is
-what the fallback policy takes, which sees one request at a time. No allocator serves a plan yet:
-the figures say how much memory a better layout could save.
+what the fallback policy takes, which sees one request at a time. An allocator serves a plan that
+is given to it as plan=, or to its method use_plan.
 
 A run that repeats is planned as a head and one iteration of each kind, found from marks: the events
 at which iterations begin. They are in the trace (meta["marks"]) or in FILE, as JSON: a list of

@@ -71,8 +71,8 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
     DeviceUnavailableError
         If PyTorch is missing, or sees no CUDA device.
     ValueError
-        If 32 allocators serve pools in this process already, or this one is not over memory of a
-        CUDA device.
+        If 32 allocators serve pools in this process already, this one is not over memory of a
+        CUDA device, or it serves a plan, which has places for blocks and not for segments.
 
     Notes
     -----
@@ -80,6 +80,11 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
     which waits for the device, as cudaFree does. Out of memory is PyTorch's own error.
     """
     torch = _torch_with_cuda()
+    if allocator.plan_stats()["state"] not in ("none", "declined"):
+        raise ValueError(
+            "this allocator serves a plan, and PyTorch asks a MemPool for segments, which a plan "
+            "does not know: use bfc.integrations.torch.replace, or end the plan with use_plan(None)"
+        )
     number = _torch.serve_pool(allocator)
     pair = f"bfc_torch_pool_alloc_{number}", f"bfc_torch_pool_free_{number}"
     pool = torch.cuda.MemPool(_pluggable(torch, *pair).allocator(), **options)

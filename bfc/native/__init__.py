@@ -37,6 +37,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     plan_search.hpp     the same exactly, for a few hundred blocks
     plan_sweep.hpp      whether two blocks of a layout overlap
     plan_matcher.hpp    which slot of a plan a request is for
+    plan_server.hpp     which places of a plan are taken, and room for guests
     source.h            a sub-allocator's calls as C functions
     dlpack.h            DLPack's structures
 """

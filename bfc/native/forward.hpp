@@ -7,6 +7,7 @@ namespace bfc {
 class Bins;
 class History;
 class PageBitmap;
+class PlanServer;
 class PoolUsage;
 class Timeline;
 class Usage;

@@ -29,19 +29,43 @@ public:
     // The slot for a request, or kMiss. With `smaller`, a request that is found nowhere takes the slot that was expected
     // if it fills at least half of it.
     int64_t match(uint64_t size, bool smaller) noexcept {
-        const int64_t skipped = skipped_;
-        skipped_ = kMiss;
-        while (next_ < slots() && served_[next_]) ++next_;
-        int64_t slot = next_;
-        if (next_ >= slots() || sizes_[next_] != size) {
-            if (skipped >= 0 && sizes_[skipped] == size && !served_[skipped])
-                slot = skipped;     // the request before this one was put in
-            else
-                slot = nearest(size);
-        }
+        const int64_t slot = find(size);
         if (slot < 0) return miss(size, smaller);
+        take(slot, size);
+        return slot;
+    }
+
+    // The slot that match() would find by size, or kMiss. Nothing changes but what is known to be served.
+    int64_t find(uint64_t size) noexcept {
+        expected();
+        if (next_ < slots() && sizes_[next_] == size) return next_;
+        if (skipped_ >= 0 && sizes_[skipped_] == size && !served_[skipped_])
+            return skipped_;    // the request before this one was put in
+        return nearest(size);
+    }
+
+    // Serves a slot that find() has found for a request.
+    void take(int64_t slot, uint64_t size) noexcept {
+        skipped_ = kMiss;
         previous_ = size;
-        return serve(slot);
+        serve(slot);
+    }
+
+    // The slot that is expected next, or kMiss: all are served.
+    int64_t expected() noexcept {
+        while (next_ < slots() && served_[next_]) ++next_;
+        return next_ < slots() ? next_ : kMiss;
+    }
+
+    bool is_served(size_t slot) const noexcept { return served_[slot] != 0; }
+
+    // From now on the requests are those of another iteration.
+    void restart() noexcept {
+        std::fill(served_.begin(), served_.end(), 0);
+        next_ = 0;
+        skipped_ = kMiss;
+        previous_ = 0;
+        misses_ = 0;
     }
 
 private:
@@ -64,6 +88,7 @@ private:
 
     // The slot that was expected counts as changed: the next request is expected behind it.
     int64_t miss(uint64_t size, bool smaller) noexcept {
+        skipped_ = kMiss;
         previous_ = size;
         if (smaller && next_ < slots() && size <= sizes_[next_] && sizes_[next_] - size <= size) return serve(next_);
         ++misses_;

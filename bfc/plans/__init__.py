@@ -6,6 +6,7 @@ layout.py        places for blocks whose lives are known
 parts.py         a recording, cut into a head and iterations
 repeats.py       where the iterations begin, if nothing says so
 consensus.py     several recorded iterations become one
+serving.py       what an allocator needs of a plan
 plan.py          a plan: made from a trace, saved, loaded, checked
 """
 

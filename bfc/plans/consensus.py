@@ -77,7 +77,7 @@ def _joined(first: Part, reference: Part, last: Part) -> Part:
         slot = matched(reference, part)
         hit = slot >= 0
         votes[slot[hit]] += 1
-        place = _places(slot, len(reference))
+        place = places(slot, len(reference))
         longer = hit & small[slot]
         np.maximum.at(end, slot[longer], place[part.end[longer]])
         np.maximum.at(over, slot[longer], part.over[longer])
@@ -102,7 +102,7 @@ def _joined(first: Part, reference: Part, last: Part) -> Part:
     return replace(reference, **columns, end=until.astype(np.uint32))
 
 
-def _places(slot: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+def places(slot: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
     """For each request, and for the end, the slot that it or the next that has one is for."""
     import numpy as np
 

@@ -45,7 +45,8 @@ class Part:
         The first byte. Below `Plan.base` it lies in the region of what is never freed, else in that
         of the bodies.
     end : numpy.ndarray of uint32
-        The number of the request of this part before which the block is freed.
+        The number of the request of this part before which the block is freed. In a late part: the
+        number of the request of the body before which the first iteration asks for it.
     over : numpy.ndarray of uint32
         Of a block that outlives the part: how many requests of the next iteration come before its
         free. 0 for all others, and 2**32 - 1 for one that is never freed.

@@ -12,7 +12,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.errors import PlanError, TraceError
 from bfc.files import read_arrays, replacing
 from bfc.plans._planning import as_torch_rounds
-from bfc.plans.consensus import consensus
+from bfc.plans.consensus import consensus, matched, places
 from bfc.plans.layout import planned
 from bfc.plans.lives import Lives
 from bfc.plans.parts import (
@@ -30,6 +30,7 @@ from bfc.plans.parts import (
     stretches,
 )
 from bfc.plans.repeats import iterations_in
+from bfc.plans.serving import Served, served
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
@@ -94,8 +95,8 @@ class Plan:
 
     Notes
     -----
-    No allocator serves a plan yet. A plan says how much memory a run would need if its blocks lay
-    in the best places, and which places these are.
+    `BFCAllocator` and `CachingAllocator` serve a plan: give it as `plan=`, or call `use_plan`, and
+    put each iteration into `with allocator.step("train"):`.
 
     Under PyTorch's policy each stream has places of its own, since memory does not pass from one
     stream to another there.
@@ -232,6 +233,24 @@ class Plan:
         peak the `peak` counts, and not the `span`: they need memory beside it.
         """
         return self.online - max(self.span, self.peak)
+
+    def _served(self, policy: str, alignment: int) -> Served:
+        """What an allocator needs of it. Raises PlanError if it cannot serve the plan."""
+        import numpy as np
+
+        if policy != self.fallback:
+            raise PlanError(
+                f"the plan is for the policy {self.fallback!r}, and this allocator has {policy!r}: "
+                f"make it with fallback={policy!r}"
+            )
+        found = served(self.parts, self.base, self.span, apart=self.fallback == "caching")
+        places = np.concatenate([found.offset, found.size, [self.base]])
+        if (places.astype(np.uint64) % np.uint64(alignment)).any():
+            raise PlanError(
+                f"the plan has places that are not multiples of {alignment} bytes, as this device "
+                f"needs them: record the run on it"
+            )
+        return found
 
     def __repr__(self) -> str:
         slots = sum(map(len, self.parts))
@@ -388,15 +407,27 @@ def _body_of(requests: Requests, found: list[Stretch]) -> list[Part]:
     known = [stretch for stretch in found if stretch.end < len(requests.size)] or found
     first, kind = found[0], found[0].kind
     never = requests.freed[first.begin : first.end] == -1
-    late = requests.part(LATE, kind, first.begin, first.end, first.after).taken(never)
+    whole = requests.part(BODY, kind, first.begin, first.end, first.after)
     made = [
         requests.part(BODY, kind, stretch.begin, stretch.end, stretch.after)
         for stretch in known[-ITERATIONS:]
     ]
     ending = [part.taken(part.over != FOREVER) for part in made]
-    left_out = len(made[-1]) - len(ending[-1]) - (len(late) if known[-1] == first else 0)
+    lasting = int(never.sum())
+    left_out = len(made[-1]) - len(ending[-1]) - (lasting if known[-1] == first else 0)
     body = replace(consensus(ending), left_out=left_out)
-    return [body, late] if len(late) else [body]
+    return [body, _late_of(whole, never, body)] if lasting else [body]
+
+
+def _late_of(whole: Part, never: NDArray[np.bool_], body: Part) -> Part:
+    """What the first iteration allocates for good, and where in the body it does."""
+    import numpy as np
+
+    others = whole.taken(~never)
+    expected = places(matched(body, others), len(body))
+    before = np.cumsum(~never)[never]
+    late = whole.taken(never)
+    return replace(late, role=LATE, end=expected[before].astype(np.uint32))
 
 
 def _laid_out(parts: list[Part], unit: int, apart: bool) -> dict[str, Any]:
@@ -527,11 +558,19 @@ def _check_slots(plan: Plan) -> None:
 
     unit = UNITS[plan.fallback]
     repeats = len(plan.parts) > 1
+    bodies = {part.kind: len(part) for part in plan.parts if part.role == BODY}
     for part in plan.parts:
         born = np.arange(len(part))
-        if not ((part.end > born) & (part.end <= len(part))).all():
+        until = part.end
+        if part.role == LATE:  # where in the body it comes
+            until, born = part.end + np.uint32(1), np.zeros(len(part), np.int64)
+            length = bodies[part.kind] + 1
+            rises = bool((np.diff(part.end.astype(np.int64)) >= 0).all())
+        else:
+            length, rises = len(part), True
+        if not (rises and ((until > born) & (until <= length)).all()):
             raise PlanError(f"a slot of the {part.role} ends before it begins, or behind the part")
-        if not ((part.over == 0) | (part.end == len(part))).all():
+        if part.role != LATE and not ((part.over == 0) | (part.end == len(part))).all():
             raise PlanError(f"a slot of the {part.role} outlives it, and ends in it")
         forever = part.over == FOREVER
         if (part.role == BODY and forever.any()) or (part.role == LATE and not forever.all()):

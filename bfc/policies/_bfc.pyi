@@ -3,6 +3,7 @@ from typing import SupportsIndex
 
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
+from bfc.plans.plan import Plan
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
@@ -26,6 +27,7 @@ class BFCAllocator(Allocator):
         virtual_memory: bool = False,
         page_size: SupportsIndex | str | None = None,
         headroom: float = 0.0,
+        plan: Plan | None = None,
     ) -> None: ...
     @property
     def virtual_memory(self) -> bool: ...

@@ -8,12 +8,14 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
+    IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, UNLIMITED, ChunkHandle, Lane, Region, SharedCounter, is_large,
+    round_up,
 )
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
 from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
+from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._private_pools cimport this_thread
 from bfc.policies._paged cimport (
@@ -73,6 +75,7 @@ cdef class Growth:
 cdef enum:
     FIRST_REGION = 2 << 20              # where regions grow
     DEFAULT_SLACK_CAP = 128 << 20       # a chunk with more left over is always split
+    SLACK_BESIDE_PLANS = 20 << 20       # PyTorch's max_non_split_rounding_mb
 
 
 cdef int check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict) except -1:
@@ -123,6 +126,8 @@ cdef class BFCAllocator(Allocator):
         With `virtual_memory`, by how much the memory taken may exceed the most that was ever in
         use, as a fraction of that, where it saves stitching: 0.05 for a program whose sizes do not
         repeat.
+    plan : Plan, optional
+        A plan to serve: see `use_plan`. Beside a plan memory always grows, by what is needed.
 
     Attributes
     ----------
@@ -163,7 +168,7 @@ cdef class BFCAllocator(Allocator):
 
     def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
                  fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0, virtual_memory=False,
-                 page_size=None, headroom=0.0):
+                 page_size=None, headroom=0.0, plan=None):
         if not 0 <= fragmentation_fraction <= 1:
             raise ValueError(f"fragmentation_fraction lies between 0 and 1, not {fragmentation_fraction}")
         if not 0 <= retry_seconds < math.inf:
@@ -183,6 +188,8 @@ cdef class BFCAllocator(Allocator):
             self.pool.add_bin_set(slack_cap, True)
         self.growth = Growth(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
         self.is_closed = False
+        if plan is not None:
+            self.use_plan(plan)
 
     def __repr__(self):
         pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
@@ -232,6 +239,8 @@ cdef class BFCAllocator(Allocator):
         """
         if self.stitches:
             raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
+        if self.pool.plans.size():
+            raise ValueError("a plan does not know when memory may be used again by a timing counter: end it first")
         self.acquire()
         _before = self.pool.set_timing_counter(counter)
         self.lock.release()
@@ -271,6 +280,9 @@ cdef class BFCAllocator(Allocator):
         if self.stitches:
             self.set_lane(&lane, stream)
             return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
+        if self.pool.plan != NULL:
+            return note_hit(self.pool, self.pool.take_planned(round_up(nbytes, self.pool.granularity), nbytes, stream),
+                            placed)
         if self.pool.timestamped.size():
             return False
         cdef ChunkHandle handle = self.pool.allocate_chunk(0, round_up(nbytes, self.pool.granularity), nbytes, stream,
@@ -299,7 +311,8 @@ cdef class BFCAllocator(Allocator):
             return place_in_pages(self, request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
-        return self.find(request)
+        cdef ChunkHandle handle = self.ask_plan(request) if request.freed_before == 0 else NO_CHUNK
+        return handle if handle != NO_CHUNK else self.find(request)
 
     cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
         return self.pool.allocate_chunk(self.bin_set_of(request), request.rounded, request.nbytes, request.stream,
@@ -361,6 +374,8 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
         if rounded <= available:
             size = self.growth.grow_to(rounded, available, &grew)
+            if self.pool.plan != NULL:
+                size = min(size, max(rounded, <uint64_t>FIRST_REGION))      # what lies beside a plan does not double
         request.blocked = size == 0 and rounded <= available + self.source.set_aside - self.source.unreturned_bytes
         if size == 0:
             self.source.refused_bytes.set(0)
@@ -417,6 +432,16 @@ cdef class BFCAllocator(Allocator):
 
     cdef void regions_released(self) noexcept nogil:
         self.growth.reset()
+
+    cdef int plan_changed(self) except -1:
+        """Beside a plan large chunks stay whole: the next step needs them as they are."""
+        cdef cbool planned = self.pool.plan != NULL
+        self.acquire()
+        self.pool.bin_sets[0].oversize = WHOLE_BESIDE_PLANS if planned else UNLIMITED
+        self.pool.bin_sets[0].oversize_slack = SLACK_BESIDE_PLANS
+        self.pool.has_options = planned
+        self.lock.release()
+        return 0
 
     cdef object against_pieces(self):
         if self.stitches or self.strict or self.limit < SMALLEST_PAGE:

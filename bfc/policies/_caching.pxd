@@ -57,6 +57,7 @@ cdef class CachingAllocator(Allocator):
     cdef PoolUses pool_uses
 
     cdef int apply(self, settings) except -1
+    cdef uint64_t oversize_of(self, settings) except? 0xFFFFFFFFFFFFFFFF
     cdef int set_allowed(self, uint64_t allowed) except -1
     cdef void answer_lane(self, uint32_t lane) noexcept nogil
     cdef void answer(self, uint32_t bin_set, cbool expands) noexcept nogil

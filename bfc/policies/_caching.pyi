@@ -2,6 +2,7 @@ from collections.abc import Callable, Mapping
 from typing import SupportsIndex
 
 from bfc.allocators._allocator import Allocator
+from bfc.plans.plan import Plan
 from bfc.policies.graph_pool import Capture, GraphPool
 from bfc.pytorch.settings import CachingSettings
 from bfc.streams import StreamLike
@@ -31,6 +32,7 @@ class CachingAllocator(Allocator):
         release_only_what_is_needed: bool | None = None,
         stitch: bool = False,
         page_size: SupportsIndex | str | None = None,
+        plan: Plan | None = None,
     ) -> None: ...
     @property
     def settings(self) -> str: ...

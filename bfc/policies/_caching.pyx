@@ -18,6 +18,7 @@ from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._fences cimport PendingFence
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
+from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._private_pools cimport (
@@ -203,6 +204,9 @@ cdef class CachingAllocator(Allocator):
     page_size : int or str, optional
         With `stitch`, the bytes of a page: a power of two, and a multiple of the source's
         `mapping_granularity`. None is 2 MiB, or the granularity if that is more.
+    plan : Plan, optional
+        A plan to serve: see `use_plan`. Beside a plan free blocks from 32 MiB on stay whole, as with
+        `max_split_size_mb=32`.
 
     Attributes
     ----------
@@ -260,7 +264,7 @@ cdef class CachingAllocator(Allocator):
                  retry_seconds=0.0, max_split_size_mb=None, max_non_split_rounding_mb=None,
                  garbage_collection_threshold=None, roundup_power2_divisions=None, large_segment_size_mb=None,
                  per_process_memory_fraction=None, search_again=None, collect_without_limit=None,
-                 release_only_what_is_needed=None, stitch=False, page_size=None):
+                 release_only_what_is_needed=None, stitch=False, page_size=None, plan=None):
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
         self.rules = rules_of(torch)
@@ -314,6 +318,8 @@ cdef class CachingAllocator(Allocator):
         else:
             self.set_allowed(self.limit)
         self.is_closed = False
+        if plan is not None:
+            self.use_plan(plan)
 
     def __repr__(self):
         limit = "no limit" if self.allowed == UNLIMITED else f"limit {format_bytes(self.allowed)}"
@@ -382,7 +388,7 @@ cdef class CachingAllocator(Allocator):
         if settings.expandable_segments:
             check_mapping(self.sub_allocator)
         cdef int i
-        cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
+        cdef uint64_t oversize = self.oversize_of(settings)
         cdef uint64_t slack = settings.max_non_split_rounding
         cdef double threshold = settings.garbage_collection_threshold
         cdef TorchSizes sizes = self.pool.sizes
@@ -403,6 +409,19 @@ cdef class CachingAllocator(Allocator):
         self.oversize_slack = slack
         self.threshold = threshold
         self.resolve_collection()
+        self.answer_all()
+        self.lock.release()
+        return 0
+
+    cdef uint64_t oversize_of(self, settings) except? 0xFFFFFFFFFFFFFFFF:
+        """Beside a plan large chunks stay whole: the next step needs them as they are."""
+        cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
+        return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if self.pool.plan != NULL else oversize
+
+    cdef int plan_changed(self) except -1:
+        cdef uint64_t oversize = self.oversize_of(self.applied)
+        self.acquire()
+        self.oversize = oversize
         self.answer_all()
         self.lock.release()
         return 0
@@ -484,6 +503,8 @@ cdef class CachingAllocator(Allocator):
         """Writes down what the policy decides for a set of bins, as data for the pool."""
         cdef BinSet* answers = &self.pool.bin_sets[bin_set]
         cdef PoolId pool = pool_of(&answers.lane)
+        if answers.is_plan:
+            return
         if self.stitches and answers.lane.thread != IN_RANGES:
             answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
             answers.counts_pieces = not answers.is_range
@@ -556,7 +577,10 @@ cdef class CachingAllocator(Allocator):
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
         if self.stitches and may_be_mapped(&request.lane):
             return place_in_pages(self, request)
-        return self.find(request)
+        cdef ChunkHandle handle = NO_CHUNK
+        if is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not request.in_capture:
+            handle = self.ask_plan(request)
+        return handle if handle != NO_CHUNK else self.find(request)
 
     cdef int check_tag(self, Request* request) except -1:
         """Also refuses a request that a private pool is to serve as well."""
@@ -925,6 +949,8 @@ cdef class CachingAllocator(Allocator):
         try:
             if in_turn:
                 return released + self.empty_in_turn(&changes, with_default)
+            if self.planned is not None:
+                self.planned.give_back_empty()
             return released + (0 if captures else self.release_mapped())
         finally:
             self.pool.release_id = 0

@@ -1017,6 +1017,23 @@ class Trace:
         assert made is not None
         return made
 
+    def _steps(self, kept: NDArray[np.intp] | None) -> list[tuple[int, str]]:
+        """Where the steps of a plan begin, as `meta["marks"]` says, among the events that are kept.
+        What is no mark is left out."""
+        import numpy as np
+
+        found = []
+        marks = self.meta.get("marks") if isinstance(self.meta, dict) else None
+        for mark in marks if isinstance(marks, list | tuple) else ():
+            event, kind = (
+                mark if isinstance(mark, list | tuple) and len(mark) == 2 else (mark, "train")
+            )
+            if isinstance(event, int) and 0 <= event <= len(self) and isinstance(kind, str):
+                found.append((event, kind.split(":")[0]))
+        if kept is None:
+            return found
+        return [(int(np.searchsorted(kept, event)), kind) for event, kind in found]
+
     def _played(
         self,
         allocator: Allocator | Replays,
@@ -1044,6 +1061,8 @@ class Trace:
             run = type(allocator)._run(allocator, *made, events=kept)
         first = self.beginning.events
         rebuilt = first if kept is None else int(np.searchsorted(kept, first))
+        if isinstance(allocator, Allocator):
+            run.set_marks(self._steps(kept))
         if samples is not None:
             run.keep_timeline(min(samples, len(self)), rebuilt)
         if not run.play(progress, rebuilt, give_up=kept is None):

@@ -1,0 +1,64 @@
+"""Plans in use: a part that an allocator may have."""
+
+cimport cython
+from libc.stdint cimport uint64_t
+from libcpp.vector cimport vector
+
+from bfc._core cimport PlanServer, Pool, Region
+from bfc.allocators._lock cimport Lock
+from bfc.allocators._source cimport Source
+from bfc.allocators._fences cimport Fences
+
+
+cdef enum:
+    WHOLE_BESIDE_PLANS = 32 << 20       # a free chunk of at least this many bytes is not split beside a plan
+
+
+cdef class Step:
+    cdef Planned planned
+    cdef str kind
+
+
+@cython.final
+cdef class Planned:
+    cdef Lock* lock             # the allocator's: it guards the pool
+    cdef Pool pool
+    cdef Source source
+    cdef Fences fences
+    cdef uint64_t* limit        # the allocator's
+    cdef bint* is_closed        # whether it is
+    cdef uint64_t home
+    cdef PlanServer* server     # of the plan in use; NULL: there is none
+    cdef object plan
+    cdef object sequences       # numbers of the server's sequences: (the head's, {kind: first}, {kind: later})
+    cdef set begun              # the kinds of which there was a step
+    cdef object step            # the kind of the step that is open; None: none is
+    cdef object declined        # why the plan is not served
+    cdef object departure       # where a step first departed from the plan: (kind, its number)
+    cdef object watcher         # a function to tell the kind of each step that begins; or None
+    cdef uint64_t steps, departed
+    cdef bint has_departed      # the step that is open, or the last one
+
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
+                    uint64_t home) except -1
+    cdef int use(self, object plan, object served, bint strict) except -1
+    cdef int drop(self) except -1
+    cdef int install(self, object plan, object served) except -1
+    cdef object fill_server(self, uint64_t at, object served)
+    cdef list add_orders(self, uint64_t at, object orders)
+    cdef int begin_step(self, str kind) except -1
+    cdef int take_regions(self, bint with_base) except -1
+    cdef bint take_region(self, int which) except -1
+    cdef int retire(self) except -1
+    cdef int give_back_empty(self) except -1
+    cdef void list_region(self, uint64_t ptr, vector[Region]& regions) noexcept nogil
+    cdef void drop_gone(self) noexcept nogil
+    cdef bint give_back_idle(self) except -1
+    cdef int give_back_side(self) except -1
+    cdef int enter(self, str kind) except -1
+    cdef int leave(self) except -1
+    cdef int activate(self, object sequences) except -1
+    cdef dict stats(self)
+
+
+cdef Step new_step(Planned planned, str kind)

@@ -1,0 +1,363 @@
+"""Plans in use: which requests have a place in the regions of a plan, and what becomes of those regions.
+
+The pool knows which places are taken (`PlanServer`). Here a plan comes into use, its regions are asked for and given
+back, and steps begin and end. The source is called without the lock. A plan that is not in use any more keeps its
+regions until nothing lives in them.
+"""
+
+import warnings
+
+cimport cython
+from cython.operator cimport dereference as deref
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc.native.nothrow cimport try_push_back
+from bfc._core cimport NO_LANE, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
+from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
+from bfc.allocators._fences cimport Fences
+
+from bfc.errors import ClosedError, PlanError, SubAllocatorError, out_of_host_memory
+from bfc.units import format_bytes
+
+cdef extern from "plan_server.hpp":
+    pass
+cdef extern from "bins.hpp":
+    pass
+
+cdef enum:
+    BASE = 0                    # the region of what is never freed
+    BODY = 1                    # and that of all else
+
+
+cdef class Step:
+    """One iteration of a program, as a context manager: `Allocator.step` makes it."""
+
+    def __init__(self):
+        raise TypeError("a step is made by the method step() of an allocator")
+
+    def __enter__(self):
+        if self.planned is not None:
+            self.planned.enter(self.kind)
+        return self
+
+    def __exit__(self, *exc_info):
+        if self.planned is not None:
+            self.planned.leave()
+
+
+cdef Step new_step(Planned planned, str kind):
+    cdef Step step = Step.__new__(Step)
+    step.planned = planned
+    step.kind = kind
+    return step
+
+
+# In a garbage cycle buffers may be finalised after their allocator, so the collector must leave its parts in place.
+@cython.final
+@cython.no_gc_clear
+cdef class Planned:
+    """The plan of an allocator: a part of `Allocator`."""
+
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
+                    uint64_t home) except -1:
+        self.lock = lock
+        self.pool = pool
+        self.source = source
+        self.fences = fences
+        self.limit = limit
+        self.is_closed = is_closed
+        self.home = home
+        self.begun = set()
+        return 0
+
+    # -- a plan comes into use, and goes ------------------------------------------------------------------------------
+
+    cdef int use(self, object plan, object served, bint strict) except -1:
+        """Serves a plan from now on, or none. Without the memory for it there is a warning, or with `strict` an error;
+        nothing has been taken then, and no plan is served."""
+        if self.step is not None:
+            raise RuntimeError(f"a step of the kind {self.step!r} is open: change the plan between steps")
+        self.step = "use_plan"      # another thread neither begins a step meanwhile nor changes the plan
+        try:
+            self.drop()
+            self.declined = None
+            if plan is None:
+                return 0
+            self.install(plan, served)
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            self.step = None
+        if self.declined is None:
+            return 0
+        self.drop()
+        if strict:
+            raise PlanError(self.declined)
+        warnings.warn(f"{self.declined}: the policy serves all requests", RuntimeWarning, stacklevel=2)
+        return 0
+
+    cdef int drop(self) except -1:
+        self.retire()
+        return self.give_back_empty()
+
+    cdef int install(self, object plan, object served) except -1:
+        cdef vector[uint64_t] streams = served.streams
+        cdef const uint64_t[::1] offsets = served.offset
+        cdef const uint64_t[::1] sizes = served.size
+        cdef size_t count = <size_t>offsets.shape[0]
+        cdef bint from_start
+        cdef cbool added
+        cdef PlanServer* server = new PlanServer(&offsets[0] if count else NULL, &sizes[0] if count else NULL, count,
+                                                 served.base, served.span, streams, self.home)
+        try:
+            sequences = self.fill_server(<uint64_t>server, served)
+            acquire_lock(self.lock[0])
+            added = self.pool.add_plan(server)
+            from_start = added and self.pool.totals().bytes_in_use == 0
+            self.lock.release()
+            if not added:
+                raise out_of_host_memory()
+        except BaseException:
+            del server
+            raise
+        self.server = server
+        self.plan = plan
+        self.sequences = sequences
+        self.begun = set()
+        self.steps = self.departed = 0
+        self.has_departed = False
+        self.declined = self.departure = None
+        self.take_regions(from_start)
+        acquire_lock(self.lock[0])
+        if self.declined is None:
+            self.pool.plan = server
+            if from_start:
+                self.activate(sequences[0])
+        self.lock.release()
+        if not from_start:
+            self.begun.update(sequences[1])     # what is allocated once is allocated already
+        return 0
+
+    cdef object fill_server(self, uint64_t at, object served):
+        """Gives a server its areas and sequences. Returns the sequences' numbers."""
+        cdef PlanServer* server = <PlanServer*>at
+        for begin, end, stream in served.areas:
+            server.add_area(PlanArea(begin, end, stream))
+        cdef dict first = {}, later = {}
+        for kind, orders in served.first.items():
+            first[kind] = self.add_orders(at, orders)
+        for kind, orders in served.later.items():
+            later[kind] = self.add_orders(at, orders)
+        return self.add_orders(at, served.head), first, later
+
+    cdef list add_orders(self, uint64_t at, object orders):
+        cdef const uint32_t[::1] place, end
+        cdef list numbers = []
+        for order in orders:
+            place, end = order.place, order.end
+            numbers.append((<PlanServer*>at).add_sequence(order.stream, &place[0], &end[0], <size_t>place.shape[0]))
+        return numbers
+
+    cdef int take_regions(self, bint with_base) except -1:
+        """Asks for the regions. Sets `declined` where they cannot be had; those that came stay until `retire`."""
+        cdef uint64_t base = self.server.region_size(BASE) if with_base else 0
+        cdef uint64_t needed = base + self.server.region_size(BODY), taken
+        acquire_lock(self.lock[0])
+        taken = self.source.taken()
+        self.lock.release()
+        if needed > self.limit[0] or taken > self.limit[0] - needed:
+            self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
+                             f"{format_bytes(taken)} of it are taken")
+        elif (base and not self.take_region(BASE)) or not self.take_region(BODY):
+            self.declined = (f"the plan needs {format_bytes(needed)} in blocks of {format_bytes(base)} and "
+                             f"{format_bytes(needed - base)}, and {self.source.sub_allocator!r} has no room for them")
+        return 0
+
+    cdef bint take_region(self, int which) except -1:
+        """Asks for a region, if the limit lets it. Returns whether it is there."""
+        cdef uint64_t nbytes = self.server.region_size(which)
+        cdef Asking asking = Asking(0, 0, False, 0)
+        cdef vector[Region] refused
+        cdef Region block
+        cdef Taken taken
+        cdef cbool fits, closed
+        if nbytes == 0 or self.server.present[which]:
+            return True
+        acquire_lock(self.lock[0])
+        fits = nbytes <= self.limit[0] and self.source.taken() <= self.limit[0] - nbytes
+        if fits:
+            self.source.set_aside += nbytes
+        self.lock.release()
+        if not fits or not self.source.ask(&asking, nbytes, &block, True):
+            return False
+        acquire_lock(self.lock[0])
+        closed = self.is_closed[0]
+        taken = self.source.take_in(
+            &asking, &block, NO_LANE if closed else self.server.bin_sets[0] + (self.pool.usage != NULL), refused)
+        if taken == ADDED:
+            self.pool.divide(self.server, which, block.ptr)
+        self.lock.release()
+        if taken == ADDED:
+            return True
+        self.source.give_back(refused, False)
+        if taken == OVERLAPS:
+            raise SubAllocatorError(f"{self.source.sub_allocator!r}.alloc returned {block.ptr:#x}, which overlaps a "
+                                    f"block that it gave before: not used, and not given back")
+        raise ClosedError("this allocator was closed while it asked for memory") if closed else out_of_host_memory()
+
+    cdef int retire(self) except -1:
+        """The plan in use serves nothing more."""
+        acquire_lock(self.lock[0])
+        if self.server != NULL:
+            self.server.end()
+        self.pool.plan = self.server = NULL
+        self.lock.release()
+        self.plan = self.sequences = None
+        return 0
+
+    cdef int give_back_empty(self) except -1:
+        """Gives back the regions of plans that are not in use and in which nothing lives, and forgets these plans."""
+        cdef vector[Region] regions
+        cdef PlanServer* plan
+        cdef int which
+        acquire_lock(self.lock[0])
+        for plan in self.pool.plans:
+            for which in range(2):
+                if plan != self.server and plan.present[which] and plan.is_empty(which):
+                    self.list_region(plan.address[which], regions)
+        self.source.forget(regions)
+        self.drop_gone()
+        self.lock.release()
+        return self.source.give_back(regions, False)
+
+    cdef void list_region(self, uint64_t ptr, vector[Region]& regions) noexcept nogil:
+        """Adds the region at an address, if the host has memory for that. Needs the lock."""
+        try_push_back(regions, deref(self.pool.regions.upper_bound(ptr)).second)
+
+    cdef void drop_gone(self) noexcept nogil:
+        """Forgets the plans that have no regions any more. Needs the lock."""
+        cdef size_t i = 0
+        while i < self.pool.plans.size():
+            if self.pool.plans[i] == self.server or self.pool.plans[i].present[0] or self.pool.plans[i].present[1]:
+                i += 1
+            else:
+                self.pool.drop_plan(self.pool.plans[i])
+
+    cdef bint give_back_idle(self) except -1:
+        """Gives back the region of the bodies where nothing lives in it and no step is open: memory has run out.
+        Returns whether it went."""
+        cdef vector[Region] regions
+        acquire_lock(self.lock[0])
+        if self.server != NULL and self.step is None and self.server.present[BODY] and self.server.is_empty(BODY):
+            self.list_region(self.server.address[BODY], regions)
+        self.source.forget(regions)
+        self.lock.release()
+        self.source.give_back(regions, False)
+        self.give_back_empty()
+        return regions.size() > 0
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    cdef int enter(self, str kind) except -1:
+        """A step begins: requests come as in the body of its kind. A kind that the plan does not have is served by the
+        policy. Where the region of the bodies was given back it is asked for again."""
+        if self.step is not None:
+            raise RuntimeError(f"a step of the kind {self.step!r} is open: steps do not lie in each other, so end it "
+                               f"first")
+        self.step = kind        # before anything that lets another thread in
+        try:
+            self.begin_step(kind)
+        except BaseException:
+            self.step = None
+            raise
+        return 0
+
+    cdef int begin_step(self, str kind) except -1:
+        if not self.fences.capture_is_marked():     # the driver takes nothing back while a graph is captured
+            self.give_back_empty()
+            if self.has_departed:
+                self.give_back_side()
+        cdef bint there = self.server != NULL and kind in self.sequences[1] and self.take_region(BODY)
+        acquire_lock(self.lock[0])
+        if self.server != NULL:
+            self.server.end()
+            self.server.departures = 0
+            if there:
+                self.activate(self.sequences[1 if kind not in self.begun else 2][kind])
+        self.lock.release()
+        if self.watcher is not None:
+            self.watcher(kind)
+        self.begun.add(kind)
+        self.has_departed = self.server != NULL and not there
+        return 0
+
+    cdef int activate(self, object sequences) except -1:
+        """From now on serves these sequences. Needs the lock."""
+        cdef size_t number
+        for number in sequences:
+            self.server.begin(number)
+        return 0
+
+    cdef int leave(self) except -1:
+        """A step ends. What it leaves alive is freed later."""
+        kind, self.step = self.step, None
+        acquire_lock(self.lock[0])
+        if self.server != NULL:
+            self.server.end()
+            self.has_departed = self.has_departed or self.server.departures > 0
+        self.lock.release()
+        self.steps += 1
+        self.departed += self.has_departed
+        if self.has_departed and self.departure is None:
+            self.departure = kind, self.steps
+        return 0
+
+    cdef int give_back_side(self) except -1:
+        """Gives back the policy's free regions: a step that departed from the plan took them, and the next one may need
+        others."""
+        cdef vector[Region] listed, regions
+        cdef Region region
+        cdef ChunkHandle first
+        acquire_lock(self.lock[0])
+        self.pool.list_regions(listed, False)
+        for region in listed:
+            first = region.first
+            if not self.pool.bin_sets[self.pool.chunks[first].bin_set].lane.pool[0] \
+                    | self.pool.bin_sets[self.pool.chunks[first].bin_set].lane.pool[1]:
+                try_push_back(regions, region)
+        self.source.forget(regions)
+        self.lock.release()
+        return self.source.give_back(regions, False)
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef dict stats(self):
+        """The figures of the plan in use."""
+        cdef PlanCounts counts
+        cdef dict counted
+        cdef uint64_t side = 0
+        cdef int which
+        cdef cbool serves
+        acquire_lock(self.lock[0])
+        serves = self.server != NULL
+        if serves:
+            counts = self.server.counts
+            side = self.pool.counters.pool_bytes
+            for which in range(2):
+                side -= self.server.region_size(which) if self.server.present[which] else 0
+        self.lock.release()
+        if not serves:
+            return {"state": "none" if self.declined is None else "declined", "why": self.declined}
+        counted = counts
+        asked = counted["hits"] + counted["guests"] + counted["side"]
+        state = "in step" if self.step is not None else "between steps"
+        return {"state": state, "why": None} | counted | {
+            "agreement": counted["hits"] / asked if asked else 1.0,
+            "steps": self.steps, "departed_steps": self.departed, "first_departure": self.departure,
+            "span": self.plan.span, "side_bytes_reserved": side,
+            "budget_left": self.plan.online - self.plan.span - side,
+        }

@@ -1,0 +1,381 @@
+// Which places of a plan are taken, which request is for which of them, and room for guests: blocks that have no place,
+// or whose place is taken. It knows offsets only. The constructor and `add_sequence` may throw std::bad_alloc.
+//
+// The borders of all places cut the span into cells, and each cell has a bit: whether a place that covers it is taken.
+// A place covers whole cells, so that one is free if its bits are 0, in whatever order blocks come and go. Guests lie
+// where nothing lives; they are few, and kept in a list by offset.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "forward.hpp"
+#include "plan_matcher.hpp"
+
+namespace bfc {
+
+class PlanServer {
+public:
+    static constexpr int64_t kNone = -1;
+    static constexpr uint32_t kNoStream = ~uint32_t{0};
+
+    struct Guest {
+        uint64_t offset, size;
+        uint32_t handle;
+    };
+    struct Area {                       // what one stream may use of one region
+        uint64_t begin, end;
+        uint32_t stream;
+    };
+    struct Counts {                     // since the plan came into use
+        uint64_t hits, hit_bytes, guests, guest_bytes, side, side_bytes, moved;
+    };
+
+    uint32_t first_record = 0;          // the record of place 0; those of the others follow
+    uint64_t address[2] = {0, 0};       // of the two regions: what is never freed, and all else
+    bool present[2] = {false, false};
+    Counts counts{};
+    uint64_t departures = 0;            // requests of this step that did not get a place
+    std::vector<uint32_t> bin_sets;     // by stream
+    size_t alive = 0;                   // places and guests in use
+
+    // `streams` are the numbers of the plan's streams. `home` is another name of stream 0.
+    PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
+               const std::vector<uint64_t>& streams, uint64_t home)
+        : bin_sets(streams.size(), 0), base_(base), span_(span), home_(home), numbers_(streams),
+          handles_(streams.size(), 0), is_bound_(streams.size(), 0), active_(streams.size(), nullptr) {
+        cells_.reserve(2 * places + 3);
+        cells_.assign({0, base, span});
+        for (size_t i = 0; i < places; ++i) {
+            cells_.push_back(offsets[i]);
+            cells_.push_back(offsets[i] + sizes[i]);
+        }
+        std::sort(cells_.begin(), cells_.end());
+        cells_.erase(std::unique(cells_.begin(), cells_.end()), cells_.end());
+        places_.resize(places);
+        for (size_t i = 0; i < places; ++i)
+            places_[i] = {offsets[i], sizes[i], cell_at(offsets[i]), cell_at(offsets[i] + sizes[i])};
+        taken_.assign(cells_.size() / 64 + 1, 0);
+        wanted_.assign(taken_.size(), 0);
+        set(taken_, 0, cell_at(span));
+    }
+
+    void add_area(Area area) { areas_.push_back(area); }
+    // The requests of a stream in a part of a run: the places they are for, and before which of them each dies.
+    size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) {
+        std::vector<uint64_t> sizes(count);
+        for (size_t i = 0; i < count; ++i) sizes[i] = places_[places[i]].size;
+        sequences_.emplace_back(stream, places, ends, sizes.data(), count);
+        return sequences_.size() - 1;
+    }
+
+    size_t places() const noexcept { return places_.size(); }
+    uint64_t region_size(int region) const noexcept { return region ? span_ - base_ : base_; }
+    int region_of(uint64_t offset) const noexcept { return offset >= base_; }
+    uint64_t address_of(uint64_t offset) const noexcept {
+        const int region = region_of(offset);
+        return address[region] + (region ? offset - base_ : offset);
+    }
+    bool contains(uint64_t ptr) const noexcept {
+        return (present[0] && ptr - address[0] < base_) || (present[1] && ptr - address[1] < span_ - base_);
+    }
+    bool is_place(uint32_t handle) const noexcept { return handle - first_record < places_.size(); }
+    uint64_t offset_of(int64_t place) const noexcept { return places_[place].offset; }
+    uint64_t size_of(int64_t place) const noexcept { return places_[place].size; }
+
+    // Which of the plan's streams a stream stands for. kNoStream: none, or it has not been bound yet.
+    uint32_t stream_of(uint64_t handle) noexcept {
+        if (handle == home_) handle = 0;
+        if (last_stream_ < handles_.size() && handles_[last_stream_] == handle) return last_stream_;
+        for (uint32_t i = 0; i < handles_.size(); ++i)
+            if (is_bound_[i] && handles_[i] == handle) return last_stream_ = i;
+        return kNoStream;
+    }
+
+    // Lets a stream stand for the plan's stream of that number, or else for the first that no other stands for. Stream 0
+    // stands for none but stream 0. kNoStream: none is left.
+    uint32_t bind_stream(uint64_t handle) noexcept {
+        if (handle == home_) handle = 0;
+        uint32_t chosen = kNoStream;
+        for (uint32_t i = 0; i < handles_.size(); ++i) {
+            if (is_bound_[i]) continue;
+            if (numbers_[i] == handle) {
+                chosen = i;
+                break;
+            }
+            if (chosen == kNoStream && numbers_[i] != 0 && handle != 0) chosen = i;
+        }
+        if (chosen == kNoStream) return kNoStream;
+        handles_[chosen] = handle;
+        is_bound_[chosen] = 1;
+        return last_stream_ = chosen;
+    }
+
+    // A region has come, or goes. Nothing may live in it.
+    void set_region(int region, bool is_present, uint64_t at) noexcept {
+        const uint64_t begin = region ? base_ : 0, end = region ? span_ : base_;
+        present[region] = is_present;
+        address[region] = at;
+        if (is_present)
+            clear(taken_, cell_at(begin), cell_at(end));
+        else
+            set(taken_, cell_at(begin), cell_at(end));
+    }
+
+    // Whether nothing lives in a region.
+    bool is_empty(int region) const noexcept {
+        if (!present[region]) return true;
+        const uint64_t begin = region ? base_ : 0, end = region ? span_ : base_;
+        const size_t next = guest_from(begin);
+        return !any(taken_, cell_at(begin), cell_at(end)) && (next == guests_.size() || guests_[next].offset >= end);
+    }
+
+    // -- steps --------------------------------------------------------------------------------------------------------
+
+    void end() noexcept {
+        std::fill(active_.begin(), active_.end(), nullptr);
+        asking_ = nullptr;
+    }
+    void begin(size_t sequence) noexcept {
+        Sequence* begun = &sequences_[sequence];
+        begun->matcher.restart();
+        active_[begun->stream] = begun;
+    }
+
+    // -- places -------------------------------------------------------------------------------------------------------
+
+    // The place of a request, taken, if the request comes as planned or nearly so, and the place is free. Else kNone,
+    // and nothing has changed.
+    int64_t take(uint32_t stream, uint64_t size) noexcept {
+        Sequence* now = active_[stream];
+        if (!now) return kNone;
+        const int64_t found = now->matcher.find(size);
+        if (found < 0) return kNone;
+        const int64_t place = now->places[found];
+        if (!is_free(place)) return kNone;
+        now->matcher.take(found, size);
+        return occupy(place, size);
+    }
+
+    // The same for a request that `take` found no place for: one that fills at least half of the expected place gets
+    // that. If it has none after all, `find_room` knows how long it is expected to live.
+    int64_t take_late(uint32_t stream, uint64_t size) noexcept {
+        Sequence* now = active_[stream];
+        asking_ = now;
+        horizon_ = now ? now->places.size() : 0;
+        except_ = kNone;
+        if (!now) return kNone;
+        const int64_t expected = now->matcher.expected();
+        const int64_t found = now->matcher.match(size, true);
+        if (found >= 0) {
+            const int64_t place = now->places[found];
+            if (is_free(place)) return occupy(place, size);
+            horizon_ = now->ends[found];
+            ++counts.moved;
+        } else if (expected >= 0) {
+            except_ = expected;
+            horizon_ = now->ends[expected];
+        }
+        ++departures;
+        return kNone;
+    }
+
+    void release(int64_t place) noexcept {
+        clear(taken_, places_[place].first, places_[place].end);
+        --alive;
+    }
+
+    // -- guests -------------------------------------------------------------------------------------------------------
+
+    bool reserve_guest() noexcept {
+        try {
+            guests_.reserve(guests_.size() + 1);
+            return true;
+        } catch (...) {
+            return false;
+        }
+    }
+
+    // Room for the request that `take_late` was asked for last, or kNone: the smallest gap that no place needs which is
+    // still to be asked for in the block's expected life, or else the smallest gap.
+    int64_t find_room(uint32_t stream, uint64_t size) noexcept {
+        wanted_ = taken_;           // of the same length: nothing is allocated
+        if (asking_)
+            for (size_t i = 0; i < asking_->places.size() && i < horizon_; ++i)
+                if (static_cast<int64_t>(i) != except_ && !asking_->matcher.is_served(i))
+                    set(wanted_, places_[asking_->places[i]].first, places_[asking_->places[i]].end);
+        const int64_t found = smallest_gap(wanted_, stream, size);
+        return found >= 0 ? found : any_room(stream, size);
+    }
+    int64_t any_room(uint32_t stream, uint64_t size) const noexcept { return smallest_gap(taken_, stream, size); }
+
+    // Needs a reserve_guest() before it.
+    void add_guest(uint64_t offset, uint64_t size, uint32_t handle) noexcept {
+        guests_.insert(guests_.begin() + static_cast<ptrdiff_t>(guest_from(offset)), Guest{offset, size, handle});
+        ++alive;
+        ++counts.guests;
+        counts.guest_bytes += size;
+    }
+    void remove_guest(uint32_t handle) noexcept {
+        guests_.erase(std::find_if(guests_.begin(), guests_.end(), [=](const Guest& g) { return g.handle == handle; }));
+        --alive;
+    }
+    const std::vector<Guest>& guests() const noexcept { return guests_; }
+
+    // -- what can be seen ---------------------------------------------------------------------------------------------
+
+    // Whether exactly these places are taken, no two of them overlap, and no guest overlaps one or lies outside. True
+    // where the host has no memory to find out.
+    bool is_sound(const std::vector<uint32_t>& live) const noexcept {
+        std::vector<uint64_t> bits;
+        try {
+            bits.assign(taken_.size(), 0);
+        } catch (...) {
+            return true;
+        }
+        for (int region = 0; region < 2; ++region)
+            if (!present[region]) set(bits, cell_at(region ? base_ : 0), cell_at(region ? span_ : base_));
+        for (uint32_t place : live) {
+            if (any(bits, places_[place].first, places_[place].end)) return false;
+            set(bits, places_[place].first, places_[place].end);
+        }
+        uint64_t end = 0;
+        for (const Guest& guest : guests_) {
+            const uint64_t high = guest.offset + guest.size;
+            if (guest.offset < end || high > span_ || (guest.offset < base_ && high > base_)) return false;
+            if (any(bits, cell_around(guest.offset), cell_at(high))) return false;
+            end = high;
+        }
+        return bits == taken_ && alive == live.size() + guests_.size();
+    }
+    size_t bytes() const noexcept {
+        size_t total = places_.capacity() * sizeof(Place) + (cells_.capacity() + 2 * taken_.capacity()) * 8;
+        for (const Sequence& each : sequences_) total += each.places.size() * (8 + 13);
+        return total;
+    }
+
+private:
+    struct Place {
+        uint64_t offset, size;
+        uint32_t first, end;            // its cells
+    };
+    struct Sequence {
+        uint32_t stream;
+        std::vector<uint32_t> places, ends;
+        PlanMatcher matcher;
+        Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
+            : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
+    };
+
+    uint64_t base_, span_, home_;
+    std::vector<uint64_t> numbers_, handles_;   // of the streams: in the plan, and in the program
+    std::vector<uint8_t> is_bound_;
+    uint32_t last_stream_ = kNoStream;
+    std::vector<uint64_t> cells_;       // where each begins; the last is the end of the span
+    std::vector<Place> places_;
+    std::vector<uint64_t> taken_, wanted_;
+    std::vector<Area> areas_;
+    std::vector<Sequence> sequences_;
+    std::vector<Sequence*> active_;     // by stream: the sequence that is served now, or null
+    std::vector<Guest> guests_;         // by offset
+    Sequence* asking_ = nullptr;        // of the last request that had no place
+    size_t horizon_ = 0;
+    int64_t except_ = kNone;
+
+    static uint64_t from(uint32_t cell) noexcept { return ~uint64_t{0} << (cell & 63); }
+
+    // The masks of the cells [first, end), which are not none, word by word.
+    template <class Do>
+    static void each_word(uint32_t first, uint32_t end, Do act) noexcept {
+        const uint32_t last = (end - 1) >> 6;
+        uint32_t word = first >> 6;
+        uint64_t mask = from(first);
+        for (; word < last; ++word, mask = ~uint64_t{0}) act(word, mask);
+        act(last, mask & (~uint64_t{0} >> (63 - ((end - 1) & 63))));
+    }
+    static void set(std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
+        if (first < end) each_word(first, end, [&](uint32_t word, uint64_t mask) { bits[word] |= mask; });
+    }
+    static void clear(std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
+        if (first < end) each_word(first, end, [&](uint32_t word, uint64_t mask) { bits[word] &= ~mask; });
+    }
+    static bool any(const std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
+        uint64_t found = 0;
+        if (first < end) each_word(first, end, [&](uint32_t word, uint64_t mask) { found |= bits[word] & mask; });
+        return found != 0;
+    }
+
+    // The cell that begins at an offset, or the first one behind it.
+    uint32_t cell_at(uint64_t offset) const noexcept {
+        return static_cast<uint32_t>(std::lower_bound(cells_.begin(), cells_.end(), offset) - cells_.begin());
+    }
+    uint32_t cell_around(uint64_t offset) const noexcept {
+        return static_cast<uint32_t>(std::upper_bound(cells_.begin(), cells_.end(), offset) - cells_.begin()) - 1;
+    }
+    // The first guest that ends behind an offset.
+    size_t guest_from(uint64_t offset) const noexcept {
+        return static_cast<size_t>(std::partition_point(guests_.begin(), guests_.end(), [=](const Guest& guest) {
+            return guest.offset + guest.size <= offset;
+        }) - guests_.begin());
+    }
+
+    bool is_free(int64_t place) const noexcept {
+        const Place& wanted = places_[place];
+        if (any(taken_, wanted.first, wanted.end)) return false;
+        if (__builtin_expect(guests_.empty(), 1)) return true;
+        const size_t next = guest_from(wanted.offset);
+        return next == guests_.size() || guests_[next].offset >= wanted.offset + wanted.size;
+    }
+
+    int64_t occupy(int64_t place, uint64_t size) noexcept {
+        set(taken_, places_[place].first, places_[place].end);
+        ++alive;
+        ++counts.hits;
+        counts.hit_bytes += size;
+        return place;
+    }
+
+    int64_t smallest_gap(const std::vector<uint64_t>& bits, uint32_t stream, uint64_t size) const noexcept {
+        uint64_t least = ~uint64_t{0};
+        int64_t best = kNone;
+        for (const Area& area : areas_) {
+            if (area.stream != stream) continue;
+            uint32_t cell = cell_at(area.begin);
+            const uint32_t end = cell_at(area.end);
+            while (cell < end && (cell = next(bits, cell, end, false)) < end) {
+                const uint32_t stop = next(bits, cell, end, true);
+                look_between(cells_[cell], cells_[stop], size, least, best);
+                cell = stop;
+            }
+        }
+        return best;
+    }
+
+    // The gaps that guests leave between two offsets.
+    void look_between(uint64_t at, uint64_t end, uint64_t size, uint64_t& least, int64_t& best) const noexcept {
+        for (size_t i = guest_from(at); at < end; ++i) {
+            const bool is_last = i == guests_.size() || guests_[i].offset >= end;
+            const uint64_t stop = is_last ? end : guests_[i].offset;
+            if (stop > at && stop - at >= size && stop - at < least) {
+                least = stop - at;
+                best = static_cast<int64_t>(at);
+            }
+            if (is_last) return;
+            at = guests_[i].offset + guests_[i].size;
+        }
+    }
+
+    // The next cell from `cell` on whose bit is `wanted`, or `end`.
+    static uint32_t next(const std::vector<uint64_t>& bits, uint32_t cell, uint32_t end, bool wanted) noexcept {
+        while (cell < end) {
+            const uint64_t word = (wanted ? bits[cell >> 6] : ~bits[cell >> 6]) & from(cell);
+            if (word) return std::min(end, (cell & ~uint32_t{63}) + static_cast<uint32_t>(__builtin_ctzll(word)));
+            cell = (cell | 63) + 1;
+        }
+        return end;
+    }
+};
+
+}  // namespace bfc

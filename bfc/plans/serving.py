@@ -1,0 +1,163 @@
+"""What an allocator needs of a plan: its places, and which requests they are for, in order."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bfc.errors import PlanError
+from bfc.plans.parts import BODY, HEAD, LATE, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Requests of one stream.
+
+    Attributes
+    ----------
+    stream : int
+        The index of the stream in `Served.streams`.
+    place : numpy.ndarray of uint32
+        The place of each.
+    end : numpy.ndarray of uint32
+        The number of the request of this order before which its block is freed.
+    """
+
+    stream: int
+    place: NDArray[np.uint32]
+    end: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A plan as an allocator takes it.
+
+    Attributes
+    ----------
+    offset, size : numpy.ndarray of uint64
+        Of each place.
+    base, span : int
+        Where the region of what is never freed ends, and that of all else.
+    streams : list of int
+        The streams' numbers in the recording.
+    areas : list of (int, int, int)
+        Begin, end and stream of what each stream may use, all of it in one of the regions.
+    head : list of Order
+        The requests before the first step.
+    first, later : dict of str to list of Order
+        Those of the first step of a kind, and of each later one.
+    """
+
+    offset: NDArray[np.uint64]
+    size: NDArray[np.uint64]
+    base: int
+    span: int
+    streams: list[int]
+    areas: list[tuple[int, int, int]]
+    head: list[Order]
+    first: dict[str, list[Order]]
+    later: dict[str, list[Order]]
+
+
+def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
+    """Prepares the parts of a plan. With `apart`, streams share no memory.
+
+    Raises PlanError if the places of two streams interleave then.
+    """
+    import numpy as np
+
+    offset, size, stream = (
+        np.ascontiguousarray(np.concatenate([getattr(part, name) for part in parts]))
+        for name in ("offset", "size", "stream")
+    )
+    streams = np.unique(stream).tolist() or [0]
+    firsts = np.cumsum([0, *map(len, parts)])
+    known = {part.kind: i for i, part in enumerate(parts) if part.role == BODY}
+    late = {part.kind: i for i, part in enumerate(parts) if part.role == LATE}
+    orders: dict[str, list[Order]] = {}
+    first: dict[str, list[Order]] = {}
+    for kind, i in known.items():
+        orders[kind] = _orders(parts[i], int(firsts[i]), streams)
+        first[kind] = orders[kind]
+        if kind in late:
+            j = late[kind]
+            first[kind] = _merged(parts[i], parts[j], int(firsts[i]), int(firsts[j]), streams)
+    head = _orders(parts[0], 0, streams) if parts[0].role == HEAD else []
+    areas = _areas(offset, size, np.searchsorted(streams, stream), base, span, len(streams), apart)
+    return Served(offset, size, base, span, streams, areas, head, first, orders)
+
+
+def _orders(part: Part, begin: int, streams: list[int]) -> list[Order]:
+    """A part's requests, by stream."""
+    import numpy as np
+
+    place = np.arange(begin, begin + len(part), dtype=np.uint32)
+    return _by_stream(place, part.end.astype(np.int64), part.stream, streams)
+
+
+def _merged(body: Part, late: Part, begin: int, late_begin: int, streams: list[int]) -> list[Order]:
+    """The requests of a kind's first iteration: the body's, and between them the late ones."""
+    import numpy as np
+
+    key = np.concatenate([np.arange(len(body)), late.end - 0.5])
+    order = np.argsort(key, kind="stable")
+    place = np.concatenate(
+        [np.arange(begin, begin + len(body)), np.arange(late_begin, late_begin + len(late))]
+    ).astype(np.uint32)
+    ends = np.searchsorted(key[order], body.end.astype(np.int64))
+    end = np.concatenate([ends, np.full(len(late), len(order))])
+    stream = np.concatenate([body.stream, late.stream])
+    return _by_stream(place[order], end[order], stream[order], streams)
+
+
+def _by_stream(
+    place: NDArray[np.uint32],
+    end: NDArray[np.int64],
+    stream: NDArray[np.uint16],
+    streams: list[int],
+) -> list[Order]:
+    import numpy as np
+
+    orders = []
+    for i, number in enumerate(streams):
+        there = np.flatnonzero(stream == number)
+        if len(there):
+            ends = np.searchsorted(there, end[there]).astype(np.uint32)
+            orders.append(Order(i, np.ascontiguousarray(place[there]), ends))
+    return orders
+
+
+def _areas(
+    offset: NDArray[np.uint64],
+    size: NDArray[np.uint64],
+    stream: NDArray[np.intp],
+    base: int,
+    span: int,
+    streams: int,
+    apart: bool,
+) -> list[tuple[int, int, int]]:
+    """What each stream may use of each region."""
+    import numpy as np
+
+    regions = [(low, high) for low, high in ((0, base), (base, span)) if low < high]
+    if not apart:
+        return [(low, high, i) for i in range(streams) for low, high in regions]
+    found = []
+    for low, high in regions:
+        here = []
+        for i in range(streams):
+            own = np.flatnonzero((stream == i) & (offset >= low) & (offset < high))
+            if len(own):
+                here.append((int(offset[own].min()), int((offset[own] + size[own]).max()), i))
+        here.sort()
+        if any(one[1] > other[0] for one, other in itertools.pairwise(here)):
+            raise PlanError("places of different streams interleave")
+        found += here
+    return found

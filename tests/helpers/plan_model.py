@@ -1,0 +1,182 @@
+"""A slow, obvious model of how a plan is served: it compares all live blocks, and looks at every
+slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import bfc
+from bfc.plans.parts import BODY, HEAD, LATE, Part
+
+MIB = 1 << 20
+
+
+@dataclass
+class Requests:
+    """What one part of a run asks for, in order."""
+
+    size: list[int] = field(default_factory=list)
+    offset: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+
+
+class Matcher:
+    """Which of a part's requests one is: the rules of planned.md, 4.1, in their order."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.served = [False] * len(sizes)
+        self.next = 0
+        self.skipped: int | None = None
+        self.previous = 0
+        self.misses = 0
+
+    def expected(self) -> int:
+        while self.next < len(self.sizes) and self.served[self.next]:
+            self.next += 1
+        return self.next
+
+    def by_size(self, size: int) -> int | None:
+        at = self.expected()
+        if at < len(self.sizes) and self.sizes[at] == size:
+            return at
+        skipped = self.skipped
+        if skipped is not None and self.sizes[skipped] == size and not self.served[skipped]:
+            return skipped
+        far = self.misses
+        ranked = []
+        for slot, its in enumerate(self.sizes):
+            away = slot - at
+            agrees = slot > 0 and self.sizes[slot - 1] == self.previous
+            near = -16 <= away <= 4
+            reached = -64 * far <= away <= 256 * far if far else near
+            if its == size and not self.served[slot] and reached and (agrees or near):
+                ranked.append((0 if agrees else 64, slot, away))
+        if not ranked:
+            return None
+        rank = {s: n + (-2 * away if away < 0 else 2 * away + 1) for n, s, away in ranked}
+        return min(rank, key=lambda slot: (rank[slot], slot))
+
+    def serve(self, slot: int) -> int:
+        self.served[slot] = True
+        self.next = slot + 1
+        self.misses = 0
+        return slot
+
+    def match(self, size: int) -> int | None:
+        slot = self.by_size(size)
+        self.skipped = None
+        self.previous = size
+        if slot is not None:
+            return self.serve(slot)
+        at = self.next
+        if at < len(self.sizes) and size <= self.sizes[at] <= 2 * size:
+            return self.serve(at)
+        self.misses += 1
+        if at < len(self.sizes):
+            self.skipped = at
+            self.next += 1
+        return None
+
+
+class SlowPlan:
+    """A plan of one stream, and what lives in its span."""
+
+    def __init__(self, plan: bfc.Plan) -> None:
+        self.plan = plan
+        self.live: dict[int, int] = {}  # offset: end
+        self.seen: set[str] = set()
+        self.requests: Requests | None = None
+        self.matcher: Matcher | None = None
+        self.begin(self._of(next(part for part in plan.parts if part.role == HEAD)))
+
+    def _of(self, part: Part, late: Part | None = None) -> Requests:
+        made = Requests()
+        extra = list(range(len(late))) if late is not None else []
+        shift = []  # how many requests come before each of the body's
+        for slot in range(len(part) + 1):
+            while late is not None and extra and late.end[extra[0]] <= slot:
+                number = extra.pop(0)
+                made.size.append(int(late.size[number]))
+                made.offset.append(int(late.offset[number]))
+                made.end.append(1 << 30)
+            shift.append(len(made.size))
+            if slot < len(part):
+                made.size.append(int(part.size[slot]))
+                made.offset.append(int(part.offset[slot]))
+                made.end.append(-1 - int(part.end[slot]))
+        made.end = [
+            min(shift[-1 - end] if end < 0 else len(made.size), len(made.size)) for end in made.end
+        ]
+        return made
+
+    def begin(self, requests: Requests | None) -> None:
+        self.requests = requests
+        self.matcher = Matcher(requests.size) if requests is not None else None
+
+    def step(self, kind: str | None) -> None:
+        parts = self.plan.parts
+        body = next((p for p in parts if p.role == BODY and p.kind == kind), None)
+        if body is None:
+            self.begin(None)
+            return
+        late = next((p for p in parts if p.role == LATE and p.kind == kind), None)
+        self.begin(self._of(body, late if kind not in self.seen else None))
+        assert kind is not None
+        self.seen.add(kind)
+
+    def is_free(self, begin: int, end: int) -> bool:
+        return all(end <= low or high <= begin for low, high in self.live.items())
+
+    def allocate(self, size: int, large: bool) -> int | None:
+        """The offset of a request; None: it is served beside the plan."""
+        horizon, spared, found = 0, None, None
+        if self.matcher is not None and self.requests is not None:
+            before = self.matcher.expected()
+            found = self.matcher.match(size)
+            if found is not None:
+                at = self.requests.offset[found]
+                if self.is_free(at, at + self.requests.size[found]):
+                    self.live[at] = at + self.requests.size[found]
+                    return at
+                horizon = self.requests.end[found]
+            elif before < len(self.requests.size):
+                spared, horizon = before, self.requests.end[before]
+            else:
+                horizon = len(self.requests.size)
+        if not large:
+            return None
+        wanted = dict(self.live)
+        room = self._gap(list(wanted.items()) + self._needed(horizon, spared), size)
+        if room is None:
+            room = self._gap(list(wanted.items()), size)
+        if room is not None:
+            self.live[room] = room + size
+        return room
+
+    def _needed(self, horizon: int, spared: int | None) -> list[tuple[int, int]]:
+        if self.requests is None or self.matcher is None:
+            return []
+        return [
+            (offset, offset + size)
+            for slot, (size, offset) in enumerate(
+                zip(self.requests.size, self.requests.offset, strict=True)
+            )
+            if slot < horizon and slot != spared and not self.matcher.served[slot]
+        ]
+
+    def _gap(self, used: list[tuple[int, int]], size: int) -> int | None:
+        """The smallest gap, and of those of one size the lowest. None lies across the border."""
+        best = None
+        for low, high in ((0, self.plan.base), (self.plan.base, self.plan.span)):
+            at = low
+            for begin, end in [*sorted(used), (high, high)]:
+                if begin < low or begin > high or (begin == high and end > high):
+                    continue
+                if begin - at >= size and (best is None or begin - at < best[0]):
+                    best = begin - at, at
+                at = max(at, end)
+        return None if best is None else best[1]
+
+    def free(self, offset: int) -> None:
+        del self.live[offset]

@@ -1,0 +1,508 @@
+"""Plans served by both policies: next to a slow model, with contents that are read back, and with
+everything that a program may do between its steps."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from plan_model import SlowPlan
+from repeated_runs import Run, some_run
+
+import bfc
+
+MIB = 1 << 20
+POLICIES = ("caching", "bfc")
+
+
+def made(policy: str, source: bfc.SubAllocator, **options: Any) -> bfc.Allocator:
+    if policy == "caching":
+        return bfc.CachingAllocator(source, **options)
+    return bfc.BFCAllocator(source, allow_growth=True, **options)
+
+
+def larger(run: Run, factor: int) -> Run:
+    """The same with larger blocks: of those above 1 MiB some become guests."""
+    trace = run.trace
+    sizes = trace.size * np.uint64(factor)
+    return Run(bfc.Trace(trace.op, trace.id, sizes, trace.stream), run.marks)
+
+
+def simple(policy: str = "caching", steps: int = 3) -> bfc.Plan:
+    """4 MiB of weights; in each step 8 MiB, and 2 and 3 MiB that live one after the other."""
+    ops, ids, sizes, marks = [0], [0], [4 * MIB], []
+    for step in range(steps):
+        marks.append(len(ops))
+        a = 1 + 3 * step
+        ops += [0, 0, 1, 0, 1, 1]
+        ids += [a, a + 1, a + 1, a + 2, a + 2, a]
+        sizes += [8 * MIB, 2 * MIB, 0, 3 * MIB, 0, 0]
+    return bfc.Plan.from_trace(bfc.Trace(ops, ids, sizes), marks=marks, fallback=policy)
+
+
+def one_step(pool: bfc.Allocator) -> None:
+    with pool.step("train"):
+        first = pool.allocate(8 * MIB)
+        second = pool.allocate(2 * MIB)
+        del second
+        third = pool.allocate(3 * MIB)
+        del third, first
+
+
+def checked(pool: bfc.Allocator) -> bfc.Allocator:
+    fault = pool.check()
+    assert fault is None
+    return pool
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_that_repeats_takes_what_its_plan_says(policy: str):
+    plan = simple(policy)
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with made(policy, source, plan=plan) as pool:
+        weights = pool.allocate(4 * MIB)
+        for _ in range(5):
+            one_step(pool)
+            checked(pool)
+        stats = pool.plan_stats()
+        assert (stats["hits"], stats["guests"], stats["side"], stats["departed_steps"]) == (
+            16,
+            0,
+            0,
+            0,
+        )
+        assert stats["agreement"] == 1.0
+        assert stats["steps"] == 5
+        assert pool.stats().peak_pool_bytes == plan.span == 15 * MIB
+        assert [call[:2] for call in source.calls] == [("alloc", 4 * MIB), ("alloc", 11 * MIB)]
+        del weights
+    assert not source.live_bytes
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_not_planned_uses_what_the_plan_leaves_idle(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+        weights = pool.allocate(4 * MIB)
+        one_step(pool)
+        with pool.step("evaluation"):
+            guest = pool.allocate(10 * MIB)
+            checked(pool)
+            assert pool.plan_stats()["guests"] == 1
+            small = pool.allocate(1000)
+        assert pool.plan_stats()["side"] == 1
+        with pool.step("train"):
+            moved = pool.allocate(8 * MIB)  # its place is the guest's
+            checked(pool)
+        assert pool.plan_stats()["moved"] == 1
+        assert pool.plan_stats()["first_departure"] == ("evaluation", 2)
+        del guest, small, moved
+        one_step(pool)
+        checked(pool)
+        assert pool.stats().pool_bytes == 15 * MIB  # the step gave back what lay beside the plan
+        del weights
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_snapshot_shows_blocks_and_gaps(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+        with pool.step("train"):
+            held = pool.allocate(8 * MIB)
+            after = pool.allocate(2 * MIB)
+            del held
+            chunks = pool.snapshot().chunks()
+        assert [(chunk.size // MIB, chunk.state) for chunk in chunks] == [
+            (4, "free"), (8, "free"), (2, "in use"), (1, "free"),
+        ]  # fmt: skip
+        assert pool.stats().bytes_in_use == 2 * MIB
+        with pytest.raises(bfc.InvalidPointerError, match="inside the allocation at"):
+            pool.deallocate_raw(after.ptr + 512)
+        with pytest.raises(bfc.InvalidPointerError, match="lies in free memory"):
+            pool.deallocate_raw(after.ptr - 8 * MIB)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_come_and_go_while_blocks_live(policy: str):
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with made(policy, source) as pool:
+        assert pool.plan_stats()["state"] == "none"
+        pool.use_plan(simple(policy))
+        weights = pool.allocate(4 * MIB)
+        with pool.step("train"):
+            kept = pool.allocate(8 * MIB)
+            with pytest.raises(RuntimeError, match="between steps"):
+                pool.use_plan(None)
+        pool.use_plan(None)
+        checked(pool)
+        assert pool.plan_stats()["state"] == "none"
+        other = pool.allocate(2 * MIB)  # of the policy
+        pool.use_plan(simple(policy))  # without its head: something lives
+        one_step(pool)
+        checked(pool)
+        assert pool.plan_stats()["hits"] == 3
+        del kept, other, weights
+        checked(pool)
+        pool.use_plan(None)
+        pool.release_free_regions()
+        assert pool.stats().pool_bytes == 0
+        checked(pool)
+    assert not source.live_bytes
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_cannot_be_served_says_why(policy: str):
+    plan = simple(policy)
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with made(policy, source, memory_limit="10 MiB") as pool:
+        with pytest.raises(bfc.PlanError, match=r"needs 15\.00 MiB, the limit is 10\.00 MiB"):
+            pool.use_plan(plan, strict=True)
+        with pytest.warns(RuntimeWarning, match="the policy serves all requests"):
+            pool.use_plan(plan)
+        assert pool.plan_stats()["state"] == "declined"
+        assert "the limit is" in pool.plan_stats()["why"]
+        assert source.calls == []
+        checked(pool)
+        with pool.step("train"):
+            assert pool.allocate(MIB).nbytes == MIB
+        with pytest.raises(TypeError, match=r"a plan is a bfc\.Plan"):
+            pool.use_plan("plan.npz")
+        other = POLICIES[policy == "caching"]
+        with pytest.raises(bfc.PlanError, match=f"for the policy '{other}'"):
+            pool.use_plan(simple(other))
+    with made(policy, bfc.SimulatedSubAllocator("14 MiB")) as pool:
+        with pytest.raises(bfc.PlanError, match=r"has no room for them|the limit is"):
+            pool.use_plan(plan, strict=True)
+        assert pool.stats().pool_bytes == 0
+    with (
+        made(policy, bfc.SimulatedSubAllocator("1 GiB"), strict=True) as pool,
+        pytest.raises(ValueError, match="strict=True"),
+    ):
+        pool.use_plan(plan)
+
+
+def test_a_timing_counter_and_a_plan_exclude_each_other():
+    with (
+        bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=simple("bfc")) as pool,
+        pytest.raises(ValueError, match="timing counter"),
+    ):
+        pool.set_timing_counter(bfc.SharedCounter())
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.set_timing_counter(bfc.SharedCounter())
+        with pytest.raises(ValueError, match="timing counter"):
+            pool.use_plan(simple("bfc"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_do_not_lie_in_each_other_and_end_with_an_exception(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+        held = []
+
+        def failing() -> None:
+            with pool.step("train"):
+                held.append(pool.allocate(8 * MIB))
+                with pytest.raises(RuntimeError, match="steps do not lie in each other"):
+                    pool.step("train").__enter__()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            failing()
+        with pool.step("train"):  # the activation is kept: this step departs
+            other = pool.allocate(8 * MIB)
+            checked(pool)
+        assert pool.plan_stats()["departed_steps"] == 1
+        held.clear()
+        del other
+        one_step(pool)
+        assert pool.plan_stats()["departed_steps"] == 1
+        checked(pool)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_memory_that_runs_out_takes_gaps_then_the_idle_body(policy: str):
+    source = bfc.SimulatedSubAllocator("15 MiB")
+    with made(policy, source, plan=simple(policy)) as pool:
+        weights = pool.allocate(4 * MIB)
+        with pool.step("train"):
+            held = pool.allocate(8 * MIB)
+            small = pool.allocate(1000)  # too little is left for a region of the policy
+            assert pool.plan_stats()["guests"] == 1
+            with pytest.raises(bfc.OutOfMemoryError):
+                pool.allocate(5 * MIB)
+            checked(pool)
+            del held, small
+        large = pool.allocate(10 * MIB)  # the body's region went back for it
+        assert pool.stats().pool_bytes <= 15 * MIB
+        checked(pool)
+        with pool.step("train"):  # and cannot be had now
+            assert pool.try_allocate(8 * MIB) is None
+        del large
+        pool.release_free_regions()
+        one_step(pool)
+        checked(pool)
+        del weights
+
+
+@dataclass
+class Program:
+    """A run on host memory, disturbed, whose blocks are written and read back."""
+
+    pool: bfc.Allocator
+    model: SlowPlan
+    dice: random.Random
+    unit: int
+    wrong: float
+    bases: dict[int, int] = field(default_factory=dict)  # address: offset, of the regions
+    held: dict[int, tuple[bfc.Buffer, int, int | None]] = field(default_factory=dict)
+    late: list[tuple[int, int]] = field(default_factory=list)
+    number: int = 0
+
+    def find_regions(self) -> None:
+        base, body = self.model.plan.base, self.model.plan.body
+        sizes = [(size, offset) for size, offset in ((base, 0), (body, base)) if size]
+        regions = self.pool.snapshot().regions
+        assert sorted(region.size for region in regions) == sorted(size for size, _ in sizes)
+        for size, offset in sizes:
+            taken = [r for r in regions if r.size == size and r.ptr not in self.bases]
+            self.bases[taken[0].ptr] = offset
+
+    def offset_of(self, ptr: int) -> int | None:
+        base, span = self.model.plan.base, self.model.plan.span
+        for address, offset in self.bases.items():
+            size = base if offset == 0 and base else span - base
+            if address <= ptr < address + size:
+                return offset + ptr - address
+        return None
+
+    def allocate(self, key: int, size: int) -> None:
+        rounded = max(self.unit, -(-size // self.unit) * self.unit)
+        expected = self.model.allocate(rounded, rounded > MIB)
+        buffer = self.pool.allocate(size)
+        self.number += 1
+        assert self.offset_of(buffer.ptr) == expected, f"request {self.number}"
+        ctypes.memset(buffer.ptr, self.number % 251, size)
+        self.held[key] = buffer, self.number % 251, expected
+
+    def free(self, key: int) -> None:
+        if key not in self.held:
+            return  # was never asked for
+        buffer, value, offset = self.held.pop(key)
+        contents = np.frombuffer((ctypes.c_char * buffer.nbytes).from_address(buffer.ptr), np.uint8)
+        assert (contents == value).all(), f"key {key}: its contents have changed"
+        del contents
+        buffer.free()
+        if offset is not None:
+            self.model.free(offset)
+
+    def play(self, events: list[tuple[int, int, int]], shift: int) -> None:
+        """One iteration, with requests left out, put in, changed or swapped, and late frees."""
+        dice, wrong = self.dice, self.wrong
+        for i in range(len(events) - 1):
+            if dice.random() < wrong and events[i][0] == events[i + 1][0] == 0:
+                events[i], events[i + 1] = events[i + 1], events[i]
+        for op, number, size in events:
+            key = number + shift
+            self.late = [(at - 1, other) for at, other in self.late]
+            for _, other in [entry for entry in self.late if entry[0] <= 0]:
+                self.free(other)
+            self.late = [entry for entry in self.late if entry[0] > 0]
+            if op == 1:
+                if dice.random() < wrong:
+                    self.late.append((dice.randrange(1, 20), key))
+                else:
+                    self.free(key)
+            elif dice.random() >= wrong:
+                changed = int(size * dice.uniform(0.5, 1.5)) if dice.random() < wrong else size
+                self.allocate(key, max(1, changed))
+            if dice.random() < wrong:
+                self.allocate(-self.number - 1, dice.randrange(1, 4 * MIB))
+                self.late.append((dice.randrange(1, 12), -self.number))
+            assert self.pool.check() is None
+
+
+def events_of(trace: bfc.Trace, begin: int, end: int) -> list[tuple[int, int, int]]:
+    rows = zip(trace.op.tolist(), trace.id.tolist(), trace.size.tolist(), strict=True)
+    return list(rows)[begin:end]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
+    policy: str, seed: int
+):
+    dice = random.Random(f"{policy} {seed}")
+    run = larger(some_run(dice, iterations=4), 1 + seed % 6)
+    plan = bfc.Plan.from_trace(run.trace, marks=run.marks, fallback=policy)
+    if plan.base == plan.body:
+        pytest.skip("the regions cannot be told apart by their sizes")
+    unit = 512 if policy == "caching" else 256
+    with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB", plan=plan) as pool:
+        program = Program(pool, SlowPlan(plan), dice, unit, (0, 0.02, 0.1)[seed % 3])
+        program.find_regions()
+        program.play(events_of(run.trace, 0, run.marks[0][0]), 0)
+        ends = [event for event, _ in run.marks[1:]] + [len(run.trace)]
+        for (event, kind), end in zip(run.marks, ends, strict=True):
+            program.model.step(kind)
+            with pool.step(kind):
+                program.play(events_of(run.trace, event, end), 0)
+            program.model.step(None)
+            program.play([], 0)
+            if dice.random() < 0.3:  # something between the steps
+                program.allocate(-program.number - 1, dice.randrange(1, 6 * MIB))
+                program.late.append((5, -program.number))
+        if program.wrong == 0:
+            assert pool.plan_stats()["agreement"] > 0.8
+        for key in list(program.held):
+            program.free(key)
+        assert pool.check() is None
+        assert pool.stats().bytes_in_use == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_call_of_the_source_may_fail(policy: str):
+    """Whatever call fails, nothing is lost, and the next step is served."""
+
+    class Failing(bfc.SimulatedSubAllocator):
+        left = -1
+
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            type(self).left -= 1
+            if self.left == -1:
+                raise OSError("the device has failed")
+            return super().alloc(alignment, nbytes)
+
+        def free(self, ptr: int, nbytes: int) -> None:
+            type(self).left -= 1
+            if self.left == -1:
+                raise OSError("the device has failed")
+            super().free(ptr, nbytes)
+
+    for failing in range(12):
+        Failing.left = failing
+        source = Failing("1 GiB")
+        pool = made(policy, source)
+        for _ in range(2):
+            try:
+                pool.use_plan(simple(policy))
+                break
+            except bfc.SubAllocatorError:
+                assert pool.check() is None
+        for number in range(3):
+            try:
+                with pool.step("train"):
+                    blocks = [pool.allocate(size * MIB) for size in (8, 2, 9, 2)]
+                    del blocks
+            except bfc.SubAllocatorError:
+                pass
+            assert pool.check() is None, f"call {failing}, step {number}"
+        Failing.left = -1
+        one_step(pool)
+        assert pool.check() is None
+        pool.close()
+        assert not source.live_bytes, f"call {failing}"
+
+
+def test_streams_have_places_of_their_own():
+    ops, ids, sizes, streams, marks = [], [], [], [], []
+    for step in range(3):
+        marks.append(len(ops))
+        ops += [0, 0, 1, 1]
+        ids += [2 * step, 2 * step + 1, 2 * step, 2 * step + 1]
+        sizes += [4 * MIB, 6 * MIB, 0, 0]
+        streams += [0, 5, 0, 5]
+    plan = bfc.Plan.from_trace(bfc.Trace(ops, ids, sizes, streams), marks=marks)
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        for _ in range(2):
+            with pool.step("train"):
+                one = pool.allocate(4 * MIB)
+                with bfc.use_stream(0x7F00):  # stands for the recording's stream 5
+                    other = pool.allocate(6 * MIB)
+                pool.record_stream(one, 0x7F00)
+                del one
+                assert pool.check() is None
+                del other
+        with pool.step("train"), bfc.use_stream(77):  # stands for none
+            beside = pool.allocate(4 * MIB)
+        assert pool.plan_stats()["hits"] == 4
+        assert pool.plan_stats()["side"] == 1
+        del beside
+        assert pool.check() is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_threads_finalisers_and_garbage(policy: str):
+    """Threads ask in any order; buffers die in cycles and in other threads."""
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+        failures: list[BaseException] = []
+
+        def work(seed: int) -> None:
+            dice = random.Random(seed)
+            try:
+                for _ in range(200):
+                    held = [pool.allocate(dice.choice((8, 2, 3)) * MIB)]
+                    held.append(held)  # type: ignore[arg-type]
+                    if dice.random() < 0.1:
+                        gc.collect()
+            except BaseException as error:
+                failures.append(error)
+
+        with pool.step("train"):
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        gc.collect()
+        assert not failures
+        assert pool.check() is None
+        assert pool.stats().bytes_in_use == 0
+        before = pool.plan_stats()["departed_steps"]
+        one_step(pool)
+        assert pool.plan_stats()["departed_steps"] == before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_takes_steps_from_the_marks_of_its_trace(policy: str):
+    dice = random.Random(7)
+    run = some_run(dice, iterations=5)
+    marked = bfc.Trace(
+        run.trace.op, run.trace.id, run.trace.size, meta={"marks": [list(m) for m in run.marks]}
+    )
+    plan = bfc.Plan.from_trace(marked, fallback=policy)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        replay = marked.replay(pool)
+        assert replay.failed == 0
+        assert pool.plan_stats()["steps"] == len(run.marks)
+        assert pool.check() is None
+        in_engine = pool.plan_stats()
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        marks = dict(run.marks)
+        held, step = {}, None
+        for event, (op, number, size) in enumerate(events_of(marked, 0, len(marked))):
+            if event in marks:
+                if step is not None:
+                    step.__exit__()
+                step = pool.step(marks[event])
+                step.__enter__()
+            if op == 0:
+                held[number] = pool.allocate_raw(size)
+                assert held[number] == int(replay.addresses[event]), f"event {event}"
+            else:
+                pool.deallocate_raw(held.pop(number))
+        assert step is not None
+        step.__exit__()
+        by_hand = pool.plan_stats()
+    assert {k: in_engine[k] for k in ("hits", "guests", "side", "moved")} == {
+        k: by_hand[k] for k in ("hits", "guests", "side", "moved")
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    yield
+    gc.collect()
