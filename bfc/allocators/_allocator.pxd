@@ -6,7 +6,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport NO_HOST_MEMORY, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
-from bfc.buffers._buffer cimport Buffer, Owner
+from bfc.buffers._buffer cimport Buffer, BufferOwner
 from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._source cimport Asking, Source, Taken
 from bfc.allocators._recorder cimport Recorder
@@ -61,7 +61,7 @@ cdef inline cbool note_hit(Pool pool, ChunkHandle handle, Placement* placed) noe
     return True
 
 
-cdef class Allocator(Owner):
+cdef class Allocator(BufferOwner):
     cdef Lock lock
     cdef Reasons reasons                # why an allocation or a free has more to do than ask the pool
     cdef Pool pool

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from bfc.allocators._plans import Step
 from bfc.allocators._tags import Way
-from bfc.buffers._buffer import Buffer, Owner
+from bfc.buffers._buffer import Buffer, BufferOwner
 from bfc.plans.plan import Plan
 from bfc.snapshots.asleep import SleepReport
 from bfc.snapshots.leaks import Leaks
 from bfc.snapshots.snapshot import HistoryEntry, Snapshot, Stats
 from bfc.streams import StreamLike
 
-class Allocator(Owner):
+class Allocator(BufferOwner):
     @property
     def strict(self) -> bool: ...
     @property

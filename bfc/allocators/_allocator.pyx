@@ -33,7 +33,7 @@ from bfc.buffers._arguments cimport (
 from bfc.buffers._scopes cimport (
     current_stream, number_of_owner, owner_here, owner_names, owners_used, scopes_open, step_here,
 )
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, Owner, become
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, BufferOwner, become
 from bfc.allocators._changes cimport extend_chunk
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._reasons cimport (
@@ -130,7 +130,7 @@ cdef int refuse_queue(stream, device) except -1:
 
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave the pool in place.
 @cython.no_gc_clear
-cdef class Allocator(Owner):
+cdef class Allocator(BufferOwner):
     """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
 
     Attributes
@@ -1798,7 +1798,7 @@ cdef class Allocator(Owner):
             lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
         self.lock.release()
         if not asleep:
-            return Owner.why_not(self, handle, allocation_id)
+            return BufferOwner.why_not(self, handle, allocation_id)
         name = self.tags.name_of_pool(lane.pool[0], lane.pool[1])
         return AsleepError(f"this memory sleeps: wake({name!r}) puts it back at the same address")
 

@@ -13,7 +13,7 @@ cdef enum:
 cdef class Buffer
 
 
-cdef class Owner:
+cdef class BufferOwner:
     """What a buffer belongs to and gives its chunk back to. Allocators derive from it, so this file imports none of
     them."""
 
@@ -46,7 +46,7 @@ cdef class Owner:
 
 
 cdef class Buffer:
-    cdef Owner owner
+    cdef BufferOwner owner
     cdef ChunkHandle handle
     cdef int64_t allocation_id      # 0: freed, of 0 bytes, or a view
     cdef uint64_t start
@@ -70,7 +70,7 @@ cdef class Buffer:
     cdef object exported(self, tuple there, consumer, bint versioned, uint64_t flags)
 
 
-cdef inline void become(Buffer self, Owner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start,
+cdef inline void become(Buffer self, BufferOwner owner, ChunkHandle handle, int64_t allocation_id, uint64_t start,
                         Py_ssize_t nbytes, uint64_t stream) noexcept:
     """Gives an allocation to an empty buffer."""
     self.owner = owner

@@ -8,7 +8,7 @@ from typing_extensions import CapsuleType
 from bfc.devices import Device
 from bfc.suballocators.base import SubAllocator
 
-class Owner:
+class BufferOwner:
     @property
     def sub_allocator(self) -> SubAllocator: ...
     @property

@@ -25,7 +25,7 @@ _CUDA_KINDS = ("cuda", "cuda_managed", "cuda_host")
 _HOST = (CPU, 0)
 
 
-cdef class Owner:
+cdef class BufferOwner:
     """What a buffer belongs to: the base class of every allocator.
 
     Attributes
@@ -98,7 +98,7 @@ cdef class Owner:
 
 
 #: The owner of a buffer that was never made by an allocator.
-cdef Owner NOBODY = Owner()
+cdef BufferOwner NOBODY = BufferOwner()
 
 
 #: Format strings that live as long as the module, as the buffer protocol requires.
@@ -331,7 +331,7 @@ cdef class Buffer:
         return array.copy() if copy else array
 
     cdef int copy_bytes(self, uint64_t destination, uint64_t source) except -1:
-        """Calls Owner.copy_bytes with all of this memory as one side. The memory cannot be freed meanwhile."""
+        """Calls BufferOwner.copy_bytes with all of this memory as one side. The memory cannot be freed meanwhile."""
         self.address()
         if self.nbytes == 0:
             return 0

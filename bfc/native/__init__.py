@@ -26,7 +26,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     history.hpp         what PyTorch writes down
     columns.hpp         the rows of a snapshot
     timeline.hpp        the figures of a replay over time
-    cells.hpp           which addresses a trace used when
+    occupancy.hpp       which addresses a trace used when
     history_rewind.hpp  which part of a history PyTorch's viewer can follow
     pickle.hpp          pickles, written without Python objects
     page_bitmap.hpp     the slots of a range whose pages may have further addresses

@@ -1,6 +1,6 @@
 from typing import Self, SupportsIndex
 
-from bfc.buffers._buffer import Buffer, Owner
+from bfc.buffers._buffer import Buffer, BufferOwner
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.snapshots.snapshot import Snapshot
 from bfc.streams import StreamLike
@@ -15,7 +15,7 @@ class PinnedBlock:
     @property
     def allocation_id(self) -> int: ...
 
-class PinnedAllocator(Owner):
+class PinnedAllocator(BufferOwner):
     def __init__(
         self,
         sub_allocator: SubAllocator | None = None,

@@ -23,7 +23,7 @@ from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport ChunkHandle, Gauge
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, Owner, become
+from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferOwner, become
 from bfc.allocators._frees cimport report_unraisable
 from bfc.pinned._source cimport Range, Source, Timer
 from bfc.pinned._events cimport NO_BLOCK, Events, some_use
@@ -180,7 +180,7 @@ cdef class PinnedBlock:
 
 # The garbage collector must not clear the reference to the source before the blocks have been given back to it.
 @cython.no_gc_clear
-cdef class PinnedAllocator(Owner):
+cdef class PinnedAllocator(BufferOwner):
     """PyTorch's caching allocator for pinned host memory, which a device can copy asynchronously.
 
     A request is rounded up to a power of two, and a freed block serves the next request of the same

@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
-cdef extern from "cells.hpp" namespace "bfc" nogil:
+cdef extern from "occupancy.hpp" namespace "bfc" nogil:
     cdef cppclass Ranges:
         Ranges() except +
         void add(uint64_t start, uint64_t end) except +
