@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bfc.cli.sizes import device_bytes
+from bfc.predicting import devices
 from bfc.predicting.script import STEPS, Ran, run
 from bfc.study.advise import advise
 from bfc.units import format_bytes
@@ -110,13 +112,16 @@ def run_command(arguments: argparse.Namespace) -> bool:
             f"--save writes the run as an .npz trace, not {arguments.save}. "
             "What the script itself is to be told stands behind --"
         )
+    device = arguments.device or "h100"
+    if devices.find(device).usable == devices.find(device).memory:  # a size
+        device_bytes(device, "--device")
     ran = run(
         script,
         rest,
         module=arguments.module is not None,
         steps=sys.maxsize if steps == 0 else steps,
         progress=_Progress(),
-        device=arguments.device or "h100",
+        device=device,
         cc=arguments.cc,
         sms=arguments.sms,
         settings=arguments.settings,
@@ -311,7 +316,7 @@ def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[s
         yield ""
         yield str(advice)
     yield ""
-    yield "not in these numbers:"
+    yield "not in these numbers (the ranges are rough):"
     for one in found.not_counted:
         yield (f"  {one.what}: {format_bytes(one.low)} to {format_bytes(one.high)}, {one.why}")
     yield from (f"  {name}: {why}" for name, why in found.unknown.items())

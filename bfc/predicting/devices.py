@@ -1,9 +1,12 @@
 """The usual GPUs by name: what memory they have, and what the rules of operators ask of them.
 
-Numbers of multiprocessors are from NVIDIA's data sheets and architecture papers, threads of a
-multiprocessor from the table of compute capabilities in the CUDA programming guide. The memory is
-the "total capacity" that PyTorch's out-of-memory errors name on such a GPU, in public reports:
-drivers differ by some tens of MiB.
+Numbers of multiprocessors are from NVIDIA's data sheets and architecture papers; those of V100,
+A10G, L4, RTX 4090, H100 and B200 were compared with what `torch.cuda.get_device_properties` printed
+in public logs. Threads of a multiprocessor are from the table of compute capabilities in the CUDA
+programming guide. The memory is the "total capacity" that PyTorch's out-of-memory errors name on
+such a GPU, in public reports: one of several, since drivers differ by some MiB on GPUs for servers
+(81082 to 81090 on an H100), and by hundreds on GPUs that drive screens (24082 to 24563 on an RTX
+4090). `bfc devices` says what yours has.
 """
 
 from __future__ import annotations
@@ -98,6 +101,8 @@ ALIASES = {
     "h100-80gb": "h100",
     "h100-sxm": "h100",
 }
+#: No device is smaller: a smaller number lacks its unit, or is a part of a name.
+LEAST = 1 << 20
 #: What a device is like of which only the bytes are said.
 TYPICAL = DEVICES["a100"]
 
@@ -178,6 +183,13 @@ def _of_size(device: SupportsIndex | str) -> GPU:
         ) from None
     if size == 0:
         raise ValueError("a device of 0 bytes holds nothing: say its size, such as 24GiB")
+    if isinstance(device, str) and device.strip().isdecimal() and size < LEAST:
+        number = device.strip()
+        named = dict.fromkeys(name for key, name in _NAMES.items() if number in key)
+        raise ValueError(
+            f"{number} bytes? Write {number}{'GiB' if size < 1024 else 'MiB'}"
+            + (f", or the name of a GPU: {', '.join(named)}" if named else "")
+        )
     return replace(TYPICAL, name=f"a GPU of {format_bytes(size)}", memory=size, usable=size)
 
 

@@ -77,9 +77,9 @@ class NotCounted:
     what : str
         What takes it.
     low : int
-        The least that it may be, in bytes.
+        The least that it may be, in bytes: rough, as public reports of runs have it.
     high : int
-        The most that it usually is, in bytes.
+        The most that it usually is, in bytes; as rough.
     why : str
         What it depends on.
     """

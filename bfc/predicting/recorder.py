@@ -48,6 +48,7 @@ from bfc.predicting.rules.unknowable import unknowable
 
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
+_to_copy = _aten._to_copy.default
 _graph_task = torch._C._current_graph_task_id
 _sequence = torch._C._autograd._get_sequence_nr
 _ZEROS = ("new_zeros", "zeros", "zeros_like")
@@ -168,6 +169,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.unknown: dict[str, str] = {}
         self.operators = 0
         self.progress: Callable[[], object] | None = None
+        #: Makes a fake tensor of one that has values.
+        self.fake: Callable[[Any], Any] = lambda tensor: tensor
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
 
@@ -183,6 +186,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(tensor, FakeTensor) and not tensor.fake_mode.in_kernel_invocation:
                 return tensor.fake_device
             return func(*args, **kwargs)
+        for one in types:
+            if (
+                one is not FakeTensor
+            ):  # a DTensor, say, calls operators on the tensors that it holds
+                return NotImplemented
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = Operator(func)
@@ -220,6 +228,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _result(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         """What the operator returns. One that only overwrites its arguments needs no kernel."""
+        if func is _to_copy and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+            args = (self.fake(args[0]), *args[1:])  # else PyTorch would move it to a real device
         try:
             result = func(*args, **kwargs)
             return result if known.amend is None else known.amend(result)
@@ -317,6 +327,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._watch(storage, key, made)
         elif made.nbytes != nbytes:
             self._resized(storage, key, made, nbytes, name)
+
+    def resized(self, storage: Any) -> None:
+        """Notes that the program itself has resized a storage, which is no operator."""
+        if storage._cdata in self.live:
+            self.track_storage(storage, "torch.UntypedStorage.resize_")
 
     def _resized(self, storage: Any, key: int, made: Allocation, nbytes: int, name: str) -> None:
         """As `resize_bytes_cuda` does: the new memory is taken before the old is given back."""

@@ -211,6 +211,7 @@ def test_a_script_that_raises_is_told_with_the_figures_until_then(script, capsys
         (["predict", "nothing.py"], "no such script: nothing.py"),
         (["predict"], "which script?"),
         (["predict", "train.py", "--device", "h1000"], "no GPU named 'h1000'"),
+        (["predict", "train.py", "--device", "24"], "Write 24GiB"),
         (["predict", "train.py", "--settings", "no_such_key:1"], "no_such_key"),
         (["predict", "train.py", "--steps", "-1"], "--steps is 0"),
         (["predict", "train.py", "--save", "model.pt"], "an .npz trace, not model.pt"),
@@ -220,6 +221,11 @@ def test_a_wrong_call_is_told(script, capsys, words, said) -> None:
     script("import torch\ntorch.ones(1, device='cuda')\n")
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_powers_of_1000_are_said(script, capsys) -> None:
+    assert main(["predict", script(TRAIN), "--device", "24GB", "--steps", "1"]) == 0
+    assert "If you mean powers of 1024, write 24GiB" in capsys.readouterr().err
 
 
 def test_a_script_without_work_on_the_gpu_is_told(script, capsys) -> None:

@@ -89,6 +89,24 @@ def streams_of_tensors(recorder: Any) -> Iterator[None]:
 
 @around
 @contextmanager
+def resized_storages(recorder: Any) -> Iterator[None]:
+    """FSDP gives memory back by resizing storages, which no operator does. Where one has grown
+    again, the operator that fills it tells."""
+    import torch
+
+    build = torch.UntypedStorage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        found = build(self, size)
+        recorder.resized(self)
+        return found
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_):
+        yield
+
+
+@around
+@contextmanager
 def no_graphs(recorder: Any) -> Iterator[None]:
     """A CUDA graph runs at once, in the memory of all: what its own pool would keep is not
     counted."""

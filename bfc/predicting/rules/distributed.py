@@ -31,9 +31,6 @@ def one_of_many(recorder: Any) -> Iterator[None]:
     import torch.nn.parallel.comm as comm
     import torch.nn.parallel.distributed as parallel
 
-    if recorder.version < (2, 11):
-        import torch.distributed._tools.fake_collectives  # noqa: F401  # collectives of fakes
-
     with ExitStack() as stack:
         replace = functools.partial(_replace, stack)
         replace(meshes.DeviceMesh, "__init__", _real(_with_ranks(meshes.DeviceMesh.__init__)))
@@ -52,7 +49,11 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
         replace(comm, "scatter", _scattered)
         replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
-        replace(distributed, "init_process_group", _group(distributed.init_process_group, recorder))
+        replace(
+            distributed,
+            "init_process_group",
+            _group(distributed.init_process_group, recorder, replace),
+        )
         yield
 
 
@@ -118,7 +119,20 @@ def _scattered(tensor: Any, *args: Any, **kwargs: Any) -> tuple[Any]:
     return (tensor.to("cuda"),)
 
 
-def _group(function: Callable[..., Any], recorder: Any) -> Callable[..., Any]:
+def _begin(recorder: Any, replace: Callable[[Any, str, Any], None]) -> None:
+    """What only a program with a process group needs, and takes a while to import."""
+    import torch.distributed.tensor._sharding_prop as sharding
+
+    # which shape a DTensor's result has is found on fake tensors that are no program's
+    name, propagator = "_propagate_tensor_meta_non_cached", sharding.ShardingPropagator
+    replace(propagator, name, _real(getattr(propagator, name)))
+    if recorder.version < (2, 11):
+        import torch.distributed._tools.fake_collectives  # noqa: F401  # collectives of fakes
+
+
+def _group(
+    function: Callable[..., Any], recorder: Any, replace: Callable[[Any, str, Any], None]
+) -> Callable[..., Any]:
     """`init_process_group`, which makes a group that sends nothing, whatever it is asked for."""
 
     @functools.wraps(function)
@@ -134,6 +148,7 @@ def _group(function: Callable[..., Any], recorder: Any) -> Callable[..., Any]:
         size = int(os.environ.get("WORLD_SIZE", 1)) if size < 0 else size
         recorder.assume(f"a process group of {size} that sends nothing", f"rank {rank}")
         with _disable_current_modes():
+            _begin(recorder, replace)
             return function("fake", rank=rank, world_size=size, store=FakeStore())
 
     return call

@@ -1,7 +1,9 @@
-"""Operators whose kernels take memory that only a GPU knows, with a range for each.
+"""Operators whose kernels take memory that only a GPU knows, with a rough range for each: from what
+public reports say and what the algorithms need, not measured.
 
 Their names are printed once. Of all others, either a rule says what they take, or their kernels in
-PyTorch's ATen/native/cuda take nothing.
+PyTorch's ATen/native/cuda take nothing, or what a prediction does not know: nobody has read all of
+them.
 """
 
 from __future__ import annotations

@@ -50,6 +50,8 @@ def test_a_name_that_is_like_none_lists_all() -> None:
     [
         (("24 GiBs",), "is not a size"),
         ((0,), "0 bytes holds nothing"),
+        (("4090",), r"4090 bytes\? Write 4090MiB, or the name of a GPU: rtx4090"),
+        (("24",), r"24 bytes\? Write 24GiB"),
         ((-1,), "between 0"),
         (("h100", "nine"), "write it as 9.0"),
         (("h100", "9"), "write it as 9.0"),
