@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -64,8 +65,11 @@ void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, 
 }
 
 void bfc_cudart_capture(uint64_t stream, bool captures) {
-  device().streams[stream].captures = captures;
+  captures ? begin_capture(stream) : end_capture(stream);
 }
+
+void bfc_cudart_capture_work(uint64_t stream) { add_node(stream); }
+void bfc_cudart_capture_wait(uint64_t stream, uint64_t on) { join_capture(stream, on); }
 
 void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count) {
   device().listed = true;
@@ -164,16 +168,36 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status = device().streams[key(stream)].captures ? cudaStreamCaptureStatusActive
-                                                   : cudaStreamCaptureStatusNone;
+  *status = device().streams[key(stream)].capture != 0 ? cudaStreamCaptureStatusActive
+                                                       : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
-// A capture is its status alone: there is no graph behind it.
+// A graph is named by the number of its capture.
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*) {
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** terminals,
+                                     const cudaGraphEdgeData** edges, size_t* count) {
+  const Stream& it = device().streams[key(stream)];
+  if (id != nullptr) *id = it.capture;
+  if (graph != nullptr) *graph = reinterpret_cast<cudaGraph_t>(it.capture);
+  if (terminals != nullptr) {
+    *terminals = reinterpret_cast<const cudaGraphNode_t*>(it.terminals.data());
+  }
+  if (edges != nullptr) *edges = nullptr;
+  if (count != nullptr) *count = it.terminals.size();
   return cudaStreamIsCapturing(stream, status);
+}
+
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t* dependencies,
+                                         cudaGraphEdgeData*, size_t* count) {
+  const std::vector<uint64_t>& parents = device().parents.at(reinterpret_cast<uint64_t>(node) - 1);
+  if (dependencies != nullptr) {
+    const size_t fit = std::min(*count, parents.size());
+    std::memcpy(dependencies, parents.data(), fit * sizeof(*dependencies));
+  }
+  *count = parents.size();
+  return cudaSuccess;
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
@@ -247,10 +271,6 @@ cudaError_t cudaDeviceSetGraphMemAttribute(int, cudaGraphMemAttributeType, void*
 }
 cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { return unsupported(); }
 cudaError_t cudaFreeAsync(void*, cudaStream_t) { return unsupported(); }
-cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
-                                         size_t*) {
-  return unsupported();
-}
 cudaError_t cudaIpcCloseMemHandle(void*) { return unsupported(); }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return unsupported(); }
 cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return unsupported(); }

@@ -60,7 +60,8 @@ struct Stream {
   uint64_t recorded = 0;
   uint64_t finished = 0;
   bool held = false;
-  bool captures = false;
+  uint64_t capture = 0;             // the number of the capture that it belongs to; 0: none
+  std::vector<uint64_t> terminals;  // the nodes that its next one depends on
 };
 
 struct Event {
@@ -96,6 +97,8 @@ struct Device {
   std::map<uint64_t, uint64_t> reserved;           // address to bytes, in address order
   std::map<uint64_t, Mapping> mapped;              // by address, in address order
   std::unordered_map<uint64_t, Stream> streams;
+  uint64_t captures = 0;                        // that were begun
+  std::vector<std::vector<uint64_t>> parents;  // of each node of a graph; nodes count from 1
   std::vector<Call> calls;
 };
 
@@ -231,6 +234,40 @@ inline bool query(const Event& event) {
 // The `count` oldest of the stream's unfinished events are over; the stream stays as it is.
 inline void finish_events(Stream& stream, uint64_t count) {
   stream.finished += std::min(count, stream.recorded - stream.finished);
+}
+
+// A stream begins to capture, unless it captures already.
+inline void begin_capture(uint64_t stream) {
+  Stream& it = device().streams[stream];
+  if (it.capture == 0) it.capture = ++device().captures;
+}
+
+// Ends the capture of a stream, and of all that have joined it.
+inline void end_capture(uint64_t stream) {
+  const uint64_t ended = device().streams[stream].capture;
+  if (ended == 0) return;
+  for (auto& [handle, it] : device().streams) {
+    if (it.capture != ended) continue;
+    it.capture = 0;
+    it.terminals.clear();
+  }
+}
+
+// A capturing stream is given something to do, which becomes a node.
+inline void add_node(uint64_t stream) {
+  Stream& it = device().streams[stream];
+  device().parents.push_back(it.terminals);
+  it.terminals = {device().parents.size()};
+}
+
+// A stream waits for a capturing one, and joins its capture.
+inline void join_capture(uint64_t stream, uint64_t on) {
+  const Stream other = device().streams[on];
+  Stream& it = device().streams[stream];
+  it.capture = other.capture;
+  for (const uint64_t node : other.terminals) {
+    if (std::ranges::find(it.terminals, node) == it.terminals.end()) it.terminals.push_back(node);
+  }
 }
 
 }  // namespace simulated

@@ -235,6 +235,9 @@ _CODES = {
             "capture",
             "rejections",
             "malloc_at",
+            "capture_work",
+            "capture_wait",
+            "keep_records",
         )
     )
 }
@@ -413,7 +416,7 @@ class TorchPeer(Peer):
 
     Streams are numbers, 0 the default one, and even where they are recorded. Work queued on a
     stream is over at once unless the stream is held; see `hold`. A wait finishes it. A stream
-    captures where `capture` says so; nothing else of a graph happens.
+    captures where `capture` says so, and `capture_work` and `capture_wait` make its graph.
 
     So that a list of operations can name a block that it makes, `malloc` and `allocate` take a slot
     as third argument, any number, and `("free_slot", slot)` and `("record_stream_slot", slot,
@@ -538,8 +541,22 @@ class TorchPeer(Peer):
         return cast("Failure | None", self._one("mark_capture", begins))
 
     def capture(self, stream: int, captures: bool = True) -> Failure | None:
-        """Makes a stream the current one, and lets it capture, or no longer."""
+        """Makes a stream the current one, and begins a capture there, or ends that of the stream
+        and of all that have joined it. Does nothing else if it is so already."""
         return cast("Failure | None", self._one("capture", stream, captures))
+
+    def capture_work(self, stream: int) -> None:
+        """A stream that captures is given something to do, which becomes a node of the graph."""
+        self._one("capture_work", stream)
+
+    def capture_wait(self, stream: int, on: int) -> None:
+        """A stream waits for one that captures, and joins its capture."""
+        self._one("capture_wait", stream, on)
+
+    def keep_records(self, keeps: bool = True) -> None:
+        """From now on the process uses no memory of the host twice, so that no record of a block
+        has the address of an earlier one."""
+        self._one("keep_records", keeps)
 
     # Reading back
 

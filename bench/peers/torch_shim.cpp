@@ -10,6 +10,7 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,8 @@ extern "C" {
 void bfc_cudart_configure(uint64_t capacity, uint64_t base, uint64_t alignment, uint64_t gap,
                           uint64_t reserve_base, bool fabric, uint64_t placement);
 void bfc_cudart_capture(uint64_t stream, bool captures);
+void bfc_cudart_capture_work(uint64_t stream);
+void bfc_cudart_capture_wait(uint64_t stream, uint64_t on);
 void bfc_cudart_list_addresses(const uint64_t* addresses, uint64_t count);
 void bfc_cudart_fail_at(uint64_t n, uint64_t code);
 void bfc_cudart_fail_kind_at(uint64_t n, uint64_t code, uint64_t kind);
@@ -44,6 +47,15 @@ uint64_t bfc_cudart_live_bytes();
 void* bfc_cudart_pool_malloc(uint64_t nbytes);
 void bfc_cudart_pool_free(void* pointer);
 }
+
+// Whether no memory of the host is used twice. Upstream keeps some of what it knows of a block by the
+// address of its record, and forgets to delete it: a later record at that address finds it.
+static bool keeps_records = false;
+
+void operator delete(void* pointer) noexcept {
+  if (!keeps_records) std::free(pointer);
+}
+void operator delete(void* pointer, std::size_t) noexcept { operator delete(pointer); }
 
 // Upstream exports this function and declares it in no header of the wheel.
 namespace c10::cuda::_internal {
@@ -133,6 +145,9 @@ enum Code : uint64_t {
   kCapture,
   kRejections,
   kMallocAt,
+  kCaptureWork,
+  kCaptureWait,
+  kKeepRecords,
 };
 
 // Which streams an allocation scope takes in.
@@ -512,6 +527,9 @@ bool run_device(const Operation& operation, Words& out) {
       cuda::setCurrentCUDAStream(external_stream(first));
       bfc_cudart_capture(first, second != 0);
       return true;
+    case kCaptureWork: bfc_cudart_capture_work(first); return true;
+    case kCaptureWait: bfc_cudart_capture_wait(first, second); return true;
+    case kKeepRecords: keeps_records = first != 0; return true;
     case kHold: bfc_cudart_hold(first); return true;
     case kFinish: bfc_cudart_finish(first); return true;
     case kFinishEvents: bfc_cudart_finish_events(first, second); return true;

@@ -11,6 +11,7 @@ from typing import Any
 from bfc.devices import Availability
 from bfc.errors import InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.simulated_captures import SimulatedCaptures
 from bfc.testing.torch_words import OUT_OF_MEMORY, Call, Failure, Operation
 
 
@@ -113,6 +114,7 @@ class StandIn(SubAllocator):
         self.live: dict[int, int] = {}
         self.queues: defaultdict[int, Queue] = defaultdict(Queue)
         self.calls: list[Call] = []
+        self.captures = SimulatedCaptures()
         self.reserved: dict[int, int] = {}
         self.pages: dict[int, int] = {}
         self.mapped: dict[int, int] = {}
@@ -200,6 +202,15 @@ class StandIn(SubAllocator):
             queue.finished = queue.recorded
         self.calls.append(("event_record", stream, None))
         return Event(self, stream, queue.recorded)
+
+    def capture_id(self, stream: int) -> int:
+        return self.captures.id_of(stream)
+
+    def capture_terminals(self, stream: int) -> tuple[int, ...]:
+        return self.captures.terminals(stream)
+
+    def capture_dependencies(self, node: int) -> tuple[int, ...]:
+        return self.captures.dependencies(node)
 
     def hold(self, stream: int) -> None:
         """What is queued on the stream from now on stays unfinished until `finish`, or a wait."""
@@ -329,6 +340,8 @@ class Subject:
         self.hold, self.finish = self.device.hold, self.device.finish
         self.finish_events, self.fail_at = self.device.finish_events, self.device.fail_at
         self.resize = self.device.resize
+        self.capture_wait = self.device.captures.wait
+        self.current_stream = 0
         self._slots: dict[int, int] = {}
 
     def close(self) -> None:
@@ -352,6 +365,18 @@ class Subject:
         """The bytes that the device has given out."""
         return self.device.live_bytes
 
+    def capture(self, stream: int, captures: bool = True) -> None:
+        """Makes a stream the current one, and begins or ends a capture there, if need be."""
+        self.current_stream = stream
+        if captures and not self.device.capture_id(stream):
+            self.device.captures.begin(stream)
+        elif not captures and self.device.capture_id(stream):
+            self.device.captures.end(stream)
+
+    def capture_work(self, stream: int) -> None:
+        """A stream that captures is given something to do, which becomes a node of the graph."""
+        self.device.captures.work(stream)
+
     @answers
     def malloc(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int:
         """The address. 0 bytes have address 0."""
@@ -365,8 +390,12 @@ class Subject:
             self._slots[slot] = address
         return address
 
-    #: In upstream only `allocate` refuses 2**60 bytes and more at once; here both do.
-    allocate = malloc
+    @answers
+    def allocate(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int:
+        """As `malloc`; it leaves `stream` the current one. In upstream only this refuses 2**60
+        bytes and more at once; here both do."""
+        self.current_stream = stream
+        return self.place_in_slot(nbytes, stream, slot)
 
     def _slot(self, slot: int) -> int:
         if slot not in self._slots:

@@ -1,10 +1,9 @@
 """A slow, obvious twin of PyTorch's caching allocator, 2.11 or 2.15: lists, `min()` and no bins.
 
 It answers as `bench.peers.torch.TorchPeer` does, method for method, so that one history can be run
-on both. Of graph captures it knows that they are marked, and no pools have an allocator of their
-own. Where upstream
-goes by the order of a hash table (the streams of events, private pools), it goes by number:
-upstream does the same for the streams 0, 2, 4, 6 and the pools (0, 2), (0, 4), (0, 6), (0, 8).
+on both. No pools have an allocator of their own. Where upstream goes by the order of a hash table
+(the streams of events, private pools), it goes by number: upstream does the same for the streams 0,
+2, 4, 6 and the pools (0, 2), (0, 4), (0, 6), (0, 8).
 Numbers in brackets are the sections of the description of PyTorch's allocator. The part that maps
 and unmaps is `torch_ranges.py`.
 """
@@ -96,8 +95,8 @@ class TorchModel(Subject):
         self.lenders: set[Pool] = set()
         self.unsplit: set[Pool] = set()
         self.scopes: list[Scope] = []
-        #: Captures that were begun and not ended, the streams that capture, and the current one.
-        self.captures, self.capturing, self.current_stream = 0, set[int](), 0
+        #: Captures that were marked and not ended.
+        self.captures = 0
         self.registered = itertools.count()
         self.queues: defaultdict[int, list[tuple[Fence, Chunk]]] = defaultdict(list)
         self.deferred: list[Chunk] = []
@@ -144,12 +143,6 @@ class TorchModel(Subject):
 
     # Allocating [2.5 to 2.10]
 
-    @answers
-    def allocate(self, nbytes: int, stream: int = 0, slot: int | None = None) -> int:
-        """As `malloc`; it leaves `stream` the current one."""
-        self.current_stream = stream
-        return self.place_in_slot(nbytes, stream, slot)
-
     def _malloc(self, nbytes: int, stream: int) -> int:
         if nbytes == 0:
             return 0
@@ -157,6 +150,8 @@ class TorchModel(Subject):
             raise Refused("oom", "too much for any device")
         if not self.is_gated:
             self.process_events()
+        elif self.settings.graph_capture_record_stream_reuse:
+            self.free_what_the_graph_orders(stream)
         size = self.round_size(nbytes)
         pool = self.pool_for(size, stream)
         request = Request(nbytes, size, stream, pool, self.segment_size(size), self.expandable)
@@ -205,14 +200,10 @@ class TorchModel(Subject):
         with 2.15 while a capture is marked and the current stream captures."""
         if self.rules.scopes_gate:
             return bool(self.scopes)
-        return self.captures > 0 and self.current_stream in self.capturing
+        return self.captures > 0 and self.device.capture_id(self.current_stream) != 0
 
     def mark_capture(self, begins: bool) -> None:
         self.captures += 1 if begins else -1
-
-    def capture(self, stream: int, captures: bool = True) -> None:
-        self.current_stream = stream
-        (self.capturing.add if captures else self.capturing.discard)(stream)
 
     def next_number(self) -> int:
         """Of a new segment or range, where the order goes by it."""
@@ -349,6 +340,7 @@ class TorchModel(Subject):
             self.free_chunk(chunk)
         elif self.is_gated:
             self.deferred.append(chunk)
+            chunk.markers = self.markers_of(chunk)
         else:
             self.record_events(chunk)
 
@@ -403,11 +395,37 @@ class TorchModel(Subject):
             self.queues[stream].append((self.device.fence(stream), chunk))
         chunk.uses.clear()
 
-    def record_deferred(self) -> None:
-        """Records events for what was freed in a scope. Upstream forgets the uses recorded there
-        [2.15]."""
-        deferred, self.deferred = self.deferred, []
-        for chunk in deferred:
+    def markers_of(self, chunk: Chunk) -> set[int]:
+        """The last nodes of all streams that use a chunk; none if one does not capture."""
+        streams = (chunk.stream, *chunk.uses)
+        if not all(self.device.capture_id(stream) for stream in streams):
+            return set()
+        return {node for stream in streams for node in self.device.capture_terminals(stream)}
+
+    def free_what_the_graph_orders(self, stream: int) -> None:
+        """Frees what was deferred on this stream, if the graph has its uses before its next
+        work. Upstream keeps the uses that were recorded in the capture [2.15]."""
+        earlier = self.nodes_before(stream)
+        for chunk in list(self.deferred):
+            if chunk.stream == stream and chunk.markers and chunk.markers <= earlier:
+                self.deferred.remove(chunk)
+                chunk.uses.clear()
+                self.free_chunk(chunk)
+
+    def nodes_before(self, stream: int) -> set[int]:
+        found = set(self.device.capture_terminals(stream))
+        while (
+            more := {node for one in found for node in self.device.capture_dependencies(one)}
+            - found
+        ):
+            found |= more
+        return found
+
+    def record_deferred(self, only: Pool | None = None) -> None:
+        """Records events for what was freed in a scope, or for one pool's. Upstream forgets the
+        uses recorded there [2.15]."""
+        for chunk in [one for one in self.deferred if only in (None, one.pool.id)]:
+            self.deferred.remove(chunk)
             chunk.uses -= chunk.scope_uses
             chunk.scope_uses.clear()
             self.record_events(chunk)
@@ -550,6 +568,8 @@ class TorchModel(Subject):
         if not found:
             raise Refused("internal", "its scope is not open")
         self.scopes.remove(found[0])
+        if self.settings.graph_capture_record_stream_reuse and not self.rules.scopes_gate:
+            self.record_deferred(pool)
 
     def known_pool(self, pool: Pool) -> PrivatePool:
         if pool not in self.pools:

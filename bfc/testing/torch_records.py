@@ -92,6 +92,8 @@ class Chunk:
     uses: set[int] = field(default_factory=set)
     #: Uses on other streams that were recorded in a scope [2.15].
     scope_uses: set[int] = field(default_factory=set)
+    #: The last nodes of a graph that use it, from its free in a capture on.
+    markers: set[int] = field(default_factory=set)
     born: int = 0
     #: Where it is a part of an expandable segment; only there, memory may be missing.
     range: Range | None = None

@@ -51,6 +51,14 @@ class CommonPeer(Peer):
         super().__init__(fabric=False, **options)
 
 
+class KeepingPeer(CommonPeer):
+    """One that gives no record of a block the address of an earlier one: see `keep_records`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.keep_records()
+
+
 class Ours(Subject):
     """`bfc.CachingAllocator(strict=True)` with the methods and the answers of `TorchPeer`."""
 
@@ -67,6 +75,21 @@ class Ours(Subject):
 
     def rejections(self) -> list[tuple[int, int, int]]:
         return list(self.rejected)
+
+    def run(self, operations: Iterable[Operation]) -> list[Any]:
+        found = []
+        for operation in operations:
+            if operation[0] == "allocate":
+                self.current_stream = operation[2] if len(operation) > 2 else 0
+            with bfc.use_stream(self.current_stream):
+                found.append(self._one(*operation))
+        return found
+
+    def mark_capture(self, begins: bool) -> None:
+        if begins:
+            self.allocator.mark_capture_begin()
+        else:
+            self.allocator.mark_capture_end()
 
     def close(self) -> None:
         """Its books must be in order. Nothing is freed."""

@@ -64,7 +64,9 @@ class Profile:
     resizes: float = 0.0  # of the device
     fails: Sequence[str | None] = (None,)  # the kinds of call that fail; None: any that grows
     drains: bool = True  # frees all blocks before it releases a pool, with expandable segments
-    captures: float = 0.0  # marked captures, which 2.15 knows: for the original and the model
+    captures: float = 0.0  # captures begin, end, work, and other streams join them
+    inside: bool = False  # uses are recorded in captures, too, of what is freed there
+    reuses: bool = False  # with graph_capture_record_stream_reuse: each capture has a pool
 
 
 TIGHT = (60 * MIB, 100 * MIB, 150 * MIB, 220 * MIB, 300 * MIB, 301 * MIB + 7)
@@ -355,17 +357,34 @@ NEWER: dict[str, Profile] = {
         toggles=0.3,
     ),
 }
-#: What ours has no part in yet: for the original of 2.15 and the model.
+#: Captures of graphs: one or several at a time, which other streams join.
 CAPTURES: dict[str, Profile] = {
-    "captures": Profile(streams=STREAMS, uses=1.5, captures=1.5, capacities=(*TIGHT, 80 * GIB)),
+    "captures": Profile(
+        streams=STREAMS, uses=1.5, captures=2.0, inside=True, capacities=(*TIGHT, 80 * GIB)
+    ),
     "captures_pools": Profile(
-        streams=STREAMS, uses=1.0, captures=1.5, pools=1.5, capacities=(*TIGHT, 80 * GIB)
+        streams=STREAMS,
+        uses=1.0,
+        captures=2.0,
+        inside=True,
+        pools=1.5,
+        capacities=(*TIGHT, 80 * GIB),
+    ),
+    "captures_reuse": Profile(
+        sizes=("small", "medium", "equal"),
+        streams=STREAMS,
+        uses=3.0,
+        captures=4.0,
+        inside=True,
+        reuses=True,
+        capacities=(*TIGHT, 80 * GIB),
     ),
     "x_captures": Profile(
         sizes=("small", "medium", "large"),
         streams=STREAMS,
         uses=1.0,
-        captures=1.5,
+        captures=2.0,
+        inside=True,
         capacities=(*TIGHT, 80 * GIB),
         expandable=0.8,
         toggles=0.3,
@@ -478,13 +497,18 @@ class Writer:
     recorded: set[int] = field(default_factory=set)
     slots: int = 0
     large: int = 20
-    deferred: bool = False
-    capturing: int | None = None
+    deferred: int = 0  # freed while gated, since events were last polled
+    current: int = 0  # the stream
+    capturing: dict[int, int] = field(default_factory=dict)  # stream -> the first of its capture
+    made_on: dict[int, int] = field(default_factory=dict)  # slot -> stream
+    inside: set[int] = field(default_factory=set)  # slots whose use was recorded in a capture
     pools: dict[Pool, PoolState] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         rng, profile = self.rng, self.profile
         text, self.large = random_settings(rng, profile.settings, self.large)
+        if profile.reuses:
+            text = f"{text},graph_capture_record_stream_reuse:True".lstrip(",")
         if profile.expandable:
             on = rng.random() < profile.expandable
             text = f"{text},expandable_segments:{on}".lstrip(",")
@@ -542,17 +566,21 @@ class Writer:
 
     @property
     def is_gated(self) -> bool:
-        """Whether events may be put off: with 2.15 by captures alone."""
-        return self.capturing is not None or (self.torch == "2.11" and self.in_scope)
+        """Whether events are put off: with 2.15 by captures alone."""
+        return self.in_scope if self.torch == "2.11" else self.current in self.capturing
 
     def allocate(self) -> None:
         self.slots += 1
         nbytes = random_size(self.rng, self.rng.choice(self.profile.sizes))
         name = self.rng.choice(("malloc", "malloc", "allocate"))
-        self.do(name, nbytes, self.rng.choice(self.profile.streams), self.slots)
+        stream = self.rng.choice(self.profile.streams)
+        self.do(name, nbytes, stream, self.slots)
         self.live.append(self.slots)
+        self.made_on[self.slots] = stream
+        if name == "allocate":
+            self.current = stream
         if not self.is_gated:
-            self.deferred = False
+            self.deferred = 0
 
     def free(self) -> None:
         if not self.live:
@@ -564,22 +592,42 @@ class Writer:
     def must_stay(self, slot: int) -> bool:
         """Upstream records the events of what was freed in a scope in the hash order of its
         records' addresses (PyTorch's behaviour, 2.15), so that there is one at most."""
-        return slot in self.recorded and self.is_gated and self.deferred
+        if slot in self.inside:
+            return not self.is_gated
+        return slot in self.recorded and self.is_gated and not self.may_defer
+
+    @property
+    def may_defer(self) -> bool:
+        return not self.deferred and not self.inside
 
     def free_slot(self, slot: int) -> None:
         if slot in self.recorded and self.is_gated:
-            self.deferred = True
+            self.deferred += 1
         self.recorded.discard(slot)
+        self.inside.discard(slot)
         self.do("free_slot", slot)
 
     def use(self) -> None:
         # Upstream forgets a use that is recorded there and freed there (row 34b). One that is freed
-        # later stays in a table by the record's address, where a later block may find it.
-        if self.live and not self.is_gated:
-            slot = self.rng.choice(self.live)
-            self.recorded.add(slot)
-            for _ in range(self.rng.choice((1, 1, 2, 3))):
-                self.do("record_stream_slot", slot, self.rng.choice(STREAMS))
+        # later, or reused in its capture, stays in a table by the record's address, where a later
+        # block may find it.
+        if not self.live or (self.torch == "2.11" and self.in_scope and not self.profile.reuses):
+            return
+        slots, streams = self.live, list(STREAMS)
+        if self.profile.reuses:
+            if not self.is_gated:
+                return
+            if self.rng.random() < 0.8:  # what a graph can prove
+                streams = sorted(self.capturing)
+                slots = [slot for slot in slots if self.made_on[slot] in streams] or slots
+        slot = self.rng.choice(slots)
+        if self.is_gated and slot not in self.inside:
+            if not (self.profile.inside and self.may_defer):
+                return
+            self.inside.add(slot)
+        self.recorded.add(slot)
+        for _ in range(self.rng.choice((1, 1, 2, 3))):
+            self.do("record_stream_slot", slot, self.rng.choice(streams))
 
     def steer(self) -> None:
         name = self.rng.choice(("hold", "hold", "finish", "finish_events"))
@@ -588,7 +636,8 @@ class Writer:
 
     def drain(self) -> None:
         """Leaves no live block and no cache but that of private pools."""
-        self.end_capture()
+        for first in sorted(set(self.capturing.values())):
+            self.end_capture(first)
         for pool in self.pools:
             self.close_scope(pool)
         for slot in self.live:
@@ -597,22 +646,96 @@ class Writer:
         self.do("empty_cache")
 
     def change_capture(self) -> None:
-        """Begins a capture, ends it, or makes another stream the current one in it."""
-        if self.capturing is None:
-            self.capturing = self.rng.choice(STREAMS)
-            self.do("mark_capture", True)
-            self.do("capture", self.capturing)
-        elif self.rng.random() < 0.6:
-            self.end_capture()
+        """Begins a capture, ends it, gives it work, or lets a stream join it or be the current."""
+        firsts = sorted(set(self.capturing.values()))
+        most = 1 if self.profile.reuses else 2
+        if not firsts or (len(firsts) < most and self.rng.random() < 0.1):
+            self.begin_capture()
+        elif self.rng.random() < 0.2:
+            self.end_capture(self.rng.choice(firsts))
         else:
-            other = self.rng.choice(STREAMS)
-            self.do("capture", other, other == self.capturing)
+            steps = [self.work, self.work, self.join, self.switch]
+            self.rng.choice([*steps, *[self.fork] * 4] if self.profile.reuses else steps)()
 
-    def end_capture(self) -> None:
-        if self.capturing is not None:
-            self.do("capture", self.capturing, False)
+    def begin_capture(self) -> None:
+        free = [stream for stream in STREAMS if stream not in self.capturing]
+        if not free:
+            return
+        first = self.rng.choice(free)
+        if self.profile.reuses:
+            self.open_scope_of_capture()
+        self.capturing[first] = first
+        if self.torch != "2.11":
+            self.do("mark_capture", True)
+        self.do("capture", first, True)
+        self.current = first
+
+    def open_scope_of_capture(self) -> None:
+        """Of a new pool, or of one that others share. To release one twice is an internal error."""
+        new = [pool for pool in POOLS if pool not in self.pools]
+        pool = self.rng.choice(new + self.usable())
+        self.pools.setdefault(pool, PoolState())
+        self.do("begin_pool", pool, "all")
+        self.pools[pool].references += 1
+        self.pools[pool].is_open = True
+
+    def end_capture(self, first: int) -> None:
+        """Also frees what must be freed in it."""
+        self.do("capture", first, True)
+        self.current = first
+        for slot in sorted(self.inside):
+            self.live.remove(slot)
+            self.free_slot(slot)
+        self.do("capture", first, False)
+        self.capturing = {one: other for one, other in self.capturing.items() if other != first}
+        if self.torch != "2.11":
             self.do("mark_capture", False)
-            self.capturing = None
+        if self.profile.reuses:
+            self.leave_scope()
+            if len(self.usable()) > 1 or sum(state.references for state in self.pools.values()) > 1:
+                self.release_pool()
+
+    def work(self) -> None:
+        self.do("capture_work", self.rng.choice(sorted(self.capturing)))
+
+    def join(self) -> None:
+        """A stream waits for one that captures; of another capture, CUDA refuses that."""
+        on = self.rng.choice(sorted(self.capturing))
+        first = self.capturing[on]
+        stream = self.rng.choice(
+            [one for one in STREAMS if self.capturing.get(one, first) == first]
+        )
+        self.capturing[stream] = first
+        self.do("capture_wait", stream, on)
+
+    def fork(self) -> None:
+        """Another stream uses a block, which is freed; most often its own stream then waits for
+        that, and may have the block again."""
+        mine = sorted(self.capturing)
+        fresh = [slot for slot in self.live if slot not in self.recorded]
+        slots = [slot for slot in fresh if self.made_on[slot] in mine]
+        if not (slots and self.is_gated and self.may_defer):
+            return
+        slot, other = self.rng.choice(slots), self.rng.choice(STREAMS)
+        if other not in mine:
+            self.do("capture_wait", other, self.made_on[slot])
+            self.capturing[other] = self.capturing[self.made_on[slot]]
+        self.recorded.add(slot)
+        self.do("record_stream_slot", slot, other)
+        self.do("capture_work", other)
+        self.live.remove(slot)
+        self.free_slot(slot)
+        if self.rng.random() < 0.7:
+            self.do("capture_wait", self.made_on[slot], other)
+            self.deferred = 0  # from the allocation on
+        self.slots += 1
+        self.do("malloc", random_size(self.rng, "medium"), self.made_on[slot], self.slots)
+        self.live.append(self.slots)
+        self.made_on[self.slots] = self.made_on[slot]
+
+    def switch(self) -> None:
+        self.current = self.rng.choice(STREAMS)
+        self.do("capture", self.current, self.current in self.capturing)
 
     def empty(self) -> None:
         self.do("empty_cache")
@@ -635,7 +758,7 @@ class Writer:
         self.rng.choice(
             (
                 # Only the way that a tensor takes refuses this at once (row 20); ours always does.
-                lambda: self.do("allocate", 1 << 60),
+                self.ask_too_much,
                 lambda: self.do("malloc", 0),
                 lambda: self.do("free", 0),
                 lambda: self.do("free", 12345),
@@ -646,6 +769,10 @@ class Writer:
                 self.record_history,
             )
         )()
+
+    def ask_too_much(self) -> None:
+        self.do("allocate", 1 << 60)
+        self.current = 0
 
     def record_history(self) -> None:
         # Off first: upstream would go on with the entries it has, ours starts anew.
