@@ -46,7 +46,7 @@ from bfc.allocators._reading cimport (
 from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Fences, some_use
-from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, QUERY, RECORD, WAIT, Frees, report_unraisable
+from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
 from bfc.allocators._plans cimport Planned, new_step
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
@@ -934,7 +934,7 @@ cdef class Allocator(BufferOwner):
         if request.nbytes == 0 or request.refused:
             return 0
         if not self.reasons.none():
-            self.frees.drain(AT_ALLOCATION)
+            self.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)

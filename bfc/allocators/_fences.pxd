@@ -35,6 +35,7 @@ cdef class DeferredFree:
     cdef list fences                    # (stream, fence), of streams that were marked before the free
     cdef uint64_t made_on               # the stream that it was allocated for
     cdef dict captured                  # stream -> the capture it was recorded in, whose graph orders its work
+    cdef tuple pool                     # the private pool that it belongs to
     cdef object markers                 # the last nodes of a graph that use it, or None: see `safe_in_capture`
 
 
@@ -46,7 +47,6 @@ cdef class Fences:
     cdef Reasons* reasons               # the allocator's
     cdef Shown[size_t]* open_scopes     # how many scopes of private pools are open; NULL: the policy has none
     cdef Shown[size_t] captures         # how many captures are marked
-    cdef bint gates                     # whether the allocation under way is for a stream that captures
     cdef bint reuses                    # whether a graph's structure may prove that a free is safe
     cdef bint strict                    # whether all that is recorded in a capture belongs to its graph
     cdef dict captured                  # allocation id -> {stream: the capture that it was recorded in}
@@ -81,9 +81,9 @@ cdef class Fences:
 
     cdef bint scopes_defer(self) noexcept
     cdef bint defers(self, allocation_id, uint64_t made_on) except -1
-    cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on) except -1
+    cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on, tuple pool) except -1
     cdef bint must_wait(self, DeferredFree entry) except -1
-    cdef int record_deferred(self, bint again, vector[ChunkHandle]& done, list faults) except -1
+    cdef int record_deferred(self, bint again, tuple only, vector[ChunkHandle]& done, list faults) except -1
     cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1
 
     cdef void queues_changed(self) noexcept

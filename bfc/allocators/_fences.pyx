@@ -191,9 +191,7 @@ cdef class Fences:
     cdef int note_captured(self, allocation_id, uint64_t stream, uint64_t made_on) except -1:
         """Notes a use that a graph orders: its memory can be used again after the capture. Upstream counts all that is
         recorded in a capture as such, even of streams that do not capture."""
-        capture = self.source.capture_id(stream)
-        if not capture and self.strict and self.is_in_capture(made_on):
-            capture = self.source.capture_id(self.stream_here(made_on))
+        capture = self.source.capture_id(self.stream_here(made_on) if self.strict else stream)
         if capture:
             self.captured.setdefault(allocation_id, {})[stream] = capture
         return 0
@@ -250,12 +248,15 @@ cdef class Fences:
         """Whether a free asks for its fences later: in a scope, or in a capture, where that cannot be done now."""
         if self.scopes_defer():
             return True
-        return self.capture_is_marked() and (self.is_in_capture(made_on)
-                                             or self.some_capture(self.users.get(allocation_id, ())))
+        if not self.capture_is_marked():
+            return False
+        return self.is_in_capture(made_on) or (not self.strict
+                                               and self.some_capture(self.users.get(allocation_id, ())))
 
-    cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on) except -1:
+    cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on, tuple pool) except -1:
         """Puts a free off until no scope is open, or no capture, where PyTorch asks for its fences."""
         cdef DeferredFree entry = DeferredFree()
+        entry.pool = pool
         entry.handle = handle
         entry.streams = self.users.get(allocation_id) or {}
         entry.fences = self.marked.get(allocation_id) or []
@@ -268,16 +269,16 @@ cdef class Fences:
         return 0
 
     cdef bint must_wait(self, DeferredFree entry) except -1:
-        """Whether a deferred free cannot have its fences yet, as the capture goes on."""
-        if not self.capture_is_marked():
+        """Whether a deferred free cannot have its fences yet, as the capture goes on. Upstream does not ask."""
+        if self.strict or not self.capture_is_marked():
             return False
         for stream, capture in entry.captured.items():
             if capture in (self.source.capture_id(stream), self.source.capture_id(entry.made_on)):
                 return True
         return self.some_capture(set(entry.streams).difference(entry.captured))
 
-    cdef int record_deferred(self, bint again, vector[ChunkHandle]& done, list faults) except -1:
-        """Puts deferred chunks behind fences; those that need none are listed in `done`. The streams that were recorded
+    cdef int record_deferred(self, bint again, tuple only, vector[ChunkHandle]& done, list faults) except -1:
+        """Puts deferred chunks behind fences (`only`: those of one pool); those that need none are listed in `done`. The streams that were recorded
         in a capture need none after it. (Upstream's 2.11 also forgets those that were recorded in a scope.) Chunks for
         which the device fails are set aside until they are tried `again`, and the error goes to `faults`."""
         cdef DeferredFree entry
@@ -292,7 +293,7 @@ cdef class Fences:
                 left -= 1
                 entry = self.deferred.popleft()
                 try:
-                    if self.must_wait(entry):
+                    if (only is not None and entry.pool != only) or self.must_wait(entry):
                         self.deferred.append(entry)     # into the place that it has just left
                         continue
                     found = entry.fences

@@ -15,6 +15,7 @@ cdef enum:                      # what a call of `drain` is for, in bits. 0: som
     RECORD = 4                  # ask for the fences of deferred frees, even if a scope is open
     AGAIN = 8                   # try once more what the device failed for
     WAIT = 16                   # wait for the fences
+    IN_CAPTURE = 32             # ask nothing: the allocation is for a stream that captures
 
 
 @cython.final
@@ -49,7 +50,8 @@ cdef class Frees:
     cdef int free_pending(self, list faults) except -1
     cdef int free_entry(self, PendingFree* entry, list faults) except -1
     cdef int wait_for_home(self, PendingFree* entry) except -1
-    cdef int record_deferred(self, bint again, list faults) except -1
+    cdef int record_deferred_of(self, tuple pool) except -1
+    cdef int record_deferred(self, bint again, tuple only, list faults) except -1
     cdef int free_safe_in_capture(self, uint64_t stream) except -1
     cdef int ask_fences(self, bint wait, list faults) except -1
     cdef int wait_for_streams(self) except -1

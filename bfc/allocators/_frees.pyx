@@ -13,7 +13,7 @@ from libcpp.vector cimport vector
 from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport (
     DEVICE_FAILED, EXPORTED, HOST_MEMORY_GONE, LOCK_TAKEN, NOT_IDLE, STATE, USED_ELSEWHERE, WAITING, ChunkHandle,
-    PendingFree, Pool, Reasons,
+    Lane, PendingFree, Pool, Reasons,
 )
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_PENDING, FREES_WAIT
@@ -110,10 +110,10 @@ cdef class Frees:
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
         """Lets a freed chunk wait for the streams that use it. Whether there are any that have not finished."""
         acquire_lock(self.lock[0])
-        cdef uint64_t made_on = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane.stream
+        cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
         self.lock.release()
-        if self.fences.defers(allocation_id, made_on):
-            self.fences.defer(handle, allocation_id, made_on)
+        if self.fences.defers(allocation_id, lane.stream):
+            self.fences.defer(handle, allocation_id, lane.stream, (lane.pool[0], lane.pool[1]))
             return True
         fences = self.fences.unfinished(allocation_id)
         self.fences.wait_behind(handle, fences)
@@ -209,20 +209,19 @@ cdef class Frees:
         """
         cdef bint asks
         cdef list faults
-        if not how & ~AT_ALLOCATION and not self.reasons.has(FREES_PENDING | FREES_DEFERRED | FREES_WAIT):
+        if not how & ~(AT_ALLOCATION | IN_CAPTURE) and not self.reasons.has(FREES_PENDING | FREES_DEFERRED | FREES_WAIT):
             return 0
         faults = []
-        asks = how & QUERY or not self.fences.asks_later or (how & AT_ALLOCATION and not self.fences.scopes_defer()
-                                                             and not (self.fences.gates
-                                                                      and self.fences.capture_is_marked()))
+        asks = how & QUERY or not self.fences.asks_later or (how & AT_ALLOCATION and not self.fences.scopes_defer())
+        asks = asks and not how & IN_CAPTURE
         if how & RECORD:
-            self.record_deferred(True, faults)
+            self.record_deferred(True, None, faults)
         if how & AGAIN:
             self.pool.pending.try_failed_again()
             self.fences.try_stuck_again()
         self.free_pending(faults)
         if asks and how & AT_ALLOCATION and self.reasons.has(FREES_DEFERRED):
-            self.record_deferred(False, faults)
+            self.record_deferred(False, None, faults)
         if asks:
             self.ask_fences(how & WAIT, faults)
         return report_faults(faults)
@@ -280,12 +279,18 @@ cdef class Frees:
             raise
         return 0
 
-    cdef int record_deferred(self, bint again, list faults) except -1:
+    cdef int record_deferred_of(self, tuple pool) except -1:
+        """Asks for the fences of what was freed in the capture of a pool, which has ended."""
+        cdef list faults = []
+        self.record_deferred(False, pool, faults)
+        return report_faults(faults)
+
+    cdef int record_deferred(self, bint again, tuple only, list faults) except -1:
         """Asks for the fences of what was freed in a scope."""
         cdef vector[ChunkHandle] done
         cdef ChunkHandle handle
         try:
-            self.fences.record_deferred(again, done, faults)
+            self.fences.record_deferred(again, only, done, faults)
         finally:
             for handle in done:
                 self.finish_waiting(handle)

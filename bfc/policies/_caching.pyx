@@ -1011,8 +1011,9 @@ cdef class CachingAllocator(Allocator):
 
     cdef int look_at_captures(self, Request* request) except -1:
         """Asks the source about the request's stream: whether it captures, and for which graph."""
-        request.in_capture = self.fences.capture_is_marked() and self.fences.is_capturing(request.stream)
-        self.fences.gates = request.in_capture
+        request.in_capture = self.fences.is_in_capture(request.stream)
+        if self.fences.capture_is_marked() and not self.strict:
+            request.in_capture = request.in_capture or self.fences.is_capturing(request.stream)
         if self.private_pools.open_captures.get():
             self.join_capture(request)
         if request.in_capture and self.applied.graph_capture_record_stream_reuse:
@@ -1034,12 +1035,9 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef int mark_captures(self, int more) except -1:
-        """Counts a capture that begins or ends. PyTorch since 2.12 frees at the end what was put off meanwhile, if
-        the graph's structure is looked at."""
+        """Counts a capture that begins or ends."""
         self.fences.reuses = self.applied.graph_capture_record_stream_reuse
         self.fences.mark_captures(more)
-        if more < 0 and self.fences.reuses and not self.scopes_gate:
-            self.frees.drain(RECORD)
         return 0
 
     def capture(self, stream, pool=None):
@@ -1108,8 +1106,10 @@ cdef class CachingAllocator(Allocator):
 
     def _end_capture(self, pool):
         self.require_set_up()
-        self.pool_uses.end(id_of(pool))
-        self.mark_captures(-1)
+        try:
+            self.mark_captures(-1)
+        finally:
+            self._end_pool(pool)
 
     def _captured_streams(self):
         streams = []
@@ -1435,8 +1435,11 @@ cdef class CachingAllocator(Allocator):
         self.pool_uses.begin(scope_of(pool, streams), self.strict)
 
     def _end_pool(self, pool):
-        """Ends what _begin_pool began; the reference stays."""
+        """Ends what _begin_pool began; the reference stays. PyTorch since 2.12 frees here what was put off of the
+        pool, if the graph's structure is looked at."""
         self.pool_uses.end(id_of(pool))
+        if self.applied.graph_capture_record_stream_reuse and not self.scopes_gate:
+            self.frees.record_deferred_of(tuple(pool))
 
     def _release_pool(self, pool):
         """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
