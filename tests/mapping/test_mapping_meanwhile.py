@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import own_interpreter
 import pytest
+from page_ledger import LedgerDevice, PageLedger
 from stopped_thread import STOPPED
 
 import bfc
@@ -214,3 +216,71 @@ device.go.set()
 thread.join()
 """
     )
+
+
+# -- what others free, take and close between two calls of the device ------------------------------
+
+
+class Meanwhile(LedgerDevice):
+    """Runs something at the end of one call of the device."""
+
+    def __init__(self) -> None:
+        super().__init__("1 GiB", is_late=True)
+        self.at: dict[str, tuple[int, Callable[[], None]]] = {}
+
+    def run_at(self, kind: str, number: int, run: Callable[[], None]) -> None:
+        self.at[kind] = number, run
+
+    def count(self, kind: str) -> None:
+        number, run = self.at.pop(kind, (0, None))
+        if number > 1 and run is not None:
+            self.at[kind] = number - 1, run
+        elif run is not None:
+            run()
+
+    def fence(self, stream: int) -> Any:
+        made = super().fence(stream)
+        self.count("fence")
+        return made
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        super().unmap(address, nbytes)
+        self.count("unmap")
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        super().unreserve(address, nbytes)
+        self.count("unreserve")
+
+
+def use_and_free(allocator: Any, ledger: PageLedger, nbytes: int) -> None:
+    """Queues work on stream 5 that lasts, in memory that is free already before the work is done.
+
+    Inside of a call of the device nothing is mapped for it, and nothing is waited for.
+    """
+    with suppress(bfc.OutOfMemoryError):
+        ptr = allocator.allocate_raw(nbytes, 5)
+        ledger.take(ptr, 5)
+        ledger.device.hold(5)
+        ledger.give_back(ptr)
+        allocator.deallocate_raw(ptr)
+
+
+@pytest.mark.parametrize("name", ["bfc", "caching"])
+def test_memory_that_is_freed_while_trim_runs_stays_until_its_work_is_done(name: str) -> None:
+    """That its stream was idle when another range of it was trimmed says nothing of this memory."""
+    device = Meanwhile()
+    allocator = MAKES[name](device)
+    ledger = PageLedger(device, allocator)
+    small, large = allocator.allocate_raw(1000, 5), allocator.allocate_raw(20 * MIB, 5)
+    for ptr in (small, large):
+        allocator.deallocate_raw(ptr)
+    device.run_at("unmap", 1, lambda: use_and_free(allocator, ledger, 20 * MIB))
+    allocator.trim()
+    ledger.read()
+    assert device.is_held(5)
+    assert device.live_bytes == 20 * MIB
+    allocator.trim(wait=True)
+    ledger.read()
+    assert device.live_bytes == 0
+    allocator.close()
+    ledger.examine_closed()

@@ -94,7 +94,10 @@ cdef class Stitching(AddressRanges):
     cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF
     cdef int retire_all(self) except -1
     cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept
-    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, Faults faults) except -1
+    cdef bint is_idle_now(self, uint64_t stream, bint wait) except -1
+    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, bint wait, Faults faults) except -1
+    cdef void hold_to_trim(self, AddressRange addresses, uint64_t most, bint views_too) noexcept
+    cdef int unmap_held(self, AddressRange addresses, Faults faults) except -1
     cdef void forget_chunks(self) noexcept
     cdef void close_views(self, Faults faults) noexcept
     cdef int retire_views_of(self, uint64_t tag) except -1

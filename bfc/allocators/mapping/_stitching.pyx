@@ -397,9 +397,9 @@ cdef class Stitching(AddressRanges):
     cdef bint trim_other_tags(self, AddressRange addresses, uint64_t wanted) except -1:
         """Releases free pages of other tags, which cannot be lent. Returns whether any went."""
         cdef uint64_t before = self.pages.count, there = 0
-        cdef dict idle = {}
         cdef Faults faults = Faults()
         cdef AddressRange other
+        cdef bint is_other
         acquire_lock(self.lock[0])
         for other in self.ranges:
             if self.has_other_tag(other, addresses):
@@ -410,9 +410,11 @@ cdef class Stitching(AddressRanges):
         self.retire_all()
         self.sweep(faults, True, False)
         for other in self.ranges:
-            if (self.has_other_tag(other, addresses) and before - self.pages.count < wanted
-                    and self.is_idle(other.asked_of, True, idle, faults)):
-                self.trim_range(other, wanted - (before - self.pages.count), True, faults)
+            acquire_lock(self.lock[0])
+            is_other = self.has_other_tag(other, addresses)
+            self.lock.release()
+            if is_other and before - self.pages.count < wanted:
+                self.trim_range(other, wanted - (before - self.pages.count), True, True, faults)
         return self.pages.count < before
 
     cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept:
@@ -944,8 +946,8 @@ cdef class Stitching(AddressRanges):
                     continue
                 if addresses.some_stuck and self.is_idle(addresses.asked_of, wait, idle, faults):
                     self.unmap_again(addresses, False, faults)
-                if self.pages.count > kept and self.is_idle(addresses.asked_of, wait, idle, faults):
-                    self.trim_range(addresses, self.pages.count - kept, views_too, faults)
+                if self.pages.count > kept:
+                    self.trim_range(addresses, self.pages.count - kept, views_too, wait, faults)
         return (before - self.pages.count) * self.page_size
 
     cdef int retire_all(self) except -1:
@@ -964,28 +966,53 @@ cdef class Stitching(AddressRanges):
             number += 1
 
     cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept:
-        """Whether a stream has finished with what was queued until now."""
-        if stream in idle:
-            return idle[stream]
+        """Whether a stream has finished with what was queued until it was first asked for `idle`. That says nothing of
+        memory that other threads have freed since."""
         try:
-            if wait:
-                self.source.sub_allocator.wait(stream)
-                idle[stream] = True
-            else:
-                fence = self.source.sub_allocator.fence(stream) if self.source.sub_allocator.asynchronous else None
-                idle[stream] = fence is None or fence.done()
+            if stream not in idle:
+                idle[stream] = self.is_idle_now(stream, wait)
+            return idle[stream]
         except BaseException as error:
             faults.add(error)
             return False
-        return idle[stream]
 
-    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, Faults faults) except -1:
-        cdef Run run
-        cdef ChunkHandle handle
+    cdef bint is_idle_now(self, uint64_t stream, bint wait) except -1:
+        """Whether a stream has finished with what was queued until now."""
+        if wait:
+            self.source.sub_allocator.wait(stream)
+            return True
+        fence = self.source.sub_allocator.fence(stream) if self.source.sub_allocator.asynchronous else None
+        return fence is None or fence.done()
+
+    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, bint wait,
+                        Faults faults) except -1:
+        """Releases free pages of a range, if its stream has finished with them."""
+        cdef bint is_idle = False
+        # Held first, and then the stream is asked: a page that another thread frees later is not among them, though
+        # work that it has queued may still use that page.
+        self.hold_to_trim(addresses, most, views_too)
+        if self.held.empty():
+            return 0
+        try:
+            is_idle = self.is_idle_now(addresses.asked_of, wait)
+        except BaseException as error:
+            faults.add(error)
+        if is_idle:
+            self.unmap_held(addresses, faults)
+        else:
+            self.let_held_go()
+        return 0
+
+    cdef void hold_to_trim(self, AddressRange addresses, uint64_t most, bint views_too) noexcept:
         # A page that no view has gets none before it is unmapped: only the mapper stitches.
         acquire_lock(self.lock[0])
         self.pages.hold_unshared(addresses.bin_set, most, views_too, self.held)
         self.lock.release()
+
+    cdef int unmap_held(self, AddressRange addresses, Faults faults) except -1:
+        """Unmaps and releases the pages of a range that are held."""
+        cdef Run run
+        cdef ChunkHandle handle
         self.is_unmapping = True
         try:
             while self.held.size():
@@ -1256,7 +1283,8 @@ cdef class Stitching(AddressRanges):
         try:
             if addresses.some_stuck:
                 self.unmap_again(addresses, False, faults)
-            self.trim_range(addresses, self.pages.count, True, faults)
+            self.hold_to_trim(addresses, self.pages.count, True)
+            self.unmap_held(addresses, faults)      # no stream is asked: their memory went when the tag fell asleep
         except BaseException:
             pass    # the host is out of memory: then these pages wake with the rest
 
