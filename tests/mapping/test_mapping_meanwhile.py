@@ -284,3 +284,23 @@ def test_memory_that_is_freed_while_trim_runs_stays_until_its_work_is_done(name:
     assert device.live_bytes == 0
     allocator.close()
     ledger.examine_closed()
+
+
+@pytest.mark.parametrize("name", ["bfc", "caching"])
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_view_that_is_used_again_after_its_fence_stays(name: str, number: int) -> None:
+    device = Meanwhile()
+    allocator = MAKES[name](device)
+    ledger = PageLedger(device, allocator)
+    blocks = [allocator.allocate_raw(4 * MIB, 5) for _ in range(8)]
+    for ptr in blocks[::2]:
+        allocator.deallocate_raw(ptr)
+    allocator.deallocate_raw(allocator.allocate_raw(12 * MIB, 5))
+    assert allocator.page_stats()["views"] == 1
+    device.run_at("fence", number, lambda: use_and_free(allocator, ledger, 12 * MIB))
+    allocator.trim()
+    ledger.read()
+    allocator.check()
+    device.finish(5)
+    allocator.close()
+    ledger.examine_closed()

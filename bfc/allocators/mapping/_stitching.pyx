@@ -833,6 +833,7 @@ cdef class Stitching(AddressRanges):
         cdef Retired retired = Retired()
         cdef StitchedView* view
         cdef Place place
+        cdef uint64_t last_used
         cdef list pages = [], mapped
         cdef cbool is_kept
         retired.pages = []
@@ -841,7 +842,11 @@ cdef class Stitching(AddressRanges):
         view = &self.pages.views.at(number)
         retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
         place = Place(view.address, view.pages * self.page_size)
+        last_used = view.last_used
+        is_kept = view.state == KEPT
         self.lock.release()
+        if not is_kept:
+            return False
         self.list_pages(number, pages)
         mapped = [(place.ptr, place.nbytes)]
         if self.source.sub_allocator.asynchronous:
@@ -851,9 +856,11 @@ cdef class Stitching(AddressRanges):
                 return False
         self.retired.append(retired)
         acquire_lock(self.lock[0])
-        is_kept = self.pages.views.at(number).state == KEPT
-        # Another thread may have taken the view since it was looked at. Its pages have not changed: only the mapper
-        # opens and retires views. The fence came before, so it is behind all work of those that had the view.
+        view = &self.pages.views.at(number)
+        # Another thread may have taken the view since it was looked at, and freed it again. Then the fence may have come
+        # before work that it has queued. Otherwise the fence is behind all work of those that had the view. Its pages
+        # have not changed: only the mapper opens and retires views.
+        is_kept = view.state == KEPT and view.last_used == last_used
         if is_kept:         # only now, so that a fork finds it either kept or retired
             self.pages.retire_view(number)
             retired.ptr, retired.nbytes = place.ptr, place.nbytes
