@@ -304,3 +304,48 @@ def test_a_view_that_is_used_again_after_its_fence_stays(name: str, number: int)
     device.finish(5)
     allocator.close()
     ledger.examine_closed()
+
+
+def sleepers(device: Meanwhile) -> tuple[Any, list[Any], list[Any]]:
+    """Views of one tag: some that are live, and then one that nothing lives in."""
+    allocator = MAKES["bfc"](device)
+    with allocator.tag("a"):
+        blocks = [allocator.allocate(4 * MIB) for _ in range(20)]
+        for block in blocks[::2]:
+            block.free()
+        views = [allocator.allocate(size * MIB) for size in (12, 9, 8)]
+        allocator.allocate(7 * MIB).free()
+    assert allocator.page_stats()["views"] == 4
+    return allocator, views, blocks[1::2]
+
+
+def test_a_view_whose_buffer_is_freed_while_its_tag_falls_asleep_sleeps_too() -> None:
+    """Its pages were released, and it stayed mapped."""
+    device = Meanwhile()
+    allocator, views, _blocks = sleepers(device)
+    device.run_at("unmap", 1, views.pop(0).free)
+    allocator.sleep()
+    assert (device.live_bytes, device.mappings) == (0, {})
+    allocator.check()
+    allocator.wake()
+    assert all(view.ptr in device.mappings for view in views)
+    allocator.check()
+    allocator.close()
+    assert (device.live_bytes, device.reservations) == (0, {})
+
+
+def test_a_view_whose_buffer_is_freed_while_its_tag_wakes_has_memory() -> None:
+    """It was handed out again, and had none."""
+    device = Meanwhile()
+    allocator, views, _blocks = sleepers(device)
+    allocator.sleep()
+    views.pop(1).free()
+    device.run_at("unreserve", 1, views.pop(0).free)
+    allocator.wake()
+    with allocator.tag("a"):
+        again = allocator.allocate(12 * MIB)
+    mapped = device.mappings
+    assert all(again.ptr + done in mapped for done in range(0, 12 * MIB, 2 * MIB))
+    allocator.check()
+    allocator.close()
+    assert (device.live_bytes, device.reservations) == (0, {})

@@ -1153,8 +1153,9 @@ cdef class Stitching(AddressRanges):
                 if run.nbytes:
                     add_pages(transition, run, seen)
                 slot += 1
+        # Kept ones, too: what lived there may have been freed since the views that nothing lives in were unmapped.
         for number in range(self.pages.views.count()):
-            if self.pages.views.at(number).state == LIVE:
+            if self.pages.views.at(number).state in (KEPT, LIVE):
                 self.add_view(transition, number, is_mapped, seen)
         return 0
 
