@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import own_interpreter
@@ -349,3 +352,28 @@ def test_a_view_whose_buffer_is_freed_while_its_tag_wakes_has_memory() -> None:
     allocator.check()
     allocator.close()
     assert (device.live_bytes, device.reservations) == (0, {})
+
+
+@pytest.mark.parametrize("name", ["bfc", "caching"])
+def test_a_signal_handler_closes_just_when_the_mapping_is_over(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the memory goes as well. The handler runs while Python's handlers are put back."""
+    device = Meanwhile()
+    allocator = MAKES[name](device)
+    allocator.allocate(5 * MIB).free()
+
+    def handle() -> None:
+        signal.signal(signal.SIGUSR2, lambda *_: allocator.close())
+        # the last call of the device runs no Python after the signal has come
+        strike = partial(getattr(ctypes.CDLL(None), "raise"), int(signal.SIGUSR2))
+        monkeypatch.setattr(device, "release", strike)
+
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        device.run_at("unmap", 1, handle)
+        allocator.trim()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert allocator.closed
+    assert not device.reservations

@@ -161,6 +161,7 @@ cdef class AddressRanges:
 
     cdef bint enter(self, uint64_t set_aside) except -1
     cdef void leave(self) noexcept
+    cdef void close_after_all(self) noexcept
     cdef int give_all_back(self) except -1
     cdef cbool are_some(self) noexcept nogil
     cdef void close_late(self) noexcept

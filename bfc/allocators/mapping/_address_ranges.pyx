@@ -253,6 +253,8 @@ cdef class AddressRanges:
         refused = self.source.refused_bytes.get()
         self.source.end_call(True, 0)
         self.source.refused_bytes.set(refused)      # a page, and that is the answer
+        if self.must_close:     # somebody wanted that after it was looked at above, and could not enter yet
+            self.close_after_all()
 
     cdef int give_all_back(self) except -1:
         """Gives everything back, for an allocator that closes."""
@@ -273,6 +275,14 @@ cdef class AddressRanges:
         finally:
             self.leave()
         return raise_faults(self.source.sub_allocator, faults)
+
+    cdef void close_after_all(self) noexcept:
+        """Closes now, unless another thread maps by now: then that one does, when it leaves."""
+        try:
+            if self.enter(0):
+                self.leave()
+        except BaseException as error:      # the host is out of memory
+            report_unraisable(error, self.source.sub_allocator)
 
     cdef cbool are_some(self) noexcept nogil:
         """Whether there is anything to be given back."""
