@@ -7,7 +7,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.interpreter._signals cimport Deferral
-from bfc._core cimport ChunkHandle, Pool
+from bfc._core cimport ChunkHandle, PageBitmap, Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
@@ -82,6 +82,7 @@ cdef class AddressRange:
 
     # What one of the subclasses of AddressRanges looks up in it.
     cdef list pages                     # of Page or None, by slot
+    cdef PageBitmap* bitmap             # the same, where pages have numbers: that of its set of bins; NULL: none
     cdef vector[ChunkHandle] holes      # its unmapped chunks, in address order
     cdef ChunkHandle tail               # the unmapped chunk at its end; NO_CHUNK: there is none
 
@@ -229,5 +230,6 @@ cdef class AddressRanges:
     cdef void note_change(self) noexcept nogil
 
     cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil
+    cdef bint belongs_to(self, AddressRange range, uint64_t tag) noexcept
     cdef bint is_set_asleep(self, uint32_t bin_set) noexcept
     cdef list ranges_of(self, uint64_t tag)

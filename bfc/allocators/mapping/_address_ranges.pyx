@@ -843,17 +843,29 @@ cdef class AddressRanges:
 
     # -- tags ---------------------------------------------------------------------------------------------------------
 
+    # Threads without the GIL may open lanes, and then the table of sets of bins moves: so it is read under the lock.
+
     cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil:
+        """Whether a set of bins belongs to a tag. Needs the lock."""
         cdef uint64_t* pool = self.pool.bin_sets[bin_set].lane.pool
         return pool[0] == TAG_POOLS and pool[1] == number
 
+    cdef bint belongs_to(self, AddressRange range, uint64_t tag) noexcept:
+        acquire_lock(self.lock[0])
+        cdef bint found = range.is_known and self.is_of_tag(range.bin_set, tag)
+        self.lock.release()
+        return found
+
     cdef bint is_set_asleep(self, uint32_t bin_set) noexcept:
-        return self.pool.bin_sets[bin_set].asleep != 0
+        acquire_lock(self.lock[0])
+        cdef bint found = self.pool.bin_sets[bin_set].asleep != 0
+        self.lock.release()
+        return found
 
     cdef list ranges_of(self, uint64_t tag):
         cdef AddressRange range
         cdef list found = []
         for range in self.ranges:
-            if range.is_known and self.is_of_tag(range.bin_set, tag):
+            if self.belongs_to(range, tag):
                 found.append(range)
         return found

@@ -514,7 +514,7 @@ cdef class ExpandableSegments(AddressRanges):
         for range in list(self.ranges):
             spans.clear()
             acquire_lock(self.lock[0])
-            if self.is_asleep(range):
+            if range.is_known and self.pool.bin_sets[range.bin_set].asleep:
                 self.list_slots(range, True, spans)
             self.lock.release()
             for span in spans:

@@ -218,6 +218,9 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
     cdef set streams = set()
     cdef TagTransition transition
     cdef Live live
+    cdef vector[uint64_t] of_ranges
+    cdef uint64_t stream
+    cdef cbool listed = True
     cdef uint32_t i
     cdef int result
     sub_allocator = memory.source.sub_allocator
@@ -225,9 +228,15 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
         for live in transition.live:
             streams.add(live.stream)
             streams.update(memory.fences.users.get(live.allocation_id, ()))
+        acquire_lock(memory.lock[0])
         for i in range(<uint32_t>memory.pool.bin_sets.size()):
             if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
-                streams.add(memory.pool.bin_sets[i].lane.stream)
+                listed = listed and try_push_back(of_ranges, memory.pool.bin_sets[i].lane.stream)
+        memory.lock.release()
+    if not listed:
+        raise out_of_host_memory()
+    for stream in of_ranges:
+        streams.add(stream)
     streams.discard(<uint64_t>HOST_STREAM)
     for stream in sorted(streams):
         sub_allocator.wait(stream)

@@ -101,6 +101,7 @@ cdef class Stitching(AddressRanges):
     cdef void forget_chunks(self) noexcept
     cdef void close_views(self, Faults faults) noexcept
     cdef int retire_views_of(self, uint64_t tag) except -1
+    cdef cbool is_kept_of(self, uint32_t number, uint64_t tag) noexcept
     cdef int list_runs(self, TagTransition transition, bint is_mapped) except -1
     cdef int add_view(self, TagTransition transition, uint32_t number, bint is_mapped, set seen) except -1
     cdef void keep_left(self, TagTransition transition, MappedRun run) noexcept

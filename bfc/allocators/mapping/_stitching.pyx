@@ -95,17 +95,21 @@ cdef class Stitching(AddressRanges):
     # -- which page is in which slot ----------------------------------------------------------------------------------
 
     cdef cbool open_table(self, AddressRange addresses) noexcept nogil:
-        return self.pages.open_bitmap(addresses.bin_set, addresses.ptr)
+        cdef cbool opened = self.pages.open_bitmap(addresses.bin_set, addresses.ptr)
+        addresses.bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
+        return opened
 
     cdef void close_table(self, AddressRange addresses) noexcept:
         self.pages.close_bitmap(addresses.bin_set)
+        addresses.bitmap = NULL
 
     cdef uint64_t slots_of(self, AddressRange addresses) noexcept:
-        return self.pool.bin_sets[addresses.bin_set].bitmap.slots()
+        return addresses.bitmap.slots()
 
     cdef uint32_t page_in(self, AddressRange addresses, uint64_t ptr) noexcept:
-        """The page in a slot, or NO_PAGE. It needs no lock: only the mapper changes the table."""
-        return self.pool.bin_sets[addresses.bin_set].bitmap.page_at((ptr - addresses.ptr) // self.page_size)
+        """The page in a slot, or NO_PAGE. It needs no lock: only the mapper changes the table, and opens and closes it.
+        """
+        return addresses.bitmap.page_at((ptr - addresses.ptr) // self.page_size)
 
     cdef bint has_page(self, AddressRange addresses, uint64_t ptr) noexcept:
         return self.page_in(addresses, ptr) != NO_PAGE
@@ -328,7 +332,7 @@ cdef class Stitching(AddressRanges):
         cdef uint64_t missing = 0
         acquire_lock(self.lock[0])
         handle = self.pool.handle_of(address)
-        if handle != NO_CHUNK and self.is_set_asleep(self.pool.chunks[handle].bin_set):
+        if handle != NO_CHUNK and self.pool.bin_sets[self.pool.chunks[handle].bin_set].asleep:
             handle = NO_CHUNK
         if handle != NO_CHUNK:
             bin_set = self.pool.chunks[handle].bin_set
@@ -392,7 +396,7 @@ cdef class Stitching(AddressRanges):
     cdef bint has_other_tag(self, AddressRange other, AddressRange addresses) noexcept:
         """Whether a range belongs to another tag, and is awake. Needs the lock."""
         return (other.is_known and other.bin_set | 1 != addresses.bin_set | 1
-                and not self.has_same_tag(other, addresses) and not self.is_set_asleep(other.bin_set))
+                and not self.has_same_tag(other, addresses) and not self.pool.bin_sets[other.bin_set].asleep)
 
     cdef bint trim_other_tags(self, AddressRange addresses, uint64_t wanted) except -1:
         """Releases free pages of other tags, which cannot be lent. Returns whether any went."""
@@ -857,9 +861,9 @@ cdef class Stitching(AddressRanges):
         self.retired.append(retired)
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
-        # Another thread may have taken the view since it was looked at, and freed it again. Then the fence may have come
-        # before work that it has queued. Otherwise the fence is behind all work of those that had the view. Its pages
-        # have not changed: only the mapper opens and retires views.
+        # Another thread may have taken the view since it was looked at, and freed it again. Then it may have queued
+        # work after the fence. Otherwise the fence is behind all work of those that had the view. Its pages have not
+        # changed: only the mapper opens and retires views.
         is_kept = view.state == KEPT and view.last_used == last_used
         if is_kept:         # only now, so that a fork finds it either kept or retired
             self.pages.retire_view(number)
@@ -1113,22 +1117,30 @@ cdef class Stitching(AddressRanges):
 
     cdef int retire_views_of(self, uint64_t tag) except -1:
         """Unmaps the views of a tag that nothing lives in."""
-        cdef uint32_t number, set_of_views
+        cdef uint32_t number
         cdef Retired retired
+        cdef cbool is_here
         for number in range(self.pages.views.count()):
-            acquire_lock(self.lock[0])
-            set_of_views = self.pages.views.at(number).set
-            is_kept = self.pages.views.at(number).state == KEPT
-            self.lock.release()
-            if is_kept and self.is_of_tag(set_of_views, tag):
+            if self.is_kept_of(number, tag):
                 self.retire(number)
         self.sweep(None, True, True)
         for retired in self.retired:
             for page in retired.pages:
-                if self.is_of_tag(self.pages.records[<uint32_t>page].slots[0].set, tag):
+                acquire_lock(self.lock[0])
+                is_here = self.is_of_tag(self.pages.records[<uint32_t>page].slots[0].set, tag)
+                self.lock.release()
+                if is_here:
                     raise SubAllocatorError(f"{self.source.sub_allocator!r} failed to unmap memory that is not in use; "
                                             f"it is tried again by the next call")
         return 0
+
+    cdef cbool is_kept_of(self, uint32_t number, uint64_t tag) noexcept:
+        """Whether a view is one of a tag that nothing lives in."""
+        acquire_lock(self.lock[0])
+        cdef cbool found = (self.pages.views.at(number).state == KEPT
+                            and self.is_of_tag(self.pages.views.at(number).set, tag))
+        self.lock.release()
+        return found
 
     cdef int list_runs(self, TagTransition transition, bint is_mapped) except -1:
         cdef AddressRange addresses
@@ -1138,7 +1150,7 @@ cdef class Stitching(AddressRanges):
         cdef MappedRun run
         cdef set seen = set()
         for addresses in self.ranges_of(transition.tag.number):
-            bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
+            bitmap = addresses.bitmap
             slot = 0
             while slot < bitmap.slots():
                 run = MappedRun()
@@ -1163,12 +1175,13 @@ cdef class Stitching(AddressRanges):
         cdef MappedRun run = MappedRun()
         cdef list numbers = []
         cdef uint32_t page
+        cdef cbool is_here
         acquire_lock(self.lock[0])
         run.ptr = self.pages.views.at(number).address
         run.nbytes = self.pages.views.at(number).pages * self.page_size
-        run.tag = self.pages.views.at(number).set
+        is_here = self.is_of_tag(self.pages.views.at(number).set, transition.tag.number)
         self.lock.release()
-        if not self.is_of_tag(<uint32_t>run.tag, transition.tag.number):
+        if not is_here:
             return 0
         self.list_pages(number, numbers)
         run.pages = []
@@ -1257,7 +1270,7 @@ cdef class Stitching(AddressRanges):
         self.without_calls = True
         self.forget_views_of(tag)
         for addresses in self.ranges:
-            if addresses.is_known and self.is_of_tag(addresses.bin_set, tag):
+            if self.belongs_to(addresses, tag):
                 self.shrink_range(addresses, faults)
         self.without_calls = False
 
@@ -1268,7 +1281,7 @@ cdef class Stitching(AddressRanges):
         cdef list pages
         cdef Retired retired
         for number in range(self.pages.views.count()):
-            if self.pages.views.at(number).state != KEPT or not self.is_of_tag(self.pages.views.at(number).set, tag):
+            if not self.is_kept_of(number, tag):
                 continue
             pages = []
             self.list_pages(number, pages)
@@ -1371,7 +1384,7 @@ cdef class Stitching(AddressRanges):
                 lost += self.count_mapped(addresses)
                 continue
             used_pages -= self.pages.count_free(addresses.bin_set)
-            if self.is_set_asleep(addresses.bin_set):
+            if self.pool.bin_sets[addresses.bin_set].asleep:
                 asleep = self.pool.bin_sets[addresses.bin_set].mapped_bytes // self.page_size
                 pages -= asleep
                 used_pages -= asleep - self.pages.count_free(addresses.bin_set)
