@@ -548,16 +548,17 @@ cdef class ExpandableSegments(AddressRanges):
         """The slots of a range that could not be unmapped; while a thread maps or unmaps, 0."""
         cdef uint64_t lost = 0
         cdef ChunkHandle handle
-        cdef FreePart part
         if self.mapper:
             return 0
         if not range.is_known:
             return self.count_mapped(range)
         if self.is_asleep(range):
             return self.count_mapped(range)
-        handle = self.leaving_from(range, range.ptr)
+        acquire_lock(self.lock[0])      # one lock: another thread may begin to map, and then no handle lasts
+        handle = self.pool.regions[range.ptr + range.nbytes].first if range.is_known else <ChunkHandle>NO_CHUNK
         while handle != NO_CHUNK:
-            part = self.part_of(handle)
-            lost += part.size // range.slot
-            handle = self.leaving_from(range, part.ptr + part.size)
+            if self.pool.chunks[handle].state == LEAVING:
+                lost += self.pool.chunks[handle].size // range.slot
+            handle = self.pool.chunks[handle].next
+        self.lock.release()
         return lost

@@ -492,24 +492,24 @@ cdef bint take_room(AddressRanges memory, list transitions, uint64_t* needed) ex
     """Sets what is to be mapped aside from the limit. Whether there is room."""
     cdef TagTransition transition
     cdef Page page
-    cdef uint64_t nbytes, taken
+    cdef vector[uint64_t] wanted
+    cdef uint64_t taken, nbytes
+    cdef size_t i
     cdef cbool fits
     for transition in transitions:
-        for page in transition.pages:
-            needed[0] += page.nbytes
-    acquire_lock(memory.lock[0])
-    taken = memory.source.taken()
-    fits = needed[0] == 0 or (needed[0] <= memory.limit and taken <= memory.limit - needed[0])
-    if not fits:
-        memory.source.refused_bytes.set(0)
-    memory.lock.release()
-    for transition in transitions if fits else ():
         nbytes = 0
         for page in transition.pages:
             nbytes += page.nbytes
-        acquire_lock(memory.lock[0])
-        set_aside(memory, transition, nbytes)
-        memory.lock.release()
+        wanted.push_back(nbytes)
+        needed[0] += nbytes
+    acquire_lock(memory.lock[0])
+    taken = memory.source.taken()
+    fits = needed[0] == 0 or (needed[0] <= memory.limit and taken <= memory.limit - needed[0])
+    for i in range(wanted.size() if fits else 0):   # under the same lock: no other thread may find the limit free
+        set_aside(memory, <TagTransition>transitions[i], wanted[i])
+    if not fits:
+        memory.source.refused_bytes.set(0)
+    memory.lock.release()
     return fits
 
 

@@ -457,8 +457,11 @@ cdef class Stitching(AddressRanges):
     cdef uint64_t grow(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
         """Makes pages and maps them into a range: at this unmapped chunk, or else (NO_CHUNK) at its end if they fit
         there. Returns how many: fewer where the sub-allocator has no memory for more."""
-        cdef uint64_t set_aside = wanted * self.page_size, missing
+        cdef uint64_t set_aside, missing, taken
         acquire_lock(self.lock[0])
+        taken = self.source.taken()     # other threads may have taken regions since `room` was asked
+        wanted = min(wanted, (self.limit - taken) // self.page_size if taken < self.limit else <uint64_t>0)
+        set_aside = wanted * self.page_size
         self.source.set_aside += set_aside
         self.source.newest_call().nbytes += set_aside   # which a fork in one of these calls must not forget
         self.lock.release()
