@@ -126,6 +126,8 @@ cdef class Source:
                 got = self.ask_in_python(nbytes, block)
         finally:
             self.end_call(listed, 0 if got else nbytes)
+        # Until `take_in` only the caller knows the block. Its bytes stay set aside, so the limit is not found free. No
+        # Python runs in between, so this thread cannot fork, which would forget them.
         asking.asked = nbytes
         return got
 
@@ -208,7 +210,7 @@ cdef class Source:
         cdef Deferral deferral
         fault, interrupt = None, None
         defer_handlers(&deferral)
-        for region in regions:
+        for region in regions:      # the pool has forgotten them, so nobody else can take one or give it back
             returned = True
             try:
                 if interrupt is not None:
@@ -232,7 +234,7 @@ cdef class Source:
     cdef void region_returned(self, Region region, cbool returned) noexcept nogil:
         acquire_lock(self.lock[0])
         cdef Call* call = self.newest_call()
-        if call != NULL:
+        if call != NULL:    # a child that is forked in the next call goes on counting only what has not gone yet
             call.nbytes -= min(call.nbytes, region.end - region.ptr)
         if returned:
             self.set_aside -= region.end - region.ptr
@@ -246,7 +248,7 @@ cdef class Source:
         """Makes room for one more region in the lists below, before it is asked for: a region that the sub-allocator
         does not take back can then be listed, and `close` can list them all, without more memory of the host."""
         acquire_lock(self.lock[0])
-        self.on_their_way += 1
+        self.on_their_way += 1      # from here on other threads count this region, too, and leave its room free
         cdef size_t regions = self.pool.regions.size() + self.unreturned.size() + self.on_their_way
         cdef cbool kept = try_make_room(self.unreturned, regions) and try_make_room(self.closing, regions)
         self.lock.release()
@@ -295,7 +297,7 @@ cdef class Source:
         self.on_their_way -= nbytes > 0
         self.refused_bytes.set(nbytes)
         self.calls_ended.add(1)
-        if listed:
+        if listed:      # looked for again: other threads' calls have come and gone, and the list has moved
             self.calls.erase(self.calls.begin() + (self.newest_call() - self.calls.data()))
         self.lock.release()
 

@@ -112,6 +112,7 @@ cdef int map_for(Allocator allocator, Request* request, Placement* placed) excep
     try:
         if request.tag:
             allocator.tags.refuse_if_asleep(request.tag)
+        # Between two locks other threads take and free memory: so each round looks at all of it again.
         while not place_mapped(allocator, request, placed, wanted.handle):
             if not allocator.stitching.provide(bin_set_now(allocator, request), &wanted):
                 break
@@ -125,6 +126,7 @@ cdef int map_for(Allocator allocator, Request* request, Placement* placed) excep
 cdef uint32_t bin_set_now(Allocator allocator, Request* request) except? 0xFFFFFFFF:
     allocator.acquire()
     cdef uint32_t bin_set = allocator.bin_set_of(request)
+    # Its range may have to be reserved first, without the lock: until then no other lane may get this record.
     allocator.pool.kept_lane = bin_set & ~<uint32_t>1
     allocator.lock.release()
     if bin_set == NO_LANE:
@@ -140,7 +142,7 @@ cdef bint place_mapped(Allocator allocator, Request* request, Placement* placed,
     if not closed:
         allocator.fill(served if served != NO_CHUNK else allocator.place(request), request, placed)
     allocator.lock.release()
-    if closed:
+    if closed:      # close() could not enter: what was mapped since goes when this thread leaves
         allocator.stitching.must_close = True
         raise ClosedError("this allocator was closed while it asked for memory")
     return placed.handle != NO_CHUNK
@@ -172,6 +174,7 @@ cdef int trim_for(Allocator allocator, uint64_t nbytes) except -1 with gil:
     if not allocator.stitching.enter(0):
         return 0
     try:
+        # only the mapper makes and releases pages, so the count holds without the lock
         held = allocator.stitching.pages.count * allocator.stitching.page_size
         allocator.stitching.trim(held - min(nbytes, held), True, faults)
     finally:

@@ -221,6 +221,7 @@ cdef class AddressRanges:
         one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
         its calls must not forget."""
         cdef cbool entered, others = False
+        # The call begins before this thread is the mapper, and ends after that: a mapper in no call has been stopped.
         if not self.source.begin_call(set_aside, 0):
             raise out_of_host_memory()
         acquire_lock(self.lock[0])
@@ -264,7 +265,7 @@ cdef class AddressRanges:
         while not self.enter(0):
             if self.source.is_called_here():
                 self.must_close = True      # the thread that maps does it: another one, or this one further up
-                if self.enter(0):
+                if self.enter(0):           # it may have left before it could see that
                     break
                 return 0
             time.sleep(_POLL_SECONDS)
@@ -368,7 +369,9 @@ cdef class AddressRanges:
 
     cdef int reserve(self, AddressRange range) except -1:
         """Reserves the addresses of a new range, and enters it in the pool."""
-        self.ranges.append(range)       # makes room in the list before there are addresses
+        # It makes room in the list before there are addresses. While these are reserved the range is not known to the
+        # pool, so others pass over it, and a child that is forked takes it off the list (NOWHERE).
+        self.ranges.append(range)
         try:
             self.add_calls(1)
             range.ptr = call_reserve(self.source.sub_allocator, range.nbytes)
@@ -414,7 +417,7 @@ cdef class AddressRanges:
         made = 0
         page = self.fresh
         try:
-            while made < wanted:
+            while made < wanted:    # a child that is forked in a call releases those of `fresh` that have numbers
                 self.add_calls(1)
                 page.number = call_create(self.source.sub_allocator, nbytes)
                 if page.number is None:
@@ -461,7 +464,7 @@ cdef class AddressRanges:
             for page in mapped:
                 page.next = None
             self.put(part.ptr, mapped, part.size)
-            acquire_lock(self.lock[0])
+            acquire_lock(self.lock[0])      # `handle` is what it was: nobody finds it, or joins it, until it is free
             done = end_mapping(self.pool, handle)
             self.note_unmapped(range, NO_CHUNK)
             self.touched.nbytes = 0 if done else self.touched.nbytes    # under the lock: no fork comes in between
@@ -551,6 +554,7 @@ cdef class AddressRanges:
         """Unmaps what a LEAVING chunk has, in rows as long as they can be or `one_by_one`, and releases the pages.
         What cannot be unmapped stays LEAVING. Returns the bytes that went."""
         cdef FreePart part = self.part_of(handle)
+        # Other threads allocate and free beside it. Nothing joins a LEAVING chunk, so `handle` and its size last.
         cdef uint64_t end = part.ptr + part.size, start = part.ptr, stop
         while start < end:
             stop = start
@@ -576,7 +580,7 @@ cdef class AddressRanges:
                 while slot < at + step:
                     self.drop_slot(range, slot, faults)
                     slot += range.slot
-                self.touched.nbytes = 0
+                self.touched.nbytes = 0     # only now: a child that is forked in a release drops the other slots, too
             at += step
 
     cdef uint64_t settle(self, AddressRange range, ChunkHandle handle) noexcept:
@@ -586,7 +590,7 @@ cdef class AddressRanges:
         cdef ChunkHandle rest
         cdef bint has_gone
         while handle < NO_HOST_MEMORY:
-            part = self.part_of(handle)
+            part = self.part_of(handle)     # holds after the lock, since only the mapper cuts a chunk that is leaving
             end = part.ptr + part.size
             has_gone = not self.has_page(range, part.ptr)
             size = range.slot
@@ -616,7 +620,7 @@ cdef class AddressRanges:
         return released
 
     cdef ChunkHandle leaving_from(self, AddressRange range, uint64_t ptr) noexcept:
-        """The first chunk that is to leave a range, from this address on; or NO_CHUNK."""
+        """The first chunk that is to leave a range, from this address on; or NO_CHUNK. The mapper's handle lasts."""
         cdef ChunkHandle handle = NO_CHUNK
         acquire_lock(self.lock[0])
         if range.is_known:
@@ -627,6 +631,7 @@ cdef class AddressRanges:
         return handle
 
     cdef FreePart part_of(self, ChunkHandle handle) noexcept:
+        """A chunk that only the mapper changes, which the caller is: of any other it may be wrong after the lock."""
         acquire_lock(self.lock[0])
         cdef FreePart part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
         self.lock.release()
@@ -681,7 +686,7 @@ cdef class AddressRanges:
         if self.count_mapped(range):
             return
         if range.has_table:
-            acquire_lock(self.lock[0])
+            acquire_lock(self.lock[0])      # searches of other threads read the table
             self.close_table(range)
             range.has_table = False
             self.lock.release()
@@ -707,7 +712,7 @@ cdef class AddressRanges:
     cdef void release_page(self, Page page, Faults faults) noexcept:
         """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
         self.add_calls(1)
-        self.leaving = page
+        self.leaving = page     # it is in no slot any more: a child that is forked in the call finds it here
         try:
             self.source.sub_allocator.release(page.number)
         except BaseException as error:
@@ -726,7 +731,7 @@ cdef class AddressRanges:
         cdef Page page
         self.offered, self.unreleased = self.unreleased, None
         while self.offered is not None:
-            page = self.offered
+            page = self.offered     # not counted in the call: a child that is forked there releases it for certain
             self.source.keep_bytes(-<int64_t>page.nbytes)
             self.offered, page.next = page.next, None
             self.release_page(page, faults)

@@ -127,7 +127,7 @@ cdef class ExpandableSegments(AddressRanges):
         if self.pool.bin_sets[growing.bin_set].kind != SMALL:
             slot = self.pool.sizes.large_segment
         self.lock.release()
-        return slot
+        return slot     # of a new range: one that is there keeps its size, whatever the settings become
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ cdef class ExpandableSegments(AddressRanges):
         slots = nbytes // range.slot
         range.holes.reserve(range.holes.size() + 2)
         try:
-            if self.create(slots, range.slot) < slots:
+            if self.create(slots, range.slot) < slots:      # meanwhile `handle` stays as it is: UNMAPPED, and as large
                 return False
             acquire_lock(self.lock[0])
             begun = begin_mapping(self.pool, handle, nbytes)    # unmapped still: nobody else maps
@@ -314,6 +314,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef ChunkHandle handle = self.begin_to_unmap(range, part)
         if handle >= NO_HOST_MEMORY:
             return 0
+        # It is LEAVING while the stream is waited for: so other threads queue no new work that uses it.
         if not self.wait_for(range, faults):
             acquire_lock(self.lock[0])
             range.must_wait = not cancel_unmapping(self.pool, handle)
@@ -431,6 +432,7 @@ cdef class ExpandableSegments(AddressRanges):
             self.lock.release()
             if not listed:
                 raise out_of_host_memory()
+            # What is freed after the lock gets memory all the same: it is free memory when the tag is awake.
             for span in spans:
                 pages = []
                 done = 0
@@ -511,7 +513,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Span span
         cdef vector[Span] spans
         cdef uint64_t found = 0
-        for range in list(self.ranges):
+        for range in list(self.ranges):     # a copy: where the lock is waited for, the mapper may change the list
             spans.clear()
             acquire_lock(self.lock[0])
             if range.is_known and self.pool.bin_sets[range.bin_set].asleep:

@@ -159,7 +159,7 @@ cdef int mark(AddressRanges memory, TagTransition transition) except -1:
         for i in range(<uint32_t>memory.pool.bin_sets.size()):
             if memory.pool.bin_sets[i].is_range and memory.is_of_tag(i, transition.tag.number):
                 marked += count_asleep(memory.pool, i, True)
-        set_aside(memory, transition, marked)
+        set_aside(memory, transition, marked)   # under the same lock: no other thread may find the limit free
     memory.lock.release()
     if not listed:
         raise out_of_host_memory()
@@ -209,7 +209,7 @@ cdef void unmark(AddressRanges memory, TagTransition transition) noexcept:
         if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
             count_asleep(memory.pool, i, False)
     memory.pool.counters.peak_pool_bytes = max(memory.pool.counters.peak_pool_bytes, memory.pool.counters.pool_bytes)
-    memory.lock.release()
+    memory.lock.release()       # a request in the tag is still refused, until `unblock`
     unblock(memory, transition.tag.number)
 
 
@@ -300,6 +300,7 @@ cdef list alive(AddressRanges memory, kept):
     for i in range(saved.size()):
         saved[i].nbytes = memory.pool.chunks[saved[i].handle].allocation_id == saved[i].allocation_id
     memory.lock.release()
+    # One that is freed from here on is copied back for nothing: nobody gets its addresses while the tag is blocked.
     for i in range(saved.size()):
         found.append(saved[i].nbytes != 0)
     return found
@@ -331,7 +332,11 @@ cdef void note_held(AddressRanges memory) noexcept:
 # -- mapping ------------------------------------------------------------------------------------------------------
 
 cdef int put_up(AddressRanges memory, list transitions) except -1:
-    """Makes the pages that are not there, and maps the runs that are not mapped: all, or none."""
+    """Makes the pages that are not there, and maps the runs that are not mapped: all, or none.
+
+    No lock is needed: the tags are blocked, so other threads only free there, which changes neither runs nor pages. A
+    child that is forked in a call finds them in `moving`.
+    """
     cdef TagTransition transition
     cdef MappedRun run
     cdef Page page, spare
@@ -430,7 +435,7 @@ cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFF
         for transition in transitions:
             give_up_held(memory, transition)
             memory.shrink(transition.tag.number)
-            memory.list_needed(transition)
+            memory.list_needed(transition)      # with what was freed since: it gets memory, and is free when awake
         note_held(memory)
         if not take_room(memory, transitions, &needed):
             return needed
@@ -526,6 +531,7 @@ cdef int fill_in(AddressRanges memory, TagTransition transition, object fill) ex
         memory.lock.release()
         if not listed:
             raise out_of_host_memory()
+        # One that is freed meanwhile is filled for nothing: the tag is blocked, so nobody else gets its addresses.
         fill_with(memory.source.sub_allocator, saved_allocations(transition), fill)
     return 0
 
@@ -538,7 +544,7 @@ cdef void rise(AddressRanges memory, list transitions) noexcept:
         memory.note_runs(transition)
         transition.tag.is_asleep = False
         transition.tag.kept = None
-        unmark(memory, transition)
+        unmark(memory, transition)      # last: from here on other threads allocate in the tag, and all of it is mapped
         close_kept(transition.kept)
     note_held(memory)
     memory.note_change()

@@ -177,7 +177,7 @@ cdef class Stitching(AddressRanges):
     cdef void drop_page(self, uint32_t number, Faults faults) noexcept:
         """Releases a page that has been unmapped. Of a tag that sleeps it went before; if it is still mapped, it is
         released when its tag wakes."""
-        cdef Page page = self.made[number]
+        cdef Page page = self.made[number]      # in `leaving` during the call, for a child that is forked there
         self.made[number] = None
         acquire_lock(self.lock[0])
         self.pages.forget_page(number)
@@ -222,6 +222,7 @@ cdef class Stitching(AddressRanges):
         except BaseException as error:
             faults.add(error)
             return False
+        # The slot is MAPPED_ELSEWHERE until here, so no thread used it in the call.
         acquire_lock(self.lock[0])
         self.pages.records[page].drop(self.pages.records[page].in_set(slot.set))
         self.pool.bin_sets[slot.set].bitmap.set_page(slot.number, NO_PAGE)
@@ -352,7 +353,8 @@ cdef class Stitching(AddressRanges):
         return self.grow(self.range_for(bin_set), missing, behind) == missing
 
     cdef uint64_t missing_at_end(self, AddressRange addresses, uint64_t rounded) noexcept:
-        """The pages that a chunk for the request would need at the end of a range, beside what is free there."""
+        """The pages that a chunk for the request would need at the end of a range, beside what is free there. Another
+        thread may take that after the lock. Then the new pages are free memory, and the request is looked at again."""
         cdef uint64_t size = 0, missing
         cdef ChunkHandle last
         acquire_lock(self.lock[0])
@@ -369,7 +371,7 @@ cdef class Stitching(AddressRanges):
         return missing
 
     cdef uint64_t room(self) noexcept:
-        """How many pages may still be made."""
+        """How many pages may still be made; `grow` looks again, since other threads take regions."""
         acquire_lock(self.lock[0])
         cdef uint64_t taken = self.source.taken()
         self.lock.release()
@@ -382,7 +384,7 @@ cdef class Stitching(AddressRanges):
         for other in self.ranges:
             if self.has_same_tag(other, addresses):
                 count += self.pages.count_free(other.bin_set)
-        self.lock.release()
+        self.lock.release()     # fewer may be free by the time they are held, as in `provide_large`
         return count
 
     cdef bint has_same_tag(self, AddressRange other, AddressRange addresses) noexcept:
@@ -558,6 +560,7 @@ cdef class Stitching(AddressRanges):
         cdef AddressRange other
         cdef Run run
         cdef set streams = set()
+        # What is held was free before: the work that used it is queued already, and no more is added meanwhile.
         for run in self.held:
             for other in self.ranges:
                 if other.bin_set == run.set:
@@ -787,7 +790,7 @@ cdef class Stitching(AddressRanges):
             oldest = NO_VIEW
             if self.pages.views.slots() + pages > self.pages.count:
                 oldest = self.pages.oldest_kept_view()
-            self.lock.release()
+            self.lock.release()     # it may be taken now: `retire` looks again
             some = oldest != NO_VIEW and self.retire(oldest)
         return 0
 
@@ -901,7 +904,7 @@ cdef class Stitching(AddressRanges):
         next try."""
         cdef Retired retired
         cdef Py_ssize_t i = len(self.retired)
-        while i > 0:
+        while i > 0:        # only the mapper changes the list, so `i` is right after each wait and call
             i -= 1
             retired = self.retired[i]
             if retired.is_stuck and not again:
@@ -973,7 +976,7 @@ cdef class Stitching(AddressRanges):
             while number < self.pages.views.count() and not is_kept:
                 is_kept = self.pages.is_kept(number)
                 number += not is_kept
-            self.lock.release()
+            self.lock.release()     # it may be taken now: `retire` looks again
             if not is_kept:
                 return 0
             self.retire(number)
@@ -1047,7 +1050,7 @@ cdef class Stitching(AddressRanges):
         cdef Py_ssize_t i
         self.give_up_left(faults)
         self.let_held_go()
-        self.forget_chunks()
+        self.forget_chunks()    # from here on nobody is handed any of it, and a free finds no chunk
         self.try_unreleased_again(faults)
         for addresses in self.ranges:
             if self.count_mapped(addresses):        # else its stream may be gone
@@ -1082,7 +1085,7 @@ cdef class Stitching(AddressRanges):
         except BaseException as error:
             faults.add(error)
         for number in range(self.pages.views.count()):
-            view = &self.pages.views.at(number)
+            view = &self.pages.views.at(number)     # stays where it is in the calls: only the mapper opens views
             if view.state != RETIRED:
                 continue
             ptr, nbytes = view.address, view.pages * self.page_size
@@ -1286,7 +1289,7 @@ cdef class Stitching(AddressRanges):
         for number in range(self.pages.views.count()):
             if not self.is_kept_of(number, tag):
                 continue
-            pages = []
+            pages = []      # nobody takes the view between these locks, as its tag is blocked
             self.list_pages(number, pages)
             ptr, nbytes = self.pages.views.at(number).address, self.pages.views.at(number).pages * self.page_size
             retired = Retired()
@@ -1296,7 +1299,7 @@ cdef class Stitching(AddressRanges):
             acquire_lock(self.lock[0])
             self.pages.retire_view(number)
             self.lock.release()
-            for page in pages:
+            for page in pages:      # only the mapper reads and changes how many views a page has
                 self.pages.records[page].views -= 1
             try:
                 self.call_unreserve(ptr, nbytes)
