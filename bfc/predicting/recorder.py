@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -174,6 +175,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
 
+    #: They come to `__torch_dispatch__`, which refuses them in words.
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: else each call would go through torch._dynamo, and import it."""
@@ -186,6 +190,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(tensor, FakeTensor) and not tensor.fake_mode.in_kernel_invocation:
                 return tensor.fake_device
             return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            raise NotImplementedError(
+                f"bfc does not know what {func} does: it takes functions, and is made to be "
+                "compiled. Give the program something else in its place"
+            )
         for one in types:
             if (
                 one is not FakeTensor

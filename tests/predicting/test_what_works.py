@@ -279,6 +279,8 @@ def test_what_is_read_is_made_up_and_said() -> None:
         assert torch.isfinite(tensor.sum())  # or programs stop, or skip the step
         assert tensor.cpu().numpy().tolist() == [[0.0] * 3] * 2
         assert tensor.tolist() == [[1.0] * 3] * 2
+        assert f"{tensor.sum():.3f}" == "1.000"
+        assert f"{tensor}".startswith("FakeTensor(")
         with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
             tensor.numpy()
     assert {".item()", ".numpy()", ".tolist()"} <= set(assumed(run))
@@ -425,6 +427,32 @@ def test_models_without_memory_become_models_on_the_device() -> None:
         layer.to_empty(device="cuda")
         assert layer.weight.is_cuda
         assert torch.cuda.memory_allocated() == 64 * 64 * 4 + 512
+
+
+def test_a_profiler_sees_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """PyTorch's own wrote a page for each operator, and ended the process."""
+    with bfc.predict("a100") as run:
+        layer = nn.Linear(8, 8).cuda()
+        kinds = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds, profile_memory=True) as seen:
+            with torch.profiler.record_function("a step"):
+                layer(torch.randn(2, 8, device="cuda")).sum().backward()
+            seen.step()
+        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=10))
+        seen.export_chrome_trace(str(tmp_path / "trace.json"))
+        assert list(seen.events()) == []
+    assert "Failed to record CUDA" not in capfd.readouterr().err
+    assert assumed(run)["a profiler"] == "sees nothing"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+def test_an_operator_that_takes_functions_is_refused_in_words() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with bfc.predict("a100"):
+        query = torch.randn(1, 2, 128, 16, device="cuda")
+        with pytest.raises(NotImplementedError, match=r"does not know what flex_attention does"):
+            flex_attention(query, query, query)
 
 
 def test_what_is_taken_for_valid(monkeypatch: pytest.MonkeyPatch) -> None:

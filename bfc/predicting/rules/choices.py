@@ -105,6 +105,50 @@ def resized_storages(recorder: Any) -> Iterator[None]:
         yield
 
 
+class Unprofiled:
+    """Stands in for a profiler, and for all that it returns: there is nothing to see."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __str__(self) -> str:
+        return ""
+
+
+@around
+@contextmanager
+def no_profiles(recorder: Any) -> Iterator[None]:
+    """A profiler sees nothing. PyTorch's own would ask the device for the time of each operator,
+    and has ended the process."""
+    import torch
+    import torch.autograd.profiler as old
+
+    def profile(*args: Any, **kwargs: Any) -> Unprofiled:
+        recorder.assume("a profiler", "sees nothing")
+        return Unprofiled()
+
+    with (
+        patch.object(torch.profiler, "profile", profile),
+        patch.object(torch.profiler, "_KinetoProfile", profile),
+        patch.object(old, "profile", profile),
+    ):
+        yield
+
+
 @around
 @contextmanager
 def no_graphs(recorder: Any) -> Iterator[None]:
@@ -257,12 +301,17 @@ def values(recorder: Any) -> Iterator[None]:
         recorder.assume(".tolist()", value)
         return np.full(tuple(self.shape), value, kind).tolist()
 
+    def formatted(self: Any, spec: str) -> str:
+        """As `f"{loss:.3f}"` of a real tensor."""
+        return format(self.item() if not self.shape else repr(self), spec)
+
     with contextlib.ExitStack() as stack:
         for name in ("numpy", "__array__"):
             wrapped = numpy(getattr(torch.Tensor, name))
             stack.enter_context(patch.object(torch.Tensor, name, wrapped))
         stack.enter_context(patch.object(FakeTensor, "tolist", tolist))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda self: 0))
+        stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
         yield
 
 
