@@ -798,7 +798,7 @@ cdef class Allocator(BufferOwner):
         >>> with pool.step("train"):
         ...     buffer = pool.allocate("1 MiB")
         """
-        return new_step(self.planned_part(), kind)
+        return new_step(self, self.planned_part(), kind)
 
     def plan_stats(self):
         """How well the plan in use fits the program.

@@ -15,6 +15,7 @@ cdef enum:
 
 
 cdef class Step:
+    cdef object allocator       # kept alive: the part below points into it
     cdef Planned planned
     cdef str kind
 
@@ -61,4 +62,4 @@ cdef class Planned:
     cdef dict stats(self)
 
 
-cdef Step new_step(Planned planned, str kind)
+cdef Step new_step(object allocator, Planned planned, str kind)

@@ -48,8 +48,9 @@ cdef class Step:
             self.planned.leave()
 
 
-cdef Step new_step(Planned planned, str kind):
+cdef Step new_step(object allocator, Planned planned, str kind):
     cdef Step step = Step.__new__(Step)
+    step.allocator = allocator
     step.planned = planned
     step.kind = kind
     return step

@@ -22,6 +22,8 @@ FOREVER = (1 << 32) - 1
 MOST_SLOTS = 1 << 24
 #: The most kinds of iterations: what each leaves live meets each of the others.
 MOST_KINDS = 64
+#: The most streams: each has bins of its own where a plan is served.
+MOST_STREAMS = 64
 #: What is before the iterations; what repeats; what the first iteration allocates for good.
 HEAD, BODY, LATE = "head", "body", "late"
 #: The kind of iterations whose marks name none.
@@ -126,6 +128,8 @@ class Requests:
         event = np.flatnonzero(asked)
         if len(event) > MOST_SLOTS:
             raise PlanError(f"the run has {len(event)} requests: a plan has at most {MOST_SLOTS}")
+        if (streams := len(np.unique(trace.stream[event]))) > MOST_STREAMS:
+            raise PlanError(f"the run has {streams} streams, and a plan has at most {MOST_STREAMS}")
         before = np.concatenate([[0], np.cumsum(asked)])
         freed_at = trace._frees()[event]
         freed = np.where(freed_at < 0, -1, before[freed_at])

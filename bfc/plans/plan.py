@@ -22,6 +22,7 @@ from bfc.plans.parts import (
     LATE,
     MOST_KINDS,
     MOST_SLOTS,
+    MOST_STREAMS,
     Part,
     Requests,
     Stretch,
@@ -558,6 +559,9 @@ def _check_slots(plan: Plan) -> None:
 
     unit = UNITS[plan.fallback]
     repeats = len(plan.parts) > 1
+    streams = np.unique(np.concatenate([part.stream for part in plan.parts]))
+    if len(streams) > MOST_STREAMS:
+        raise PlanError(f"it has {len(streams)} streams, and a plan has at most {MOST_STREAMS}")
     bodies = {part.kind: len(part) for part in plan.parts if part.role == BODY}
     for part in plan.parts:
         born = np.arange(len(part))

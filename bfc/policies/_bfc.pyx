@@ -436,6 +436,8 @@ cdef class BFCAllocator(Allocator):
     cdef int plan_changed(self) except -1:
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
         cdef cbool planned = self.pool.plan != NULL
+        if self.stitches:
+            return 0            # which serves no plan, and has no such set of bins
         self.acquire()
         self.pool.bin_sets[0].oversize = WHOLE_BESIDE_PLANS if planned else UNLIMITED
         self.pool.bin_sets[0].oversize_slack = SLACK_BESIDE_PLANS

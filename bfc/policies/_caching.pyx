@@ -533,8 +533,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream, 0)
-        if nbytes >= TOO_LARGE:
-            return False
+        if nbytes >= TOO_LARGE or (self.pool.plan != NULL and self.fences.capture_is_marked()):
+            return False        # no place of a plan is for a graph
         if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
             if self.private_pools.open_captures.get() and is_default(pool_of(&lane)):
@@ -578,7 +578,7 @@ cdef class CachingAllocator(Allocator):
         if self.stitches and may_be_mapped(&request.lane):
             return place_in_pages(self, request)
         cdef ChunkHandle handle = NO_CHUNK
-        if is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not request.in_capture:
+        if is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not self.is_in_capture(request):
             handle = self.ask_plan(request)
         return handle if handle != NO_CHUNK else self.find(request)
 

@@ -70,6 +70,21 @@ def test_a_plan_has_at_most_64_kinds():
     assert len(bfc.Plan.from_trace(trace, marks=marks[:64]).kinds) == 64
 
 
+def test_a_plan_has_at_most_64_streams(tmp_path: Path):
+    """Each has bins of its own where the plan is served: 100 KB."""
+    streams = range(65)
+    trace = bfc.Trace([0] * 65, list(streams), [MIB] * 65, stream=list(streams))
+    with pytest.raises(bfc.PlanError, match="65 streams, and a plan has at most 64"):
+        bfc.Plan.from_trace(trace)
+    path = tmp_path / "plan.npz"
+    bfc.Plan.from_trace(bfc.Trace([0] * 65, list(streams), [MIB] * 65)).save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **(arrays | {"stream": np.arange(65, dtype=np.uint16)}))
+    with pytest.raises(bfc.PlanError, match="65 streams, and a plan has at most 64"):
+        bfc.Plan.load(path)
+
+
 def test_a_plan_says_what_a_run_needs():
     run = training()
     plan = bfc.Plan.from_trace(run.trace, marks=run.marks)

@@ -7,7 +7,7 @@ import ctypes
 import gc
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +184,63 @@ def test_what_cannot_be_served_says_why(policy: str):
         pytest.raises(ValueError, match="strict=True"),
     ):
         pool.use_plan(plan)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bfc.BFCAllocator,
+        bfc.CachingAllocator,
+        lambda source: bfc.BFCAllocator(source, virtual_memory=True),
+        lambda source: bfc.CachingAllocator(source, stitch=True),
+        lambda source: bfc.CachingAllocator(source, settings="expandable_segments:True"),
+    ],
+    ids=["bfc", "caching", "stitched", "caching stitched", "expandable"],
+)
+def test_an_allocator_without_a_plan_may_be_told_to_have_none(make: Callable[..., bfc.Allocator]):
+    with make(bfc.SimulatedSubAllocator("256 MiB")) as pool:
+        pool.use_plan(None)
+        pool.allocate(MIB).free()
+        pool.check()
+
+
+@pytest.mark.parametrize("policy", ["bfc", "caching"])
+def test_a_step_keeps_its_allocator(policy: str):
+    """Another one may lie where it lay."""
+    source = bfc.SimulatedSubAllocator("256 MiB")
+    pool = made(policy, source, plan=simple(policy))
+    step = pool.step("train")
+    del pool
+    others = [made(policy, bfc.SimulatedSubAllocator("256 MiB")) for _ in range(20)]
+    with step:
+        pass
+    del step
+    gc.collect()
+    assert source.live == {}
+    assert others
+
+
+def test_no_place_is_for_a_graph():
+    """It could not be handed out again: the graph writes there whenever it is replayed."""
+    source = Capturing("256 MiB")
+    with bfc.CachingAllocator(source, plan=simple()) as pool:
+        weights = pool.allocate(4 * MIB)
+        with pool.step("train"):
+            before = pool.plan_stats()["hits"]
+            pool.mark_capture_begin()
+            source.captures_now = 7
+            captured = pool.allocate(8 * MIB)
+            source.captures_now = 0
+            pool.mark_capture_end()
+            assert pool.plan_stats()["hits"] == before == 1
+        del weights, captured
+
+
+class Capturing(bfc.SimulatedSubAllocator):
+    captures_now = 0
+
+    def capture_id(self, stream: int) -> int:
+        return self.captures_now
 
 
 def test_a_timing_counter_and_a_plan_exclude_each_other():

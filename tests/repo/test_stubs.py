@@ -53,7 +53,9 @@ def plain(node: ast.FunctionDef) -> ast.FunctionDef:
 def made_with(source: str, name: str) -> list[tuple[str, object]] | None:
     """The names and defaults of a class's `__init__`, or else `__cinit__`: nothing shows them when
     it runs. None if it takes anything, as one does that leaves the arguments to a subclass."""
-    body = source[source.index(f"cdef class {name}") :]
+    begins = re.search(rf"cdef class {name}\b", source)
+    assert begins is not None, name
+    body = source[begins.start() :]
     body = body[: body.find("\ncdef class ", 1)] if "\ncdef class " in body[1:] else body
     found = re.search(r"def __init__\((.*?)\):", body, re.DOTALL) or re.search(
         r"def __cinit__\((.*?)\):", body, re.DOTALL
