@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -13,6 +15,15 @@ from bfc.predicting import guard
 def test_an_unknown_version_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     refused = pytest.raises(bfc.DeviceUnavailableError, match=version.partition("+")[0])
+    with refused, bfc.predict("a100"):
+        pass
+
+
+def test_without_torch_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    refused = pytest.raises(
+        bfc.DeviceUnavailableError, match=r"bfc.predict needs the package torch"
+    )
     with refused, bfc.predict("a100"):
         pass
 
