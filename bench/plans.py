@@ -135,7 +135,9 @@ def show_served(folder: Path, names: list[str] | None) -> None:
     """What is reserved with and without plans, and how long an event takes."""
     runs = {}
     for path in sorted(folder.glob("*.npz")):
-        found = repeated(bfc.Trace.load(path)) if names is None or path.stem in names else None
+        if path.stem == "llm_decode_kv" or (names is not None and path.stem not in names):
+            continue  # requests that come and go: there are no iterations
+        found = repeated(bfc.Trace.load(path))
         if found is not None:
             runs[path.stem] = found
     say("reserved / most live; hits of 100 requests with PyTorch's policy beside the plan")

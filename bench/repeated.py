@@ -17,6 +17,8 @@ UNIT = 512
 LOW = 0.02
 #: Iterations are at least this part of a trace.
 SHORTEST = 1 / 60
+#: An iteration has at least so many blocks.
+FEWEST = 100
 ROUNDS = 6
 RECORDED = 4
 
@@ -75,25 +77,27 @@ def blocks_of(trace: bfc.Trace) -> Blocks:
 
 def repeated(trace: bfc.Trace) -> Repeated | None:
     """The iteration of a trace with the highest peak. Iterations lie between the low points of live
-    memory; None: there are no three of them."""
+    memory; None: there are no two of them, or they are short."""
     blocks = blocks_of(trace)
     change = np.zeros(len(trace) + 1, np.int64)
     np.add.at(change, blocks.birth.astype(np.int64) + 1, blocks.size)
     ends = np.isfinite(blocks.death)
     np.subtract.at(change, blocks.death[ends].astype(np.int64) + 1, blocks.size[ends])
     live = np.cumsum(change)[:-1]  # before each event
-    later = len(trace) // 3
-    lowest = live[later:-1].min() if later else 0
-    low = np.flatnonzero((live <= lowest + LOW * live.max()) & (trace.op == 0))
-    low = low[low >= later // 2]
+    asked = np.flatnonzero(trace.op == 0)
+    asked = asked[asked >= len(trace) * 3 // 10]  # the first iterations make what stays
+    until = asked[: len(asked) * 19 // 20]  # and the end frees everything
+    low = asked[live[asked] <= live[until].min(initial=1 << 62) + LOW * live.max()]
     borders = [int(group.min()) for group in _groups(low, len(trace) * SHORTEST)]
-    if len(borders) < 3:
+    if len(borders) < 2:
         return None
     begin, end = max(itertools.pairwise(borders), key=lambda pair: live[pair[0] : pair[1]].max())
     length = float(end - begin)
     own = blocks.taken((blocks.birth >= begin) & (blocks.birth < end))
     own = replace(own, birth=own.birth - begin, death=own.death - begin)
     own = own.taken(own.death <= 2 * length - 1)  # what lives for longer is made once
+    if len(own.size) < FEWEST:
+        return None
     head = blocks.taken(blocks.birth < begin)
     over = head.death >= end
     head = replace(head, death=np.where(over, np.inf, head.death))

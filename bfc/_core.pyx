@@ -974,7 +974,13 @@ cdef class Pool:
         return i
 
     cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-        """Like play_loop, where there is a plan: serves what comes as planned, and small requests between steps."""
+        """Like play_loop, where there is a plan: serves what comes as planned."""
+        cdef const uint8_t* op = events.op      # locals, as in play_loop
+        cdef const uint32_t* number = events.number
+        cdef const uint64_t* sizes = events.size
+        cdef const uint16_t* streams = events.stream
+        cdef ChunkHandle* handles = events.handles
+        cdef uint64_t live = tally.live, peak = tally.peak_live
         cdef Lane lane = events.lane
         cdef cbool lanes = self.usage != NULL
         cdef cbool plain = not lane.thread and not lane.pool[0] | lane.pool[1]
@@ -984,14 +990,16 @@ cdef class Pool:
         cdef Chunk* chunk
         cdef size_t i = start
         while i < end and plain:
+            if self.chunk_count > FITS_THE_CACHE:
+                look_ahead(events, self.chunks, self.chunk_count, i)
             if events.timeline != NULL and i > start:
-                self.watch(events.timeline, i - 1, tally.live, events.op[i] == ALLOCATE)
-            if events.op[i] == ALLOCATE:
-                size = events.size[i]
+                self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
+            if op[i] == ALLOCATE:
+                size = sizes[i]
                 if size == 0 or size >= TOO_LARGE:
                     break
-                if index == NO_STREAM or known != events.stream[i]:
-                    known = events.stream[i]
+                if index == NO_STREAM or known != streams[i]:
+                    known = streams[i]
                     lane.stream = known if events.by_stream or not lanes else lane.stream
                     index = self.plan.stream_of(lane.stream)
                 rounded = self.sizes.round(size) if lanes else round_up(size, self.granularity)
@@ -1002,12 +1010,12 @@ cdef class Pool:
                     break
                 if events.owner != NULL:
                     self.set_owner(handle, events.owner[i])
-                events.handles[events.number[i]] = handle
+                handles[number[i]] = handle
                 events.addresses[i] = self.chunks[handle].ptr
-                tally.live += size
-                tally.peak_live = max(tally.peak_live, tally.live)
+                live += size
+                peak = max(peak, live)
             else:
-                handle = events.handles[events.number[i]]
+                handle = handles[number[i]]
                 if handle != NO_CHUNK:
                     chunk = &self.chunks[handle]
                     if chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE:
@@ -1015,9 +1023,11 @@ cdef class Pool:
                     size = chunk.requested_size
                     if not self.free_chunk(handle):
                         break
-                    tally.live -= size
-                    events.handles[events.number[i]] = NO_CHUNK
+                    live -= size
+                    handles[number[i]] = NO_CHUNK
             i += 1
+        tally.live = live
+        tally.peak_live = peak
         return i
 
     # -- regions ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,10 @@
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
+
+from bfc.allocators._allocator import Allocator
+
+def set_recording(make: Callable[..., Any]) -> None: ...
+def make_recording(allocator: Allocator, iterations: int) -> Any: ...
 
 class Step:
     def __init__(self) -> None: ...

@@ -32,6 +32,20 @@ cdef enum:
     BODY = 1                    # and that of all else
 
 
+_make_recording = None
+
+
+def set_recording(make):
+    """Sets what makes the recording that `Allocator.record_plan` returns: `bfc.plans`, which stands above, does."""
+    global _make_recording
+    _make_recording = make
+
+
+def make_recording(allocator, iterations):
+    """The recording that `Allocator.record_plan` returns."""
+    return _make_recording(allocator, iterations)
+
+
 cdef class Step:
     """One iteration of a program, as a context manager: `Allocator.step` makes it."""
 
@@ -269,6 +283,8 @@ cdef class Planned:
         if self.step is not None:
             raise RuntimeError(f"a step of the kind {self.step!r} is open: steps do not lie in each other, so end it "
                                f"first")
+        if self.is_closed[0]:
+            raise ClosedError("this allocator is closed")
         self.step = kind        # before anything that lets another thread in
         try:
             self.begin_step(kind)

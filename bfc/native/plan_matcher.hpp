@@ -16,6 +16,8 @@ public:
     // How far a slot may be from the one that is expected: on the evidence of its size alone, and for each miss in a
     // row if the slot before it was asked for, too.
     static constexpr int64_t kBehind = 16, kAhead = 4, kFarBehind = 64, kFarAhead = 256;
+    // The misses that count for that: a request that is nowhere is not looked for among all slots.
+    static constexpr int64_t kMostMisses = 8;
 
     // `sizes` are those of the slots, in the order in which they were asked for.
     PlanMatcher(const uint64_t* sizes, size_t slots)
@@ -99,7 +101,8 @@ private:
     // Of the slots of this size that nothing has taken: one behind a slot of the previous request's size before others,
     // then the nearest.
     int64_t nearest(uint64_t size) const noexcept {
-        const int64_t behind = misses_ ? kFarBehind * misses_ : kBehind, ahead = misses_ ? kFarAhead * misses_ : kAhead;
+        const int64_t misses = std::min(misses_, kMostMisses);
+        const int64_t behind = misses ? kFarBehind * misses : kBehind, ahead = misses ? kFarAhead * misses : kAhead;
         const auto before = [this, size](uint32_t slot, int64_t at) {
             return sizes_[slot] != size ? sizes_[slot] < size : slot < at;
         };

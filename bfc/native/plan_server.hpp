@@ -154,9 +154,9 @@ public:
         const int64_t found = now->matcher.find(size);
         if (found < 0) return kNone;
         const int64_t place = now->places[found];
-        if (!is_free(place)) return kNone;
+        if (!occupy(place, size)) return kNone;
         now->matcher.take(found, size);
-        return occupy(place, size);
+        return place;
     }
 
     // The same for a request that `take` found no place for: one that fills at least half of the expected place gets
@@ -171,7 +171,7 @@ public:
         const int64_t found = now->matcher.match(size, true);
         if (found >= 0) {
             const int64_t place = now->places[found];
-            if (is_free(place)) return occupy(place, size);
+            if (occupy(place, size)) return place;
             horizon_ = now->ends[found];
             ++counts.moved;
         } else if (expected >= 0) {
@@ -183,7 +183,7 @@ public:
     }
 
     void release(int64_t place) noexcept {
-        clear(taken_, places_[place].first, places_[place].end);
+        flip(taken_, places_[place].first, places_[place].end);
         --alive;
     }
 
@@ -301,6 +301,16 @@ private:
     static void clear(std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
         if (first < end) each_word(first, end, [&](uint32_t word, uint64_t mask) { bits[word] &= ~mask; });
     }
+    // Turns the bits of cells over, and tells whether one of them was set. Called again, it undoes that.
+    static bool flip(std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
+        uint64_t found = 0;
+        uint64_t* const words = bits.data();
+        each_word(first, end, [&](uint32_t word, uint64_t mask) {
+            found |= words[word] & mask;
+            words[word] ^= mask;
+        });
+        return found != 0;
+    }
     static bool any(const std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
         uint64_t found = 0;
         if (first < end) each_word(first, end, [&](uint32_t word, uint64_t mask) { found |= bits[word] & mask; });
@@ -321,20 +331,22 @@ private:
         }) - guests_.begin());
     }
 
-    bool is_free(int64_t place) const noexcept {
+    // Takes a place. False: a block or a guest lies in it, and nothing has changed.
+    bool occupy(int64_t place, uint64_t size) noexcept {
         const Place& wanted = places_[place];
-        if (any(taken_, wanted.first, wanted.end)) return false;
-        if (__builtin_expect(guests_.empty(), 1)) return true;
-        const size_t next = guest_from(wanted.offset);
-        return next == guests_.size() || guests_[next].offset >= wanted.offset + wanted.size;
-    }
-
-    int64_t occupy(int64_t place, uint64_t size) noexcept {
-        set(taken_, places_[place].first, places_[place].end);
+        if (flip(taken_, wanted.first, wanted.end) || (__builtin_expect(!guests_.empty(), 0) && meets_guest(wanted))) {
+            flip(taken_, wanted.first, wanted.end);
+            return false;
+        }
         ++alive;
         ++counts.hits;
         counts.hit_bytes += size;
-        return place;
+        return true;
+    }
+
+    bool meets_guest(const Place& wanted) const noexcept {
+        const size_t next = guest_from(wanted.offset);
+        return next < guests_.size() && guests_[next].offset < wanted.offset + wanted.size;
     }
 
     int64_t smallest_gap(const std::vector<uint64_t>& bits, uint32_t stream, uint64_t size) const noexcept {

@@ -8,10 +8,12 @@ repeats.py       where the iterations begin, if nothing says so
 consensus.py     several recorded iterations become one
 serving.py       what an allocator needs of a plan
 plan.py          a plan: made from a trace, saved, loaded, checked
+recording.py     a plan that a program learns while it runs
 """
 
 from bfc.plans.layout import Layout, lay_out
 from bfc.plans.parts import Part
 from bfc.plans.plan import Plan
+from bfc.plans.recording import Recording
 
-__all__ = ["Layout", "Part", "Plan", "lay_out"]
+__all__ = ["Layout", "Part", "Plan", "Recording", "lay_out"]

@@ -43,7 +43,7 @@ class Matcher:
         skipped = self.skipped
         if skipped is not None and self.sizes[skipped] == size and not self.served[skipped]:
             return skipped
-        far = self.misses
+        far = min(self.misses, 8)
         ranked = []
         for slot, its in enumerate(self.sizes):
             away = slot - at

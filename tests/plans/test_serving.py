@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -557,6 +558,79 @@ def test_a_replay_takes_steps_from_the_marks_of_its_trace(policy: str):
     assert {k: in_engine[k] for k in ("hits", "guests", "side", "moved")} == {
         k: by_hand[k] for k in ("hits", "guests", "side", "moved")
     }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_program_learns_its_plan_while_it_runs(policy: str):
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with made(policy, source) as pool:
+        weights = pool.allocate(4 * MIB)
+        with pool.record_plan(iterations=2) as recording:
+            for _ in range(5):
+                one_step(pool)
+        assert pool.history() == []  # it has stopped
+        plan = recording.plan()
+        assert plan.kinds == ("train",)
+        assert (plan.base, plan.body) == (0, 11 * MIB)
+        assert plan.parts[1].recorded == 2
+        pool.use_plan(plan, strict=True)
+        for _ in range(3):
+            one_step(pool)
+        assert (pool.plan_stats()["hits"], pool.plan_stats()["departed_steps"]) == (9, 0)
+        checked(pool)
+        with pool.record_plan() as again:  # while that plan is served
+            for _ in range(4):
+                one_step(pool)
+        assert again.plan().body == 11 * MIB
+        checked(pool)
+        del weights
+    with made(policy, source) as pool:
+        with pool.record_plan() as nothing:
+            pass
+        with pytest.raises(bfc.PlanError, match="nothing was recorded"):
+            nothing.plan()
+        with pytest.raises(RuntimeError, match="made once"):
+            nothing.__enter__()
+        for wrong in (0, 101):
+            with pytest.raises(ValueError, match="from 1 to 100"):
+                pool.record_plan(wrong)
+
+
+def test_a_forked_child_has_a_plan_of_its_own():
+    with bfc.CachingAllocator(bfc.HostSubAllocator(), memory_limit="1 GiB", plan=simple()) as pool:
+        weights = pool.allocate(4 * MIB)
+        with pool.step("train"):
+            first = pool.allocate(8 * MIB)
+            child = os.fork()
+            if child == 0:  # pytest must not go on here, whatever happens
+                code = 1
+                try:
+                    second = pool.allocate(2 * MIB)
+                    code = int(pool.check() is not None or pool.plan_stats()["hits"] != 3)
+                    del second
+                finally:
+                    os._exit(code)
+            second = pool.allocate(2 * MIB)
+            assert os.waitpid(child, 0)[1] == 0
+            assert pool.plan_stats()["hits"] == 3
+            assert pool.check() is None
+            del first, second
+        del weights
+
+
+def test_a_closed_allocator_serves_no_plan():
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    pool = bfc.CachingAllocator(source, plan=simple())
+    step = pool.step("train")
+    with step:
+        held = pool.allocate(8 * MIB)
+        pool.close()
+    assert not source.live_bytes
+    with pytest.raises(bfc.ClosedError):
+        pool.use_plan(simple())
+    with pytest.raises(bfc.ClosedError), pool.step("train"):
+        pass
+    del held
 
 
 @pytest.fixture(autouse=True)
