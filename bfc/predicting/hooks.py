@@ -127,9 +127,8 @@ class Follower:
 
     def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.places.phase = OPTIMIZER
-        if all(
-            map(_is_left_behind, (one for of in optimizer.param_groups for one in of["params"]))
-        ):
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        if held and all(map(_is_left_behind, held)):
             raise RuntimeError(
                 "the optimizer holds parameters that were made before the prediction began: make "
                 "model and optimizer inside of the block, the optimizer after model.cuda()"
