@@ -461,6 +461,7 @@ cdef class Pool:
     cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
     cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
     cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
+    cdef cbool plan_rests               # a hit takes no place: a graph that is captured would write there later
     cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
     cdef TellPages small_page_is_free    # its function to call when a whole page of a range of small chunks is free
 

@@ -632,7 +632,7 @@ cdef class Pool:
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil:
         """What a hit does where there is a plan: a request that is not as planned takes the slow path."""
         cdef uint32_t index = self.plan.stream_of(stream)
-        if index == NO_STREAM:
+        if index == NO_STREAM or self.plan_rests:
             return NO_CHUNK
         cdef ChunkHandle handle = self.take_place(index, rounded, requested, stream, True)
         return handle if handle < NO_HOST_MEMORY else NO_CHUNK

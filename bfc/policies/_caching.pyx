@@ -533,8 +533,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream, 0)
-        if nbytes >= TOO_LARGE or (self.pool.plan != NULL and self.fences.capture_is_marked()):
-            return False        # no place of a plan is for a graph
+        if nbytes >= TOO_LARGE:
+            return False
         if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
             if self.private_pools.open_captures.get() and is_default(pool_of(&lane)):
@@ -1038,6 +1038,9 @@ cdef class CachingAllocator(Allocator):
         """Counts a capture that begins or ends."""
         self.fences.reuses = self.applied.graph_capture_record_stream_reuse
         self.fences.mark_captures(more)
+        self.acquire()
+        self.pool.plan_rests = self.fences.capture_is_marked()
+        self.lock.release()
         return 0
 
     def capture(self, stream, pool=None):
