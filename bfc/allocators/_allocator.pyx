@@ -1416,9 +1416,9 @@ cdef class Allocator(BufferOwner):
         if handle == NO_CHUNK:
             raise InvalidPointerError("this buffer's memory was freed already")
         if elsewhere:
-            self.fences.uses(allocation_id, on, stream)
             if self.fences.capture_is_marked():
                 self.fences.note_captured(allocation_id, on, made_on)
+            self.fences.uses(allocation_id, on, stream)
 
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
         """Whether a free of the chunk has to wait for this stream."""

@@ -189,8 +189,12 @@ cdef class Fences:
         return False
 
     cdef int note_captured(self, allocation_id, uint64_t stream, uint64_t made_on) except -1:
-        """Notes a use that a graph orders: its memory can be used again after the capture. Upstream counts all that is
-        recorded in a capture as such, even of streams that do not capture."""
+        """Notes a use that a graph orders: its memory can be used again after the capture. Call it before `uses`: of a
+        stream that used the memory outside of a capture, too, that work may be unfinished. Upstream counts all that is
+        recorded in a capture as such, even of streams that do not capture or have such work."""
+        if not self.strict and stream in self.users.get(allocation_id, ()) \
+                and stream not in self.captured.get(allocation_id, ()):
+            return 0
         capture = self.source.capture_id(self.stream_here(made_on) if self.strict else stream)
         if capture:
             self.captured.setdefault(allocation_id, {})[stream] = capture

@@ -446,3 +446,85 @@ def test_mapped_memory_of_a_graph_stays_where_it_is(options: dict[str, Any]) -> 
         assert machine.take(30 * MIB) == block
     pool.release()
     second.release()
+
+
+# -- what a review has found ----------------------------------------------------------------------
+
+
+def test_a_use_from_before_the_capture_is_waited_for_even_if_it_was_repeated_in_it(
+    machine: Machine,
+) -> None:
+    block = machine.take(12 * MIB, OUTSIDE)
+    machine.allocator.record_stream(block, CAPTURED)
+    machine.device.hold(CAPTURED)  # its work on the block is unfinished
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.allocator.record_stream(block, CAPTURED)
+        machine.free(block)
+        machine.graph.end(CAPTURED)
+    assert machine.take(12 * MIB, OUTSIDE) != block
+    machine.device.finish(CAPTURED)
+    assert machine.take(12 * MIB, OUTSIDE) == block
+    pool.release()
+
+
+def test_a_scope_that_was_ended_by_hand_leaves_no_mark(machine: Machine) -> None:
+    scope = machine.allocator.capture(CAPTURED)
+    pool = scope.__enter__()
+    machine.allocator.end_allocate_to_pool(pool.id)
+    with pytest.raises(RuntimeError, match="not in use"):
+        scope.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="no capture is marked"):
+        machine.allocator.mark_capture_end()
+    pool.release()
+
+
+class Asked(bfc.SimulatedSubAllocator):
+    """Writes down which threads ask its fences, which are never done, and lets a test interrupt."""
+
+    asynchronous = True
+
+    def __init__(self) -> None:
+        super().__init__("1 GiB")
+        self.asking: list[threading.Thread] = []
+        self.interrupt: list[threading.Thread] = []
+
+    def fence(self, stream: int) -> Asked:
+        return self
+
+    def done(self) -> bool:
+        self.asking.append(threading.current_thread())
+        return False
+
+    def wait(self, stream: int = 0) -> None:
+        pass
+
+    def capture_id(self, stream: int) -> int:
+        number = super().capture_id(stream)
+        if threading.current_thread() is threading.main_thread() and self.interrupt:
+            thread = self.interrupt.pop()
+            thread.start()
+            thread.join()
+        return number
+
+
+@pytest.mark.parametrize("when", range(4))
+def test_another_threads_allocation_does_not_let_a_capture_ask_fences(when: int) -> None:
+    """It comes after one of the looks at the capture, before the frees that are due."""
+    device = Asked()
+    allocator = bfc.CachingAllocator(device)
+    shared = allocator.allocate_raw(3 * MIB, stream=OUTSIDE)
+    allocator.record_stream(shared, SIDE)
+    allocator.deallocate_raw(shared)
+    with allocator.capture(CAPTURED) as pool:
+        device.captures.begin(CAPTURED)
+
+        def elsewhere() -> None:
+            allocator.allocate_raw(512, stream=OUTSIDE)
+
+        idle = [threading.Thread(target=list) for _ in range(when)]
+        device.interrupt = [threading.Thread(target=elsewhere), *idle]
+        allocator.allocate_raw(MIB, stream=CAPTURED)
+        assert threading.main_thread() not in device.asking
+        device.captures.end(CAPTURED)
+    pool.release()
