@@ -71,6 +71,7 @@ cdef class Fences:
 
     cdef bint capture_is_marked(self) noexcept nogil
     cdef bint is_capturing(self, stream) except -1
+    cdef bint is_captured(self, uint64_t stream) except -1
     cdef bint is_in_capture(self, uint64_t made_on) except -1
     cdef uint64_t stream_here(self, uint64_t made_on) except? 0xFFFFFFFFFFFFFFFF
     cdef bint some_capture(self, streams) except -1

@@ -171,6 +171,10 @@ cdef class Fences:
     cdef bint is_capturing(self, stream) except -1:
         return self.source.capture_id(stream) != 0
 
+    cdef bint is_captured(self, uint64_t stream) except -1:
+        """Whether a capture is marked and the stream captures: then it cannot be waited for or given a fence."""
+        return self.capture_is_marked() and self.is_capturing(stream)
+
     cdef bint is_in_capture(self, uint64_t made_on) except -1:
         """Whether a capture is marked, and the stream of this thread captures: that of `use_stream`, or else the one
         that the memory was allocated for."""

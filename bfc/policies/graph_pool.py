@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import warnings
 import weakref
 from types import TracebackType
 from typing import Any
@@ -138,9 +140,9 @@ class GraphPool:
         weakref.finalize(graph, self.release).atexit = False
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         if not getattr(self, "_released", True) and not self.allocator.closed:
-            import warnings
-
             warnings.warn(
                 f"{self!r} was collected, but not released: its memory stays until the allocator "
                 f"closes. Call release() once its graph is gone",

@@ -251,3 +251,75 @@ def test_a_hit_in_a_capture_calls_no_driver(emulated, make_cuda) -> None:
             assert calls == {"cuStreamGetCaptureInfo": 0} or not calls
             raw_cuda.call("cuGraphDestroy", end(stream))
         pool.release()
+
+
+MAPPED = [{"stitch": True}, {"settings": "expandable_segments:True"}]
+
+
+@pytest.mark.parametrize("options", MAPPED, ids=["stitch", "expandable"])
+@pytest.mark.parametrize("action", ["trim", "empty_cache", "run out", "sleep", "wake"])
+def test_mapped_memory_of_a_captured_stream_is_left_alone(
+    make_cuda, options: dict[str, Any], action: str
+) -> None:
+    """Nobody can wait for the stream, so that what it has freed stays until the capture is over."""
+    allocator = make_cuda(**options)
+    if action == "trim" and not allocator.stitch:
+        pytest.skip("trim is for stitch=True")
+    with raw_cuda.stream() as stream, raw_cuda.stream() as outside:
+        with allocator.tag("weights"):
+            weights = allocator.allocate(4 * MIB, stream=outside)
+        if action == "wake":
+            allocator.sleep()
+        allocator.allocate(12 * MIB, stream=stream).free()
+        with allocator.capture(stream) as pool:
+            begin(stream)
+            work = allocator.allocate(3 * MIB, stream=stream)
+            match action:
+                case "trim":
+                    allocator.trim()
+                case "empty_cache":
+                    allocator.empty_cache()
+                case "run out":
+                    assert allocator.try_allocate(1 << 40, stream=outside) is None
+                case "sleep":
+                    allocator.sleep()
+                case "wake":
+                    allocator.wake()
+            assert not is_capturing(outside)
+            assert is_capturing(stream)
+            raw_cuda.call("cuGraphDestroy", end(stream))
+        work.free()
+        pool.release()
+        weights.free()
+        allocator.empty_cache()
+        assert allocator.stats().pool_bytes == 0
+        allocator.close()
+
+
+def test_pages_of_a_captured_stream_do_not_go_to_another(make_cuda) -> None:
+    """That would have to wait for it, which the driver refuses. A thread that does not capture is
+    refused the memory, and gets it afterwards."""
+    allocator = make_cuda(stitch=True, memory_limit="60 MiB")
+    kept: list[bfc.Buffer] = []
+    with raw_cuda.stream() as stream, raw_cuda.stream() as outside:
+
+        def take_all() -> None:
+            while (block := allocator.try_allocate(4 * MIB, stream=outside)) is not None:
+                kept.append(block)
+
+        allocator.allocate(40 * MIB, stream=stream).free()
+        with allocator.capture(stream) as pool:
+            begin(stream)
+            thread = threading.Thread(target=take_all)
+            thread.start()
+            thread.join()
+            assert len(kept) == 5
+            assert is_capturing(stream)
+            raw_cuda.call("cuGraphDestroy", end(stream))
+        pool.release()
+        take_all()
+        assert len(kept) == 15
+        for block in kept:
+            block.free()
+        allocator.empty_cache()
+        allocator.close()

@@ -78,6 +78,7 @@ cdef class AddressRange:
     cdef bint is_gone                   # its addresses are given back, or were never had
     cdef bint has_table                 # of the pages in its slots
     cdef bint some_stuck                # memory that could not be unmapped
+    cdef bint is_captured               # whether its stream captured a graph when pages were last looked for
     cdef bint must_wait                 # whether to wait for its stream before what is leaving is unmapped
 
     # What one of the subclasses of AddressRanges looks up in it.

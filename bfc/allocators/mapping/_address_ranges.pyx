@@ -648,8 +648,10 @@ cdef class AddressRanges:
         return count
 
     cdef bint wait_for(self, AddressRange range, Faults faults) noexcept:
-        """Waits for the work of a range's stream. False: that failed."""
+        """Waits for the work of a range's stream. False: that failed, or the stream captures a graph."""
         try:
+            if self.fences.is_captured(range.asked_of):
+                return False
             self.source.sub_allocator.wait(range.asked_of)
             return True
         except BaseException as error:

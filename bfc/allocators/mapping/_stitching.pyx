@@ -516,8 +516,13 @@ cdef class Stitching(AddressRanges):
     cdef uint64_t move_pages_to(self, AddressRange addresses, uint64_t wanted,
                                 bint from_others) except? 0xFFFFFFFFFFFFFFFF:
         """Lets a range use free pages of the stream's large chunks, or `from_others`. Returns how many."""
-        cdef uint64_t got = self.hold_free(addresses, wanted, from_others)
+        cdef uint64_t got
         cdef bint for_good
+        cdef AddressRange other
+        if from_others:
+            for other in self.ranges:       # nobody may wait for a stream that captures: its pages stay
+                other.is_captured = self.fences.is_captured(other.asked_of)
+        got = self.hold_free(addresses, wanted, from_others)
         if got == 0:
             return 0
         # What is held is LEAVING until the calls are over: other threads can neither take it nor move it, and
@@ -546,7 +551,7 @@ cdef class Stitching(AddressRanges):
         while from_others and got < wanted:
             most, best = 0, None
             for other in self.ranges:
-                if self.has_same_tag(other, addresses):
+                if self.has_same_tag(other, addresses) and not other.is_captured:
                     if self.pages.count_free(other.bin_set) > most:
                         most, best = self.pages.count_free(other.bin_set), other
             if best is None or self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:
@@ -994,7 +999,9 @@ cdef class Stitching(AddressRanges):
             return False
 
     cdef bint is_idle_now(self, uint64_t stream, bint wait) except -1:
-        """Whether a stream has finished with what was queued until now."""
+        """Whether a stream has finished with what was queued until now. Of one that captures a graph, nobody knows."""
+        if self.fences.is_captured(stream):
+            return False
         if wait:
             self.source.sub_allocator.wait(stream)
             return True
