@@ -286,9 +286,10 @@ cdef class Fences:
         return self.some_capture(set(entry.streams).difference(entry.captured))
 
     cdef int record_deferred(self, bint again, tuple only, vector[ChunkHandle]& done, list faults) except -1:
-        """Puts deferred chunks behind fences (`only`: those of one pool); those that need none are listed in `done`. The streams that were recorded
-        in a capture need none after it. (Upstream's 2.11 also forgets those that were recorded in a scope.) Chunks for
-        which the device fails are set aside until they are tried `again`, and the error goes to `faults`."""
+        """Puts deferred chunks behind fences (`only`: those of one pool); those that need none are listed in `done`.
+        The streams that were recorded in a capture need none after it. (Upstream's 2.11 also forgets those that were
+        recorded in a scope.) Chunks for which the device fails are set aside until they are tried `again`, and the
+        error goes to `faults`."""
         cdef DeferredFree entry
         while again and self.stuck_deferred:
             self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
