@@ -209,7 +209,8 @@ cdef class Frees:
         """
         cdef bint asks
         cdef list faults
-        if not how & ~(AT_ALLOCATION | IN_CAPTURE) and not self.reasons.has(FREES_PENDING | FREES_DEFERRED | FREES_WAIT):
+        cdef bint is_due = self.reasons.has(FREES_PENDING | FREES_DEFERRED | FREES_WAIT)
+        if not how & ~(AT_ALLOCATION | IN_CAPTURE) and not is_due:
             return 0
         faults = []
         asks = how & QUERY or not self.fences.asks_later or (how & AT_ALLOCATION and not self.fences.scopes_defer())
