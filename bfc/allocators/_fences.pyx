@@ -172,8 +172,9 @@ cdef class Fences:
         return self.source.capture_id(stream) != 0
 
     cdef bint is_captured(self, uint64_t stream) except -1:
-        """Whether a capture is marked and the stream captures: then it cannot be waited for or given a fence."""
-        return self.capture_is_marked() and self.is_capturing(stream)
+        """Whether a capture is marked and the stream captures: then it cannot be waited for or given a fence. Upstream
+        does not ask, and waits."""
+        return not self.strict and self.capture_is_marked() and self.is_capturing(stream)
 
     cdef bint is_in_capture(self, uint64_t made_on) except -1:
         """Whether a capture is marked, and the stream of this thread captures: that of `use_stream`, or else the one
